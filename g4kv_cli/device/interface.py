@@ -1,0 +1,199 @@
+"""What a device is to the rest of g4kv: memory, kernels and one way to launch. See cuda.py and emulated.py."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+
+HostArray = npt.NDArray[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """One block of device memory. ``address`` is a device address, never to be read from the host directly."""
+
+    device: Device
+    address: int
+    nbytes: int
+    label: str
+    freed: bool = False
+    owner: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceArray:
+    """A typed view of an allocation. ``strides_bytes`` as NumPy's; a fresh array is row-contiguous.
+
+    A dtype is a NumPy dtype; bf16 is ``ml_dtypes.bfloat16``.
+    """
+
+    allocation: Allocation
+    offset_bytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides_bytes: tuple[int, ...]
+
+    @property
+    def device(self) -> Device:
+        """The device that owns the memory."""
+        return self.allocation.device
+
+    @property
+    def address(self) -> int:
+        """Device address of element 0."""
+        return self.allocation.address + self.offset_bytes
+
+    @property
+    def label(self) -> str:
+        """The name the allocation was made under, for messages."""
+        return self.allocation.label
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements (not of the span they lie in)."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True if the elements lie row-contiguous without gaps."""
+        return self.size == 0 or self.strides_bytes == contiguous_strides(self.shape, self.dtype.itemsize)
+
+    def view(
+        self, shape: tuple[int, ...], *, offset_elems: int = 0, strides_elems: tuple[int, ...] | None = None
+    ) -> DeviceArray:
+        """Another array over the same memory, ``offset_elems`` after this one's first element. Nothing is copied."""
+        itemsize = self.dtype.itemsize
+        strides = (
+            contiguous_strides(shape, itemsize)
+            if strides_elems is None
+            else tuple(stride * itemsize for stride in strides_elems)
+        )
+        return DeviceArray(self.allocation, self.offset_bytes + offset_elems * itemsize, shape, self.dtype, strides)
+
+    def as_type(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> DeviceArray:
+        """The same bytes from the first element on, read as another type and shape."""
+        kind = np.dtype(dtype)
+        return DeviceArray(self.allocation, self.offset_bytes, shape, kind, contiguous_strides(shape, kind.itemsize))
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a row-contiguous array."""
+    strides: list[int] = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """Hard limits that a launch must respect (threads, blocks, bytes)."""
+
+    max_threads_per_block: int
+    max_grid: tuple[int, int, int]
+    max_shared_bytes_per_block: int
+    multiprocessors: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch as the device sees it.
+
+    ``parameters`` is the kernel's single by-value struct, packed; ``must_write`` names outputs of which every byte
+    has to be stored (the emulated device checks it).
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: bytes
+    dynamic_shared_bytes: int = 0
+    must_write: tuple[DeviceArray, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel of a loaded image, ready to launch on the device that loaded it."""
+
+    name: str
+    image: KernelImage
+    handle: Any = field(repr=False)
+
+
+class Device(ABC):
+    """A place where kernels run. ``launch_count`` counts the launches that were asked for, so a test can see zero."""
+
+    info: DeviceInfo
+    limits: DeviceLimits
+    image_kind: ImageKind
+    launch_count: int
+
+    @abstractmethod
+    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False) -> DeviceArray:
+        """Uninitialised memory. ``sparse`` allows a pool far larger than what will be touched.
+
+        Raises DeviceUnavailable when the memory is not there.
+        """
+
+    @abstractmethod
+    def free(self, array: DeviceArray) -> None:
+        """Return the array's whole allocation."""
+
+    @abstractmethod
+    def write(self, array: DeviceArray, values: HostArray) -> None:
+        """Copy host values (same shape and dtype) into a contiguous device array."""
+
+    @abstractmethod
+    def read(self, array: DeviceArray) -> HostArray:
+        """Copy a contiguous device array to the host; waits for all launches. Raises DeviceFault on a sticky error."""
+
+    @abstractmethod
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """Set every byte of a contiguous array."""
+
+    @abstractmethod
+    def load(self, image: KernelImage, name: str) -> LoadedKernel:
+        """Load an image (once) and find a kernel in it. Raises CompileError if it has no such kernel."""
+
+    @abstractmethod
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        """Queue one launch. Raises DeviceFault (now or at the next synchronise/read) if the kernel faults."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all launches. Raises DeviceFault on a sticky error."""
+
+    @abstractmethod
+    def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:
+        """Byte ranges [n, 2] (begin, end) of the array that kernels stored since the last write/fill/allocate of
+        the allocation, merged and sorted; None where the device cannot know (cuda)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. Safe to call twice."""
+
+    def upload(self, values: HostArray, label: str) -> DeviceArray:
+        """A device copy of a host array."""
+        array = self.allocate(values.shape, values.dtype, label)
+        if array.size:
+            self.write(array, np.ascontiguousarray(values))
+        return array
+
+    def free_all(self, arrays: Sequence[DeviceArray]) -> None:
+        """Free several arrays."""
+        for array in arrays:
+            self.free(array)

@@ -1,0 +1,119 @@
+"""All that is written down about a run, as frozen dataclasses. JSON holds base units (seconds, bytes)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Status = Literal["passed", "failed", "error", "skipped"]
+ImageKind = Literal["ptx", "cubin"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelImage:
+    """One compiled translation unit: what the compiler hands to a device.
+
+    ``data`` is PTX text or a cubin, made for ``arch`` (``sm_90a``, ...); ``source_digest`` is the SHA-256 of the
+    source, all its headers and the options, as hex.
+    """
+
+    kind: ImageKind
+    arch: str
+    name: str
+    data: bytes
+    source_digest: str
+    compiler_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Which device ran, in words. ``driver`` is empty where there is none (emulated)."""
+
+    kind: Literal["cuda", "emulated"]
+    name: str
+    arch: str
+    driver: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Where and with what a run was made."""
+
+    device: DeviceInfo
+    nvrtc: str
+    kernels_digest: str
+    kernels_directory: str
+    git_commit: str
+    versions: dict[str, str]
+    date: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A wrong result: which operation, how many elements, and the first and the worst one in logical terms.
+
+    ``first`` and ``worst`` are coordinates such as ``{"layer": 1, "page": 7, "slot": 3, "head": 0, "dim": 128}``.
+    """
+
+    operation: str
+    count: int
+    total: int
+    first: dict[str, int]
+    first_got: str
+    first_want: str
+    worst: dict[str, int]
+    worst_got: str
+    worst_want: str
+    limit: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case's outcome. ``mismatches`` only with status failed; ``reason`` only with failed, error, skipped.
+
+    ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit.
+    """
+
+    id: str
+    entry: str
+    geometry: str
+    status: Status
+    seconds: float
+    reason: str = ""
+    mismatches: tuple[Mismatch, ...] = ()
+    output_digest: str = ""
+    rerun: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts by status."""
+
+    passed: int = 0
+    failed: int = 0
+    error: int = 0
+    skipped: int = 0
+
+
+def summarise(results: list[CaseResult]) -> Summary:
+    """Count the results by status."""
+    counts = {name: sum(result.status == name for result in results) for name in ("passed", "failed", "error", "skipped")}
+    return Summary(**counts)
+
+
+def to_json(record: Any) -> Any:
+    """A dataclass (nested) as plain JSON values, empty optional texts and tuples left out."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+        return {name: to_json(value) for name, value in fields.items() if value not in ("", ())}
+    if isinstance(record, dict):
+        return {str(name): to_json(value) for name, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_json(value) for value in record]
+    return record
