@@ -1,8 +1,8 @@
 """The registry of Gemma 4 geometries: one entry per model size and attention family, read-only.
 
-Numbers are those of the published checkpoints' configurations (huggingface/transformers, conversion scripts of
-gemma4 and gemma4_unified). Common to all: norm weight is plain ``w``, eps 1e-6 inside the root, V gets a weightless
-RMS norm and is never rotated, attention scale 1.0, query head h reads KV head ``h // gqa_group``.
+Numbers are those of the published checkpoints' configurations (huggingface/transformers, conversion scripts
+of gemma4 and gemma4_unified). Common to all: norm weight is plain ``w``, eps 1e-6 inside the root, V gets a
+weightless RMS norm and is never rotated, attention scale 1.0, query head h reads KV head ``h // gqa_group``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Geometry:
         if self.num_qo_heads % tp:
             fitting = ", ".join(str(n) for n in range(1, self.num_qo_heads + 1) if self.num_qo_heads % n == 0)
             raise UsageError(
-                f"--tp {tp} does not divide the {self.num_qo_heads} query heads of {self.name}: use one of {fitting}"
+                f"--tp {tp} does not divide the {self.num_qo_heads} query heads of {self.name}: use {fitting}"
             )
         if max(self.num_kv_heads, tp) % min(self.num_kv_heads, tp):
             raise UsageError(f"--tp {tp} splits a KV head of {self.name} ({self.num_kv_heads} KV heads)")
@@ -184,7 +184,7 @@ MODELS: tuple[str, ...] = tuple(dict.fromkeys(geometry.model for geometry in _AL
 
 
 def model_families(model: str, tp: int = 1) -> tuple[Geometry, Geometry]:
-    """The (local, global) geometries of a model on one of ``tp`` ranks. Raises UsageError on an unknown name."""
+    """The (local, global) geometries of a model on one of ``tp`` ranks. UsageError on an unknown name."""
     if model not in MODELS:
         raise UsageError(_unknown("model", model, MODELS))
     local, global_ = (GEOMETRIES[f"{model}-{family}"].for_rank(tp) for family in FAMILIES)

@@ -158,7 +158,7 @@ class KvLayout:
     def coordinates(self, offset: int) -> Coordinate:
         """The element at an offset: the inverse of ``element_offset``.
 
-        Raises UsageError if the offset is negative, or if these strides leave a gap there (no derived layout).
+        Raises UsageError if the offset is negative, or if these strides leave a gap there (not derived).
         """
         if offset < 0:
             raise UsageError(f"an element offset must be at least 0, got {offset}")
@@ -174,7 +174,7 @@ class KvLayout:
     def first_page_past(self, bits: int) -> int:
         """The first page whose element offset (page * page_stride) does not fit ``bits`` value bits.
 
-        ``bits`` is 31 for int32 and 32 for uint32. The page before it can hold elements past the edge already.
+        ``bits`` is 31 for int32 and 32 for uint32. Elements of the page before can be past it already.
         """
         return -(-(1 << bits) // self.page_stride)
 
