@@ -1,0 +1,96 @@
+"""NVRTC itself: one translation unit in, PTX or a cubin and the compiler's log out. Needs no driver, no GPU.
+
+The architecture is always explicit, so the result does not depend on the machine. Contraction is off
+(``--fmad=false``): the kernels say ``fmaf`` where they mean it, and the bits do not depend on the compiler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from g4kv_cli.compiler import toolkit
+from g4kv_cli.compiler.sources import SourceFile
+from g4kv_cli.errors import CompileError, UsageError
+from g4kv_cli.records import ImageKind
+
+_ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
+_FILE_DIRECTIVE = re.compile(rb'^(\s*\.file\s+\d+\s+")([^"\n]*)(")', re.MULTILINE)
+_ERROR_LINE = re.compile(r"^.*?\(\d+\): (?:catastrophic )?error.*$", re.MULTILINE)
+
+
+def options_for(arch: str, kind: ImageKind, defines: Mapping[str, str]) -> tuple[str, ...]:
+    """The compiler's options without the include directories. Raises UsageError for an arch that is none."""
+    matched = _ARCH.fullmatch(arch)
+    if matched is None:
+        raise UsageError(f"unknown architecture {arch!r}; write it as sm_80, sm_90a, sm_120, ...")
+    target = arch if kind == "cubin" else f"compute_{matched.group(1)}{matched.group(2)}"
+    options = ["--std=c++17", "--fmad=false", "-lineinfo", f"--gpu-architecture={target}"]
+    if kind == "cubin":
+        options.append("--ptxas-options=-v")  # prints registers, stack and spills: see usage.py
+    options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    return tuple(options)
+
+
+def compile_unit(
+    source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]
+) -> tuple[bytes, str]:
+    """Compile; the image's bytes and the log. Raises CompileError with source, line, arch and log."""
+    nvrtc = toolkit.load_nvrtc()
+    includes = tuple(f"-I{directory}" for directory in toolkit.include_directories())
+    names = [header.name.encode() for header in source.headers]
+    texts = [header.text.encode() for header in source.headers]
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(names), texts, names),
+        "create",
+    )
+    try:
+        arguments = [option.encode() for option in (*options, *includes)]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        log = _text(nvrtc, program, "ProgramLog")
+        if int(result) != 0:
+            raise _compile_error(source, arch, result.name, log)
+        if kind == "cubin":
+            return _bytes(nvrtc, program, "CUBIN"), log
+        return _with_bare_file_names(_bytes(nvrtc, program, "PTX")), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _with_bare_file_names(ptx: bytes) -> bytes:
+    """NVRTC puts the working directory before every source name; the image must not depend on it."""
+    return _FILE_DIRECTIVE.sub(
+        lambda found: found[1] + found[2].rpartition(b"/")[2] + found[3], ptx.rstrip(b"\0")
+    )
+
+
+def _compile_error(source: SourceFile, arch: str, result: str, log: str) -> CompileError:
+    who = f"NVRTC {toolkit.nvrtc_version()}"
+    known = toolkit.supported_archs()
+    if known and int(arch.removeprefix("sm_").rstrip("af")) not in known:
+        names = ", ".join(f"sm_{number}" for number in known)
+        return CompileError(f"{who} cannot compile {source.name} for {arch}; it knows {names}")
+    errors = _ERROR_LINE.findall(log)
+    what = errors[0].strip() if errors else result
+    return CompileError(f"{who} refuses {source.name} for {arch}: {what}", log)
+
+
+def _checked(returned: tuple[Any, ...], step: str) -> Any:
+    result, *values = returned
+    if int(result) != 0:
+        raise CompileError(f"NVRTC failed to {step} a program: {result.name}")
+    return values[0] if values else None
+
+
+def _bytes(nvrtc: Any, program: object, what: str) -> bytes:
+    size = _checked(getattr(nvrtc, f"nvrtcGet{what}Size")(program), f"size the {what} of")
+    # A fresh buffer of at least two bytes: NVRTC writes a NUL into it even if there is no text, and CPython
+    # shares all one-byte `bytes` objects.
+    buffer = bytearray(max(size, 2))
+    _checked(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), f"read the {what} of")
+    return bytes(buffer[:size])
+
+
+def _text(nvrtc: Any, program: object, what: str) -> str:
+    return _bytes(nvrtc, program, what).rstrip(b"\0").decode(errors="replace").strip()

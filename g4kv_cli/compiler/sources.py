@@ -1,0 +1,137 @@
+"""Kernel sources with the headers they include, as text: what is hashed is exactly what is compiled.
+
+The built-in sources lie in ``g4kv_cli/kernels``. A directory of one's own overlays them: a file of the same
+name there wins, and what is missing there comes from the built-in ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from g4kv_cli.errors import UsageError
+
+BUILT_IN_KERNELS_DIRECTORY = Path(__file__).resolve().parent.parent / "kernels"
+SOURCE_SUFFIXES = (".cu", ".cuh", ".h", ".hpp")
+
+_QUOTED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header as the sources name it, with its text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One translation unit: its text and all headers of ours that it includes, directly or not.
+
+    ``name`` is what the compiler calls it in messages and line tables (``prep.cu``); ``path`` is where it was
+    read, None for text made in memory. Headers of the CUDA toolkit are not in ``headers``.
+    """
+
+    name: str
+    text: str
+    headers: tuple[Header, ...] = ()
+    path: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the name, the text and every header, as hex."""
+        return _digest([(self.name, self.text), *((header.name, header.text) for header in self.headers)])
+
+    @staticmethod
+    def from_text(name: str, text: str, directory: Path | None = None) -> SourceFile:
+        """A translation unit from text; its headers are looked up as :func:`find_source` does."""
+        return SourceFile(name, text, _collect_headers(text, _search_path(directory)))
+
+
+def find_source(name: str, directory: Path | None = None) -> SourceFile:
+    """Read the kernel source ``name`` (``prep.cu``) from ``directory``, or from the built-in kernels.
+
+    Raises UsageError if the directory does not exist, or if the file is in neither place or unreadable.
+    """
+    search = _search_path(directory)
+    path = _locate(name, search)
+    if path is None:
+        known = source_names(directory)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
+        raise UsageError(f"no kernel source {name} in {' or '.join(str(place) for place in search)}; {hint}")
+    text = _read(path)
+    return SourceFile(name, text, _collect_headers(text, search), path)
+
+
+def source_names(directory: Path | None = None) -> tuple[str, ...]:
+    """Names of all translation units (``*.cu``), those of ``directory`` and the built-in ones, sorted."""
+    return tuple(name for name in sorted(_all_files(directory)) if name.endswith(".cu"))
+
+
+def kernels_digest(directory: Path | None = None) -> str:
+    """SHA-256 over all kernel sources and headers that a run with this directory can see, as hex."""
+    return _digest([(name, _read(path)) for name, path in sorted(_all_files(directory).items())])
+
+
+def _all_files(directory: Path | None) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for place in reversed(_search_path(directory)):
+        if place.is_dir():
+            files.update({path.name: path for path in place.iterdir() if path.suffix in SOURCE_SUFFIXES})
+    return files
+
+
+def _search_path(directory: Path | None) -> tuple[Path, ...]:
+    if directory is None:
+        return (BUILT_IN_KERNELS_DIRECTORY,)
+    if not directory.is_dir():
+        raise UsageError(f"the kernels directory {directory} does not exist; name a directory with .cu files")
+    return (directory, BUILT_IN_KERNELS_DIRECTORY)
+
+
+def _locate(name: str, search: tuple[Path, ...]) -> Path | None:
+    for place in search:
+        path = place / name
+        if path.is_file():
+            return path
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the kernel source {path}: {error}") from error
+
+
+def _collect_headers(text: str, search: tuple[Path, ...]) -> tuple[Header, ...]:
+    """All quoted includes that lie in the search path, recursively, sorted by name.
+
+    An include inside ``#if 0`` is collected too: harmless, it only widens the digest. A quoted name that lies
+    in no kernel directory is left to the compiler (a toolkit header, or an error with its line).
+    """
+    found: dict[str, str] = {}
+    pending = _QUOTED_INCLUDE.findall(text)
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        path = _locate(name, search)
+        if path is None:
+            continue
+        found[name] = _read(path)
+        pending.extend(_QUOTED_INCLUDE.findall(found[name]))
+    return tuple(Header(name, found[name]) for name in sorted(found))
+
+
+def _digest(files: list[tuple[str, str]]) -> str:
+    total = hashlib.sha256()
+    for name, text in files:
+        total.update(hashlib.sha256(name.encode()).digest())
+        total.update(hashlib.sha256(text.encode()).digest())
+    return total.hexdigest()
