@@ -1,0 +1,156 @@
+"""Which slot a token takes, which pages a windowed request still holds, and how large the two pools get.
+
+The rules are those of a serving engine with one pool per family. ``frontier`` is the next position to be
+computed: all positions before it are in the pool. A local query at position q sees the keys j with
+``q - window < j <= q``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import Geometry, model_families
+from g4kv_cli.model.kv_layout import KvLayout
+
+PADDING_PAGES = 1
+"""One page of each pool is reserved for the padding rows of a decode batch: they write nowhere else."""
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that ``tokens`` tokens from position 0 on span; 0 tokens span none."""
+    return -(-tokens // page_size)
+
+
+def is_releasable(page: int, frontier: int, window: int, page_size: int) -> bool:
+    """True once no query at ``frontier`` or later can see a key of the (logical) page.
+
+    The page's last key is ``(page + 1) * page_size - 1``; serving keeps a page until that key is at least
+    ``window + 1`` behind the frontier, one position longer than strictly needed.
+    """
+    return (page + 1) * page_size + window <= frontier
+
+
+def page_origin(frontier: int, window: int | None, page_size: int) -> int:
+    """The first resident page of a request: all pages before it are releasable. 0 without a window.
+
+    It is whole pages, so ``position % page_size`` stays the slot; only the row of page ids shifts.
+    """
+    return 0 if window is None else max(0, frontier - window) // page_size
+
+
+def resident_pages(kv_len: int, frontier: int, window: int | None, page_size: int) -> int:
+    """Pages a request holds with ``kv_len`` tokens in the pool, released as far as ``frontier`` allows."""
+    return pages_for(kv_len, page_size) - page_origin(frontier, window, page_size)
+
+
+def slot_of(position: int, origin: int, page_size: int) -> tuple[int, int]:
+    """(index into the request's page row, slot in that page) of an absolute position.
+
+    Raises UsageError if the position lies before the row's first page.
+    """
+    page, slot = divmod(position, page_size)
+    if position < 0 or page < origin:
+        raise UsageError(f"position {position} lies before page {origin}, the first resident one")
+    return page - origin, slot
+
+
+def max_resident_pages(context_tokens: int, window: int | None, page_size: int, step_tokens: int = 1) -> int:
+    """The most pages one request ever holds on its way from 0 to ``context_tokens`` tokens.
+
+    A step appends up to ``step_tokens`` tokens (1 in decode, the chunk in chunked prefill) and pages are
+    released before it, by the frontier of then: ``kv_len = n`` meets ``frontier = n - step_tokens``, hence
+
+        resident(n) = ceil(n / page_size) - max(0, n - step_tokens - window) // page_size,   1 <= n <= context
+
+    Up to ``n = window + step_tokens + page_size - 1`` nothing is released and the count only grows. There
+    ``frontier - window`` lies in the last slot of the oldest page, which cannot go yet: the window straddles
+    one page more than ``window / page_size``. From then on each page gained is a page released, so that count
+    is the maximum: ``ceil(min(context, window + step_tokens + page_size - 1) / page_size)``.
+    """
+    if window is None:
+        return pages_for(context_tokens, page_size)
+    return pages_for(min(context_tokens, window + step_tokens + page_size - 1), page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyPool:
+    """The pool of one family for a number of request slots, all at full context."""
+
+    geometry: Geometry
+    layout: KvLayout
+    pages_per_slot: int
+    slots: int
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool, the reserved padding page included."""
+        return self.slots * self.pages_per_slot + PADDING_PAGES
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.layout.pool_bytes(self.num_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPools:
+    """Both pools of one model on one tensor-parallel rank."""
+
+    model: str
+    context_tokens: int
+    slots: int
+    page_size: int
+    step_tokens: int
+    local: FamilyPool
+    global_: FamilyPool
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both pools."""
+        return self.local.pool_bytes + self.global_.pool_bytes
+
+    @property
+    def uncapped_local_bytes(self) -> int:
+        """Bytes the local pool would take if it kept every page."""
+        pages = self.slots * pages_for(self.context_tokens, self.page_size) + PADDING_PAGES
+        return self.local.layout.pool_bytes(pages)
+
+
+def derived_layout(geometry: Geometry, page_size: int, num_layers: int | None = None) -> KvLayout:
+    """The geometry's layout; ``num_layers`` defaults to the layers of the family that own K/V.
+
+    Layers that read the K/V of an earlier layer (E2B, E4B) own no block: they are not counted.
+    """
+    return KvLayout.derive(
+        page_size=page_size,
+        num_layers=geometry.num_kv_layers if num_layers is None else num_layers,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+    )
+
+
+def model_pools(
+    model: str, *, context_tokens: int, slots: int, page_size: int, step_tokens: int = 1, tp: int = 1
+) -> ModelPools:
+    """Both pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each.
+
+    Local pages are capped by the window (``max_resident_pages``), global pages are all kept, and each pool has
+    the reserved padding page. Raises UsageError if a number is out of range for the model.
+    """
+    local, global_ = model_families(model, tp)
+    for name, value in (("--context", context_tokens), ("--slots", slots), ("--step-tokens", step_tokens)):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+    if context_tokens > local.max_positions:
+        raise UsageError(
+            f"--context {context_tokens} is past the {local.max_positions} positions of {model}: give no more"
+        )
+    if step_tokens > context_tokens:
+        raise UsageError(f"--step-tokens {step_tokens} is more than the context of {context_tokens} tokens")
+
+    def pool(geometry: Geometry) -> FamilyPool:
+        pages = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
+        return FamilyPool(geometry, derived_layout(geometry, page_size), pages, slots)
+
+    return ModelPools(model, context_tokens, slots, page_size, step_tokens, pool(local), pool(global_))
