@@ -135,7 +135,7 @@ def model_pools(
 ) -> ModelPools:
     """Both pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each.
 
-    Local pages are capped by the window (``max_resident_pages``), global pages are all kept, and each pool has
+    Local pages are capped by the window (``max_resident_pages``), global pages are all kept, each pool has
     the reserved padding page. Raises UsageError if a number is out of range for the model.
     """
     local, global_ = model_families(model, tp)
