@@ -1,0 +1,45 @@
+"""Options that several subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def device_options(function: _Function) -> _Function:
+    """Add ``--device`` (argument ``device: str``) and ``--require-gpu`` (``require_gpu: bool``).
+
+    Both go to ``open_device``, which checks the text.
+    """
+    add_device = click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="auto|cuda[:N]|emulated[:ARCH]",
+        envvar="G4KV_DEVICE",
+        show_envvar=True,
+        help="Where kernels run. auto takes the first CUDA GPU, else the emulated device, and says which.",
+    )
+    add_require = click.option(
+        "--require-gpu",
+        is_flag=True,
+        envvar="G4KV_REQUIRE_GPU",
+        show_envvar=True,
+        help="Fail (exit 2) if no CUDA GPU can be used, instead of running emulated.",
+    )
+    return add_device(add_require(function))
+
+
+def kernels_option(function: _Function) -> _Function:
+    """Add ``--kernels DIR`` (argument ``kernels: Path | None``)."""
+    return click.option(
+        "--kernels",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Kernel sources of your own; a file that DIR lacks is taken from the built-in ones.",
+    )(function)

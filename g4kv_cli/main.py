@@ -1,0 +1,193 @@
+"""The command ``g4kv``: finds the subcommand, and turns every error into one line and an exit code.
+
+Subcommands are imported when they are called, so that ``g4kv --help`` imports neither NumPy nor CUDA. Exit
+codes: 0 as expected; 1 findings (wrong, slower, not rejected); 2 usage or tool failure; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.exceptions import NoArgsIsHelpError
+
+from g4kv_cli import __version__
+from g4kv_cli.errors import EXIT_FAILURE, CompileError, G4kvError
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """Where a subcommand lives, and its line in the help of the group."""
+
+    module: str
+    attribute: str
+    short_help: str
+
+
+COMMANDS: dict[str, CommandEntry] = {
+    "smoke": CommandEntry(
+        "g4kv_cli.commands.smoke",
+        "smoke",
+        "Check every pool-write kernel on real geometries, on a GPU or without one.",
+    ),
+    "layout": CommandEntry(
+        "g4kv_cli.commands.layout",
+        "layout",
+        "Show the paged pool of a geometry, convert offsets, check a stated layout.",
+    ),
+}
+
+
+@dataclass(slots=True)
+class ErrorStyle:
+    """Whether errors come with their traceback; the root context's ``obj``."""
+
+    with_traceback: bool = False
+
+
+def _ask_for_traceback(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    style = context.find_root().obj
+    if value and isinstance(style, ErrorStyle):
+        style.with_traceback = True
+
+
+def _traceback_option(*, hidden: bool) -> click.Option:
+    return click.Option(
+        ["--traceback"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        hidden=hidden,
+        callback=_ask_for_traceback,
+        help="Print the traceback of an error (also G4KV_TRACEBACK=1).",
+    )
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it is called, and lists all of them without importing any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand; None if there is none of this name. It accepts ``--traceback`` too."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(importlib.import_module(entry.module), entry.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}.{entry.attribute} is no click command")
+        if not any("--traceback" in parameter.opts for parameter in command.params):
+            command.params.append(_traceback_option(hidden=True))
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the nearest name in the message about an unknown one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of subcommands from its own texts."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.short_help) for name, entry in COMMANDS.items()])
+
+
+@click.group(
+    name="g4kv",
+    cls=LazyGroup,
+    params=[_traceback_option(hidden=False)],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 as expected; 1 something is wrong; 2 the request or a tool failed.",
+)
+@click.version_option(__version__, prog_name="g4kv", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Verify and measure the CUDA kernels that write and read Gemma 4's two-family paged KV cache."""
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``g4kv`` with these arguments and return its exit code; errors go to stderr."""
+    style = ErrorStyle()
+    try:
+        code = _invoke(list(arguments), style)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except NoArgsIsHelpError as error:
+        error.show()
+        return EXIT_FAILURE
+    except click.ClickException as error:
+        return _report(error, _click_message(error), style, EXIT_FAILURE)
+    except G4kvError as error:
+        text = str(error) if isinstance(error, CompileError) else " ".join(str(error).split("\n"))
+        return _report(error, text, style, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("g4kv: interrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left; point stdout elsewhere, or the interpreter complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "g4kv_cli"):
+            return _report(error, _unexpected_message(error), style, EXIT_FAILURE)
+        message = f"the Python package {package} is missing; install g4kv with: python -m pip install ."
+        return _report(error, message, style, EXIT_FAILURE)
+    except Exception as error:
+        return _report(error, _unexpected_message(error), style, EXIT_FAILURE)
+    return code
+
+
+def _invoke(arguments: list[str], style: ErrorStyle) -> int:
+    """Parse and run; a command may return its exit code or end with ``context.exit(code)``."""
+    try:
+        with cli.make_context("g4kv", arguments, auto_envvar_prefix="G4KV", obj=style) as context:
+            result = cli.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _click_message(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "g4kv"
+    return f"{error.format_message().rstrip('.')}; see {path} --help"
+
+
+def _unexpected_message(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(where[-1].filename).name}:{where[-1].lineno}" if where else ""
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"unexpected {what}{place}; run it again with --traceback to see where it comes from"
+
+
+def _report(error: BaseException, message: str, style: ErrorStyle, code: int) -> int:
+    if style.with_traceback:
+        traceback.print_exception(error)
+    sys.stderr.write(f"g4kv: error: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()
