@@ -115,7 +115,8 @@ class Launch:
     """One launch as the device sees it.
 
     ``parameters`` is the kernel's single by-value struct, packed; ``must_write`` names outputs of which every byte
-    has to be stored (the emulated device checks it).
+    has to be stored (the emulated device checks it); ``may_collide`` names memory that several blocks may store to
+    by contract, such as a padding page: its contents are unspecified afterwards.
     """
 
     grid: tuple[int, int, int]
@@ -123,6 +124,7 @@ class Launch:
     parameters: bytes
     dynamic_shared_bytes: int = 0
     must_write: tuple[DeviceArray, ...] = ()
+    may_collide: tuple[DeviceArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

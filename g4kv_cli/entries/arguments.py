@@ -1,0 +1,167 @@
+"""The typed arguments of entries, and the checks of device arrays that every entry shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.model import rules
+from g4kv_cli.model.checked import require_i32
+from g4kv_cli.model.kv_layout import KvLayout
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+INT32 = np.dtype(np.int32)
+VECTOR_ACCESS_BYTES = 16
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """bf16 tables [rows, rotary_dim]; row p is position p, column d belongs to column d of the head.
+
+    So the second half of a row repeats the first, as Hugging Face's rotary embedding returns it. ``cos_max_pos``
+    says how many positions count (None: every row of ``cos``).
+    """
+
+    cos: DeviceArray
+    sin: DeviceArray
+    cos_max_pos: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPool:
+    """One family's pool: bf16 [pool_elems], and the layout it is read with."""
+
+    layout: KvLayout
+    data: DeviceArray
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """The pages of one request: int32 [pages]; index 0 is the request's page ``page_origin``.
+
+    ``host`` is the same on the host, or None where the row was made on the device: then only the kernel's traps
+    stand between a wrong id and the pool.
+    """
+
+    indices: DeviceArray
+    host: Int32Array | None = None
+
+    @classmethod
+    def from_host(cls, device: Device, page_indices: Sequence[int]) -> PageRow:
+        """Upload page ids. Raises ContractError (integer, fits_i32)."""
+        host = _int32_vector("page_row", page_indices)
+        return cls(device.upload(host, "page_row"), host)
+
+    @classmethod
+    def from_device(cls, indices: DeviceArray) -> PageRow:
+        """Wrap a row that a device made; its ids are unknown to the host."""
+        return cls(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Decode metadata, one token a request: token t uses page_indices[page_indptr[t] : page_indptr[t + 1]].
+
+    positions int32 [tokens] (absolute), page_indices int32 [nnz], page_indptr int32 [tokens + 1], page_origins
+    int32 [tokens] (logical page of a row's index 0). ``host`` holds the same four arrays, or None where they were
+    made on the device. ``padding_page`` is the reserved page that the padding rows of a bucket share.
+    """
+
+    positions: DeviceArray
+    page_indices: DeviceArray
+    page_indptr: DeviceArray
+    page_origins: DeviceArray
+    host: tuple[Int32Array, Int32Array, Int32Array, Int32Array] | None = None
+    padding_page: int | None = None
+
+    @classmethod
+    def from_host(
+        cls,
+        device: Device,
+        *,
+        positions: Sequence[int],
+        page_lists: Sequence[Sequence[int]],
+        page_origins: Sequence[int] | None = None,
+        padding_page: int | None = None,
+    ) -> PagedBatch:
+        """Upload a batch. ``page_lists[t]`` are token t's resident pages. Raises ContractError."""
+        lengths = [0, *(len(pages) for pages in page_lists)]
+        indptr = _int32_vector("page_indptr", [sum(lengths[: t + 1]) for t in range(len(lengths))])
+        host = (
+            _int32_vector("positions", positions),
+            _int32_vector("page_indices", [page for pages in page_lists for page in pages]),
+            indptr,
+            _int32_vector("page_origins", [0] * len(positions) if page_origins is None else page_origins),
+        )
+        return cls(
+            positions=device.upload(host[0], "positions"),
+            page_indices=device.upload(host[1], "page_indices"),
+            page_indptr=device.upload(host[2], "page_indptr"),
+            page_origins=device.upload(host[3], "page_origins"),
+            host=host,
+            padding_page=padding_page,
+        )
+
+    @classmethod
+    def from_device(
+        cls,
+        positions: DeviceArray,
+        page_indices: DeviceArray,
+        page_indptr: DeviceArray,
+        page_origins: DeviceArray,
+        padding_page: int | None = None,
+    ) -> PagedBatch:
+        """Wrap arrays that a device made; their values are unknown to the host."""
+        return cls(positions, page_indices, page_indptr, page_origins, padding_page=padding_page)
+
+
+def _int32_vector(field: str, values: Sequence[int]) -> Int32Array:
+    return np.array([require_i32(f"{field}[{i}]", value) for i, value in enumerate(values)], np.int32)
+
+
+def require_array(
+    device: Device, field: str, value: object, dtype: np.dtype[np.generic], shape: tuple[int | None, ...]
+) -> DeviceArray:
+    """``value`` as a live, contiguous, 16-byte aligned array of ``device``; None in ``shape`` is any extent.
+
+    Raises ContractError: device_array, not_freed, same_device, dtype, contiguous, aligned, shape.
+    """
+    is_array = isinstance(value, DeviceArray)
+    rules.DEVICE_ARRAY.require(is_array, field, type(value).__name__, "DeviceArray (Device.upload makes one)")
+    array: DeviceArray = value  # type: ignore[assignment]
+    rules.NOT_FREED.require(not array.allocation.freed, field, "a freed array", "a live one")
+    rules.SAME_DEVICE.require(
+        array.device is device, field, f"{array.device.info.kind} {array.device.info.name}", device.info.name
+    )
+    rules.DTYPE.require(array.dtype == dtype, field, array.dtype, dtype)
+    wanted = "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
+    same_shape = len(array.shape) == len(shape) and all(
+        want is None or got == want for got, want in zip(array.shape, shape, strict=True)
+    )
+    rules.SHAPE.require(same_shape, field, list(array.shape), wanted)
+    rules.CONTIGUOUS.require(
+        array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows"
+    )
+    alignment = VECTOR_ACCESS_BYTES if dtype == BF16 else dtype.itemsize
+    rules.ALIGNED.require(
+        array.address % alignment == 0, field, f"address {array.address:#x}", f"{alignment} bytes"
+    )
+    return array
+
+
+def require_no_overlap(outputs: Mapping[str, DeviceArray], inputs: Mapping[str, DeviceArray]) -> None:
+    """No output may share a byte with an input or with another output. Raises ContractError (no_overlap)."""
+    spans = [
+        (name, array.address, array.address + array.nbytes) for name, array in {**outputs, **inputs}.items()
+    ]
+    for index, (name, begin, end) in enumerate(spans[: len(outputs)]):
+        for other, other_begin, other_end in spans[index + 1 :]:
+            apart = end <= other_begin or other_end <= begin or begin == end or other_begin == other_end
+            rules.NO_OVERLAP.require(apart, name, f"memory of {other}", "memory of its own")

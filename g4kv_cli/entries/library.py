@@ -1,0 +1,30 @@
+"""The kernels of one directory on one device, compiled and loaded on first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from g4kv_cli.compiler.images import compile_image
+from g4kv_cli.compiler.sources import find_source
+from g4kv_cli.device.interface import Device, LoadedKernel
+
+
+class KernelLibrary:
+    """What an entry needs to launch: a device, and where the kernel sources are.
+
+    ``kernels_directory`` overlays the built-in sources: a file found there is used in place of the built-in one.
+    """
+
+    def __init__(self, device: Device, kernels_directory: Path | None = None) -> None:
+        self.device = device
+        self.kernels_directory = kernels_directory
+        self._kernels: dict[tuple[str, str], LoadedKernel] = {}
+
+    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+        """The loaded kernel ``symbol`` of ``source_name``. Raises CompileError."""
+        key = (source_name, symbol)
+        if key not in self._kernels:
+            source = find_source(source_name, self.kernels_directory)
+            image = compile_image(source, arch=self.device.info.arch, kind=self.device.image_kind)
+            self._kernels[key] = self.device.load(image, symbol)
+        return self._kernels[key]

@@ -1,0 +1,44 @@
+"""Every kernel on one screen: its entry, source, head_dim, metadata form, and where V comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["contiguous", "paged_prefill", "paged_decode"]
+ValueSource = Literal["none", "raw_v", "raw_k"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepEntry:
+    """One prep entry. ``rows_per_warp`` are the compiled variants (few tokens, many tokens)."""
+
+    name: str
+    source: str
+    head_dim: int
+    form: Form
+    value_source: ValueSource
+    rows_per_warp: tuple[int, int]
+
+    @property
+    def writes_v(self) -> bool:
+        """True if the kernel writes V (all but the contiguous oracle form)."""
+        return self.value_source != "none"
+
+    def symbol(self, rows: int) -> str:
+        """The kernel's name in the compiled image."""
+        return f"{self.name}_rows{rows}"
+
+
+_PREP = "prep.cu"
+# fmt: off
+PREP_ENTRIES: dict[str, PrepEntry] = {entry.name: entry for entry in (
+    PrepEntry("qk_norm_rope_prefill_hd256_plain_into",                 _PREP, 256, "contiguous",    "none",  (1, 8)),
+    PrepEntry("qkv_norm_rope_paged_prefill_hd256_plain_into",          _PREP, 256, "paged_prefill", "raw_v", (1, 8)),
+    PrepEntry("qkv_norm_rope_paged_decode_hd256_plain_into",           _PREP, 256, "paged_decode",  "raw_v", (1, 8)),
+    PrepEntry("qkv_norm_rope_paged_prefill_hd512_plain_into",          _PREP, 512, "paged_prefill", "raw_v", (1, 2)),
+    PrepEntry("qkv_norm_rope_paged_decode_hd512_plain_into",           _PREP, 512, "paged_decode",  "raw_v", (1, 2)),
+    PrepEntry("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",    _PREP, 512, "paged_prefill", "raw_k", (1, 2)),
+    PrepEntry("qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into",     _PREP, 512, "paged_decode",  "raw_k", (1, 2)),
+)}
+# fmt: on

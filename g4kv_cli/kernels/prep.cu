@@ -1,0 +1,25 @@
+// Prep kernels of the local family (head_dim 256) and the global family (head_dim 512), one line an entry and row
+// count. The name is the entry's, `_rowsN` the head rows that one warp serves: 1 spreads few tokens over many
+// warps, more share the RoPE row and the weights where there are many tokens.
+#include "prep_body.cuh"
+
+#define G4KV_PREP(entry, head_dim, rows, form, value)                                                       \
+  extern "C" __global__ void __launch_bounds__(256) entry##_rows##rows(const g4kv::PrepParams params) {     \
+    g4kv::prep<head_dim, rows, g4kv::Form::form, g4kv::ValueSource::value>(params);                         \
+  }
+
+#define G4KV_PREP_256(entry, form, value)  \
+  G4KV_PREP(entry, 256, 1, form, value)    \
+  G4KV_PREP(entry, 256, 8, form, value)
+
+#define G4KV_PREP_512(entry, form, value)  \
+  G4KV_PREP(entry, 512, 1, form, value)    \
+  G4KV_PREP(entry, 512, 2, form, value)
+
+G4KV_PREP_256(qk_norm_rope_prefill_hd256_plain_into, contiguous, none)
+G4KV_PREP_256(qkv_norm_rope_paged_prefill_hd256_plain_into, paged_prefill, raw_v)
+G4KV_PREP_256(qkv_norm_rope_paged_decode_hd256_plain_into, paged_decode, raw_v)
+G4KV_PREP_512(qkv_norm_rope_paged_prefill_hd512_plain_into, paged_prefill, raw_v)
+G4KV_PREP_512(qkv_norm_rope_paged_decode_hd512_plain_into, paged_decode, raw_v)
+G4KV_PREP_512(qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into, paged_prefill, raw_k)
+G4KV_PREP_512(qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into, paged_decode, raw_k)

@@ -1,0 +1,294 @@
+// The one body of every prep kernel: RMS norm, rotation, and the store of Q, K and V rows.
+//
+// A block serves one token; a warp serves kRowsPerWarp head rows of one band (Q, K or V) of that token, so the RoPE
+// table row and the norm weights are loaded once for all of them. Lane l holds columns c * 256 + 8 * l .. + 7 of a
+// row (one 16-byte access per chunk c), so head_dim 256 is one chunk and head_dim 512 two. Every warp of a block
+// makes the same checks on the same token before it stores to the pool: a trap comes before the block's first store.
+//
+// float32 throughout, rounded to bf16 once, at the store. The sources are compiled with --fmad=false: an fmaf
+// written here is the only fused operation, and the bits do not depend on the compiler.
+#pragma once
+
+#include "bf16.cuh"
+#include "kv_offsets.cuh"
+#include "prep_params.cuh"
+
+namespace g4kv {
+
+enum class Form { contiguous, paged_prefill, paged_decode };
+enum class ValueSource { none, raw_v, raw_k };
+
+constexpr int kWarpSize = 32;
+constexpr int kChunkColumns = kWarpSize * 8;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// One head row as a warp holds it: this lane's columns, still packed.
+template <int kHeadDim>
+struct Row {
+  static constexpr int kChunks = kHeadDim / kChunkColumns;
+  uint4 packed[kChunks];
+};
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ Row<kHeadDim> load_row(const bf16_bits* row, int lane) {
+  Row<kHeadDim> loaded;
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    // row[chunk][lane][8]
+    loaded.packed[chunk] = __ldg(reinterpret_cast<const uint4*>(row) + chunk * kWarpSize + lane);
+  }
+  return loaded;
+}
+
+// 1 / sqrt(mean(x^2) + eps), the same in every lane.
+template <int kHeadDim>
+__device__ __forceinline__ float inverse_rms(const Row<kHeadDim>& row, float eps) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    float x[8];
+    unpack8(row.packed[chunk], x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
+  }
+  return rsqrtf(warp_sum(sum) * (1.0f / kHeadDim) + eps);
+}
+
+// x * inverse_rms * w, in that order.
+__device__ __forceinline__ void normed8(uint4 packed_x, float inv_rms, uint4 packed_weight, float (&y)[8]) {
+  float weight[8];
+  unpack8(packed_x, y);
+  unpack8(packed_weight, weight);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = (y[i] * inv_rms) * weight[i];
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void store_row(bf16_bits* row, const float (&y)[kHeadDim / kChunkColumns][8], int lane) {
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    // row[chunk][lane][8]
+    reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = pack8(y[chunk]);
+  }
+}
+
+// V: x * inverse_rms, no weight, never rotated.
+template <int kHeadDim>
+__device__ __forceinline__ void store_value_row(bf16_bits* out, const Row<kHeadDim>& raw, float inv_rms, int lane) {
+  float y[Row<kHeadDim>::kChunks][8];
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    unpack8(raw.packed[chunk], y[chunk]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[chunk][i] *= inv_rms;
+  }
+  store_row<kHeadDim>(out, y, lane);
+}
+
+// The rotation of one token for the columns that this lane holds, kept packed across the rows of a warp.
+template <int kHeadDim>
+struct Rotation {
+  const bf16_bits* cos_row;  // [rotary_dim]
+  const bf16_bits* sin_row;  // [rotary_dim]
+  int rotary_dim;
+  Row<kHeadDim> cos;  // loaded only where rotary_dim == head_dim
+  Row<kHeadDim> sin;
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ Rotation<kHeadDim> load_rotation(const PrepParams& p, int position, int lane) {
+  Rotation<kHeadDim> rotation;
+  rotation.rotary_dim = p.rotary_dim;
+  // cos[position][rotary_dim], sin[position][rotary_dim]
+  const long long row = (long long)position * p.rotary_dim;
+  rotation.cos_row = p.cos + row;
+  rotation.sin_row = p.sin + row;
+  if (p.rotary_dim == kHeadDim) {
+    rotation.cos = load_row<kHeadDim>(rotation.cos_row, lane);
+    rotation.sin = load_row<kHeadDim>(rotation.sin_row, lane);
+  }
+  return rotation;
+}
+
+// y[d] * cos[d] -/+ y[partner] * sin[d]: minus in the first half of the rotated span, plus in the second.
+__device__ __forceinline__ float rotate(float y, float partner, float cos, float sin, bool first_half) {
+  const float cross = partner * sin;
+  return fmaf(y, cos, first_half ? -cross : cross);
+}
+
+// The whole head rotates: partners lie half a head apart, in another lane (256) or in this lane's other chunk (512).
+template <int kHeadDim>
+__device__ __forceinline__ void rotate_whole_head(const Rotation<kHeadDim>& rotation, int lane,
+                                                  float (&y)[kHeadDim / kChunkColumns][8]) {
+  float cos[Row<kHeadDim>::kChunks][8], sin[Row<kHeadDim>::kChunks][8];
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    unpack8(rotation.cos.packed[chunk], cos[chunk]);
+    unpack8(rotation.sin.packed[chunk], sin[chunk]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (kHeadDim == 256) {
+      const float partner = __shfl_xor_sync(kAllLanes, y[0][i], kWarpSize / 2);
+      y[0][i] = rotate(y[0][i], partner, cos[0][i], sin[0][i], lane < kWarpSize / 2);
+    } else {
+      static_assert(kHeadDim == 512, "lanes hold one or two chunks");
+      const float first = y[0][i], second = y[1][i];
+      y[0][i] = rotate(first, second, cos[0][i], sin[0][i], true);
+      y[1][i] = rotate(second, first, cos[1][i], sin[1][i], false);
+    }
+  }
+}
+
+// Q and K: x * inverse_rms * w, the whole head rotated.
+template <int kHeadDim>
+__device__ __forceinline__ void store_rotated_row(bf16_bits* out, const Row<kHeadDim>& raw, float inv_rms,
+                                                  const Row<kHeadDim>& packed_weight,
+                                                  const Rotation<kHeadDim>& rotation, int lane) {
+  float y[Row<kHeadDim>::kChunks][8];
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    normed8(raw.packed[chunk], inv_rms, packed_weight.packed[chunk], y[chunk]);
+  }
+  rotate_whole_head<kHeadDim>(rotation, lane, y);
+  store_row<kHeadDim>(out, y, lane);
+}
+
+// Q and K with any even rotary_dim < head_dim: partners (d, d + rotary_dim / 2) may lie anywhere, and columns from
+// rotary_dim on pass through. No form that Gemma 4 serves with, so it is kept small: one column a lane and step.
+template <int kHeadDim>
+__device__ __forceinline__ void store_partly_rotated_row(bf16_bits* out, const bf16_bits* raw, float inv_rms,
+                                                         const bf16_bits* weight,
+                                                         const Rotation<kHeadDim>& rotation, int lane) {
+  const int half = rotation.rotary_dim / 2;
+#pragma unroll 1
+  for (int column = lane; column < kHeadDim; column += kWarpSize) {
+    float y = (bf16_to_float(raw[column]) * inv_rms) * bf16_to_float(weight[column]);
+    if (column < rotation.rotary_dim) {
+      const bool first_half = column < half;
+      const int other = first_half ? column + half : column - half;
+      const float partner = (bf16_to_float(raw[other]) * inv_rms) * bf16_to_float(weight[other]);
+      y = rotate(y, partner, bf16_to_float(rotation.cos_row[column]), bf16_to_float(rotation.sin_row[column]),
+                 first_half);
+    }
+    // row[column]
+    out[column] = float_to_bf16(y);
+  }
+}
+
+// Where the token's K and V go: element offsets into the pool of its first head row in this layer's blocks.
+struct PoolSlot {
+  long long k;
+  long long v;
+};
+
+// The second layer of defence behind the host's checks; every trap comes before the first store to the pool.
+template <Form kForm>
+__device__ __forceinline__ PoolSlot find_pool_slot(const PrepParams& p, int token, int position, int first_head) {
+  const int logical_page = position / p.layout.page_size;
+  int row_begin = 0, row_end = p.page_row_len, origin = p.page_origin;
+  if constexpr (kForm == Form::paged_decode) {
+    row_begin = p.page_indptr[token];
+    row_end = p.page_indptr[token + 1];
+    origin = p.page_origins[token];
+    if (row_begin < 0 || row_end < row_begin || row_end > p.page_row_len) __trap();  // a row outside the array
+  }
+  if (origin < 0 || logical_page < origin) __trap();           // a page before the resident ones
+  if (logical_page - origin >= row_end - row_begin) __trap();  // the row ends before the token's page
+  const int page = p.page_indices[row_begin + (logical_page - origin)];
+  if (page < 0 || page >= p.num_pages) __trap();  // no such page in the pool
+  const int slot = position - logical_page * p.layout.page_size;
+  PoolSlot found;
+  found.k = kv_row_offset(p.layout, page, p.layer, false, slot, first_head);
+  found.v = kv_row_offset(p.layout, page, p.layer, true, slot, first_head);
+  return found;
+}
+
+__host__ __device__ constexpr int divide_up(int value, int by) { return (value + by - 1) / by; }
+
+template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue>
+__device__ __forceinline__ void prep(const PrepParams& p) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int token = blockIdx.x;
+  const int q_groups = divide_up(p.num_qo_heads, kRowsPerWarp);
+  const int kv_groups = divide_up(p.num_kv_heads, kRowsPerWarp);
+  const int groups = q_groups + (kValue == ValueSource::raw_v ? 2 : 1) * kv_groups;
+  const int group = blockIdx.y * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
+  if (group >= groups) return;
+
+  const bool is_q = group < q_groups;
+  const bool is_v = group >= q_groups + kv_groups;
+  const int first_head = (is_q ? group : is_v ? group - q_groups - kv_groups : group - q_groups) * kRowsPerWarp;
+  const int num_heads = is_q ? p.num_qo_heads : p.num_kv_heads;
+  const int rows = min(kRowsPerWarp, num_heads - first_head);
+  const bf16_bits* raw = is_q ? p.q : is_v ? p.v : p.k;
+  // raw[token][head][head_dim]
+  const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;
+
+  Row<kHeadDim> raw_rows[kRowsPerWarp];
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    if (r < rows) raw_rows[r] = load_row<kHeadDim>(raw + rows_offset + r * kHeadDim, lane);
+  }
+
+  const int position = kForm == Form::paged_decode ? p.positions[token] : p.start_pos + token;
+  if (position < 0 || position >= p.cos_max_pos) __trap();  // no such row in the RoPE tables
+
+  bf16_bits* out;
+  bf16_bits* value_out = nullptr;
+  if (is_q) {
+    // q_out[token][head][head_dim]
+    out = p.q_out + rows_offset;
+  } else if constexpr (kForm == Form::contiguous) {
+    // k_out[token][head][head_dim]
+    out = p.k_out + rows_offset;
+  } else {
+    const PoolSlot slot = find_pool_slot<kForm>(p, token, position, first_head);
+    out = p.pool + (is_v ? slot.v : slot.k);
+    value_out = p.pool + slot.v;
+  }
+
+  if (is_v) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      if (r < rows) {
+        store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inverse_rms<kHeadDim>(raw_rows[r], p.eps), lane);
+      }
+    }
+    return;
+  }
+
+  const bf16_bits* weight = is_q ? p.q_weight : p.k_weight;
+  const Row<kHeadDim> packed_weight = load_row<kHeadDim>(weight, lane);
+  const Rotation<kHeadDim> rotation = load_rotation<kHeadDim>(p, position, lane);
+  const bool writes_v = kValue == ValueSource::raw_k && !is_q;  // K=V: V from the same raw K and the same inverse RMS
+  if (p.rotary_dim == kHeadDim) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      if (r < rows) {
+        const float inv_rms = inverse_rms<kHeadDim>(raw_rows[r], p.eps);
+        if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);
+        store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inv_rms, packed_weight, rotation, lane);
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r) {
+      const bf16_bits* raw_row = raw + rows_offset + r * kHeadDim;
+      const Row<kHeadDim> row = load_row<kHeadDim>(raw_row, lane);
+      const float inv_rms = inverse_rms<kHeadDim>(row, p.eps);
+      if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, row, inv_rms, lane);
+      store_partly_rotated_row<kHeadDim>(out + r * kHeadDim, raw_row, inv_rms, weight, rotation, lane);
+    }
+  }
+}
+
+}  // namespace g4kv

@@ -1,0 +1,44 @@
+// The one by-value parameter of every prep kernel. Its Python twin is entries/prep_parameters.py; sizes and offsets
+// are asserted on both sides, and a probe kernel in the tests reports what the compiler made of them.
+#pragma once
+
+#include "bf16.cuh"
+#include "kv_offsets.cuh"
+
+namespace g4kv {
+
+struct PrepParams {
+  const bf16_bits* q;         // [tokens][num_qo_heads][head_dim]
+  const bf16_bits* k;         // [tokens][num_kv_heads][head_dim]
+  const bf16_bits* v;         // [tokens][num_kv_heads][head_dim]; unused where V comes from raw K
+  const bf16_bits* q_weight;  // [head_dim]
+  const bf16_bits* k_weight;  // [head_dim]
+  const bf16_bits* cos;       // [cos_max_pos][rotary_dim]
+  const bf16_bits* sin;       // [cos_max_pos][rotary_dim]
+  bf16_bits* q_out;           // [tokens][num_qo_heads][head_dim]
+  bf16_bits* k_out;           // [tokens][num_kv_heads][head_dim]; contiguous form only
+  bf16_bits* pool;            // [num_pages][num_layers][K, V][page_size][num_kv_heads][head_dim]
+  const int* page_indices;    // prefill: the request's row [page_row_len]; decode: all rows [page_row_len]
+  const int* positions;       // decode: [tokens]
+  const int* page_indptr;     // decode: [tokens + 1]
+  const int* page_origins;    // decode: [tokens]
+  KvLayout layout;            // paged forms only
+  int layer;                  // paged forms only
+  int num_qo_heads;
+  int num_kv_heads;
+  int rotary_dim;
+  int cos_max_pos;
+  int start_pos;     // prefill and contiguous forms
+  int page_origin;   // prefill: logical page of page_indices[0]
+  int num_pages;     // pages of the pool
+  int page_row_len;  // entries of page_indices
+  float eps;
+};
+
+static_assert(sizeof(PrepParams) == 192, "entries/prep_parameters.py states this size");
+static_assert(__builtin_offsetof(PrepParams, page_indices) == 80, "entries/prep_parameters.py states this offset");
+static_assert(__builtin_offsetof(PrepParams, layout) == 112, "entries/prep_parameters.py states this offset");
+static_assert(__builtin_offsetof(PrepParams, layer) == 152, "entries/prep_parameters.py states this offset");
+static_assert(__builtin_offsetof(PrepParams, eps) == 188, "entries/prep_parameters.py states this offset");
+
+}  // namespace g4kv
