@@ -1,5 +1,5 @@
-// The one by-value parameter of every prep kernel. Its Python twin is entries/prep_parameters.py; sizes and offsets
-// are asserted on both sides, and a probe kernel in the tests reports what the compiler made of them.
+// The one by-value parameter of every prep kernel. Its Python twin is entries/prep_parameters.py: the size is asserted on
+// both sides, and a probe kernel in the tests reports every offset as the compiler placed it (NVRTC 13.0 has no offsetof).
 #pragma once
 
 #include "bf16.cuh"
@@ -36,9 +36,5 @@ struct PrepParams {
 };
 
 static_assert(sizeof(PrepParams) == 192, "entries/prep_parameters.py states this size");
-static_assert(__builtin_offsetof(PrepParams, page_indices) == 80, "entries/prep_parameters.py states this offset");
-static_assert(__builtin_offsetof(PrepParams, layout) == 112, "entries/prep_parameters.py states this offset");
-static_assert(__builtin_offsetof(PrepParams, layer) == 152, "entries/prep_parameters.py states this offset");
-static_assert(__builtin_offsetof(PrepParams, eps) == 188, "entries/prep_parameters.py states this offset");
 
 }  // namespace g4kv
