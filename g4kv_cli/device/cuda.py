@@ -1,0 +1,340 @@
+"""A CUDA GPU through cuda.core, and through the driver API where cuda.core has no call for it.
+
+Memory comes from cuMemAlloc, not from a memory pool: each array is an allocation of its own, so that
+compute-sanitizer sees an access past its end. All work goes into one non-blocking stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.device.cuda_driver import (
+    MINIMUM_COMPUTE_CAPABILITY,
+    arch_of,
+    count_gpus,
+    driver_error,
+    first_line,
+)
+from g4kv_cli.device.cuda_graph import CapturedGraph
+from g4kv_cli.device.interface import (
+    Allocation,
+    Device,
+    DeviceArray,
+    DeviceLimits,
+    HostArray,
+    Launch,
+    LoadedKernel,
+    contiguous_strides,
+)
+from g4kv_cli.device.validation import (
+    check_launch,
+    check_parameters,
+    require_contiguous,
+    require_own,
+    require_same_kind,
+)
+from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable
+from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+
+
+@dataclass(slots=True)
+class _CudaKernel:
+    """What a launch needs: handles, the declared parameter bytes, the shared bytes opted into."""
+
+    owner: Any
+    kernel: Any
+    function: Any
+    parameter_bytes: int | None
+    opted_in_shared_bytes: int = 0
+
+
+class CudaDevice(Device):
+    """GPU number ``ordinal`` of this process. Raises DeviceUnavailable if it cannot be used."""
+
+    image_kind: ImageKind = "cubin"
+
+    def __init__(self, ordinal: int = 0, reason: str = "") -> None:
+        count = count_gpus()
+        if not 0 <= ordinal < count:
+            raise DeviceUnavailable(
+                f"there is no GPU {ordinal}; the CUDA driver shows {count} (0 to {count - 1})"
+            )
+        from cuda.bindings import driver
+        from cuda.core import Device as CoreDevice
+
+        self._driver = driver
+        self.ordinal = ordinal
+        self.launch_count = 0
+        self._allocations: list[Allocation] = []
+        self._modules: dict[bytes, Any] = {}
+        self._fault: DeviceFault | None = None
+        self._closed = False
+        try:
+            core = CoreDevice(ordinal)
+            capability = tuple(core.compute_capability)
+            name = str(core.name)
+            if capability < MINIMUM_COMPUTE_CAPABILITY:
+                raise DeviceUnavailable(
+                    f"GPU {ordinal} ({name}) has compute capability {capability[0]}.{capability[1]}; the "
+                    f"kernels need {MINIMUM_COMPUTE_CAPABILITY[0]}.{MINIMUM_COMPUTE_CAPABILITY[1]} or later"
+                )
+            core.set_current()
+            self.stream = core.create_stream()
+            properties = core.properties
+        except DeviceUnavailable:
+            raise
+        except Exception as error:  # as in count_gpus
+            raise DeviceUnavailable(f"GPU {ordinal} cannot be used: {first_line(error)}") from error
+        self.core_device = core
+        self._device_handle = self.call("find the GPU", driver.cuDeviceGet(ordinal))
+        self.info = DeviceInfo("cuda", name, arch_of(*capability), self._driver_text(), reason)
+        self.limits = DeviceLimits(
+            max_threads_per_block=properties.max_threads_per_block,
+            max_grid=(properties.max_grid_dim_x, properties.max_grid_dim_y, properties.max_grid_dim_z),
+            max_shared_bytes_per_block=properties.max_shared_memory_per_block_optin,
+            multiprocessors=properties.multiprocessor_count,
+            memory_bytes=self.memory_bytes()[1],
+        )
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Free and total device memory in bytes."""
+        status, free, total = self._driver.cuMemGetInfo()
+        self.call("ask for the free memory", (status,))
+        return int(free), int(total)
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False
+    ) -> DeviceArray:
+        """Uninitialised device memory; ``sparse`` makes no difference here."""
+        self._require_usable()
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        status, pointer = self._driver.cuMemAlloc(max(nbytes, 1))
+        if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
+            free, total = self.memory_bytes()
+            raise DeviceUnavailable(
+                f"{self.info.name} has not the memory for {label}: {nbytes} bytes asked, "
+                f"{free} of {total} bytes free"
+            )
+        self.call(f"allocate {label}", (status,))
+        allocation = Allocation(self, int(pointer), nbytes, label)
+        self._allocations.append(allocation)
+        return DeviceArray(allocation, 0, tuple(shape), kind, contiguous_strides(tuple(shape), kind.itemsize))
+
+    def free(self, array: DeviceArray) -> None:
+        """Return the array's whole allocation, after the work queued so far. Quiet after a fault."""
+        require_own(self, array)
+        if self._fault is None:
+            self.synchronize()
+        self._release(array.allocation)
+
+    def write(self, array: DeviceArray, values: HostArray) -> None:
+        """Copy host values into the array and wait for the copy."""
+        require_own(self, array)
+        require_contiguous(array, "write")
+        require_same_kind(array, values)
+        self._require_usable()
+        if array.nbytes == 0:
+            return
+        source = np.ascontiguousarray(values)
+        self.call(
+            f"write {array.label}",
+            self._driver.cuMemcpyHtoDAsync(
+                array.address, source.ctypes.data, array.nbytes, self.stream.handle
+            ),
+        )
+        self.synchronize()
+
+    def read(self, array: DeviceArray) -> HostArray:
+        """Wait for all launches and copy the array to the host."""
+        require_own(self, array)
+        require_contiguous(array, "read")
+        self._require_usable()
+        values: HostArray = np.empty(array.shape, array.dtype)
+        if array.nbytes:
+            self.call(
+                f"read {array.label}",
+                self._driver.cuMemcpyDtoHAsync(
+                    values.ctypes.data, array.address, array.nbytes, self.stream.handle
+                ),
+            )
+        self.synchronize()
+        return values
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """Set every byte of the array, in stream order."""
+        require_own(self, array)
+        require_contiguous(array, "fill")
+        self._require_usable()
+        if array.nbytes:
+            self.call(
+                f"fill {array.label}",
+                self._driver.cuMemsetD8Async(array.address, byte, array.nbytes, self.stream.handle),
+            )
+
+    def load(self, image: KernelImage, name: str) -> LoadedKernel:
+        """Load a cubin (or PTX, which the driver then compiles) once and find a kernel in it."""
+        self._require_usable()
+        key = hashlib.sha256(image.kind.encode() + image.data).digest()
+        module = self._modules.get(key)
+        try:
+            from cuda.core import ObjectCode
+
+            if module is None:
+                build = ObjectCode.from_cubin if image.kind == "cubin" else ObjectCode.from_ptx
+                module = self._modules[key] = build(image.data, name=image.name)
+            kernel = module.get_kernel(name)
+            function = self._driver.CUfunction(int(kernel.handle))
+        except Exception as error:  # cuda.core raises CUDAError with the driver's own name in its text
+            raise CompileError(
+                f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}"
+            ) from error
+        return LoadedKernel(name, image, _CudaKernel(module, kernel, function, _parameter_bytes(kernel)))
+
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        """Queue one launch. A fault shows at the next synchronize or read."""
+        self._require_usable()
+        handle: _CudaKernel = kernel.handle
+        check_launch(self.limits, launch, kernel.name)
+        if handle.parameter_bytes is not None:
+            check_parameters(launch, kernel.name, handle.parameter_bytes)
+        self._opt_in_shared(handle, kernel.name, launch.dynamic_shared_bytes)
+        # One parameter: a struct by value. The driver copies it before the call returns.
+        parameters = ctypes.create_string_buffer(launch.parameters, max(len(launch.parameters), 1))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        self.launch_count += 1
+        self.call(
+            f"launch {kernel.name}",
+            self._driver.cuLaunchKernel(
+                handle.function,
+                *launch.grid,
+                *launch.block,
+                launch.dynamic_shared_bytes,
+                self.stream.handle,
+                ctypes.addressof(pointers) if launch.parameters else 0,
+                0,
+            ),
+        )
+
+    def synchronize(self) -> None:
+        """Wait for all launches. Raises DeviceFault on a sticky error."""
+        self._require_usable()
+        self.call("run the kernels", self._driver.cuStreamSynchronize(self.stream.handle))
+
+    def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:
+        """None: a GPU does not record which bytes were stored."""
+        return None
+
+    def close(self) -> None:
+        """Free everything. After a fault the driver refuses to; the memory then goes with the process."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._fault is None:
+            self._driver.cuStreamSynchronize(self.stream.handle)
+        for allocation in list(self._allocations):
+            self._release(allocation)
+        self._modules.clear()
+        with suppress(Exception):  # after a fault even this call may report the fault once more
+            self.stream.close()
+
+    @contextmanager
+    def capture(self) -> Iterator[CapturedGraph]:
+        """Record the launches of the ``with`` body into a graph instead of running them.
+
+        The object that the body gets can be replayed once the body has ended. Copies and allocations do not
+        belong in the body.
+        """
+        self.synchronize()
+        graph = CapturedGraph(self)
+        mode = (
+            self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        )  # a kernel may still load lazily
+        self.call("begin a graph", self._driver.cuStreamBeginCapture(self.stream.handle, mode))
+        try:
+            yield graph
+        except BaseException:
+            status, abandoned = self._driver.cuStreamEndCapture(self.stream.handle)
+            if int(status) == 0 and abandoned is not None:
+                self._driver.cuGraphDestroy(abandoned)
+            raise
+        graph.finish(self.call("end a graph", self._driver.cuStreamEndCapture(self.stream.handle)))
+
+    def elapsed_seconds(self, work: Callable[[], object]) -> float:
+        """Device time from before to after what ``work`` queues into the stream, in seconds (CUDA events)."""
+        begin, end = (self.call("make an event", self._driver.cuEventCreate(0)) for _ in range(2))
+        try:
+            self.call("record an event", self._driver.cuEventRecord(begin, self.stream.handle))
+            work()
+            self.call("record an event", self._driver.cuEventRecord(end, self.stream.handle))
+            self.call("run the kernels", self._driver.cuEventSynchronize(end))
+            milliseconds = self.call("read an event", self._driver.cuEventElapsedTime(begin, end))
+        finally:
+            self._driver.cuEventDestroy(begin)
+            self._driver.cuEventDestroy(end)
+        return float(milliseconds) * 1e-3
+
+    def call(self, what: str, returned: tuple[Any, ...]) -> Any:
+        """Check what a ``cuda.bindings.driver`` function returned; its first value.
+
+        ``what`` says what it was to do. Raises DeviceFault or DeviceUnavailable.
+        """
+        status, *values = returned
+        if int(status) != 0:
+            error = driver_error(self._driver, status, what)
+            if isinstance(error, DeviceFault):
+                self._fault = error
+            raise error
+        return values[0] if values else None
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise ValueError("the device was closed")
+        if self._fault is not None:
+            raise self._fault
+
+    def _opt_in_shared(self, handle: _CudaKernel, name: str, dynamic_bytes: int) -> None:
+        """More than 48 KiB of dynamic shared memory has to be asked for, once a kernel."""
+        if dynamic_bytes <= handle.opted_in_shared_bytes:
+            return
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.call(
+            f"opt {name} in to {dynamic_bytes} bytes of dynamic shared memory",
+            self._driver.cuKernelSetAttribute(
+                attribute, dynamic_bytes, handle.kernel.handle, self._device_handle
+            ),
+        )
+        handle.opted_in_shared_bytes = dynamic_bytes
+
+    def _release(self, allocation: Allocation) -> None:
+        if not allocation.freed:
+            allocation.freed = True
+            self._allocations.remove(allocation)
+            self._driver.cuMemFree(allocation.address)
+
+    def _driver_text(self) -> str:
+        version = int(self.call("ask for the driver's version", self._driver.cuDriverGetVersion()))
+        text = f"CUDA {version // 1000}.{version % 1000 // 10}"
+        kernel_module = Path("/sys/module/nvidia/version")
+        try:
+            return f"{kernel_module.read_text(encoding='ascii').strip()} ({text})"
+        except OSError:
+            return text
+
+
+def _parameter_bytes(kernel: Any) -> int | None:
+    """Bytes of the kernel's parameters; None where the driver is too old to tell."""
+    try:
+        return sum(int(parameter.size) for parameter in kernel.arguments_info)
+    except Exception:  # cuda.core raises NotImplementedError or CUDAError, by version
+        return None

@@ -1,0 +1,76 @@
+"""What every device checks the same way before it touches memory or launches."""
+
+from __future__ import annotations
+
+from g4kv_cli.device.interface import Device, DeviceArray, DeviceLimits, HostArray, Launch
+from g4kv_cli.errors import ContractError
+
+
+def require_own(device: Device, array: DeviceArray) -> None:
+    """Raises ValueError if the array is another device's, or was freed."""
+    if array.device is not device:
+        raise ValueError(f"{array.label} belongs to another device ({array.device.info.name})")
+    if array.allocation.freed:
+        raise ValueError(f"{array.label} was freed")
+
+
+def require_contiguous(array: DeviceArray, purpose: str) -> None:
+    """Raises ValueError if the array is not row-contiguous, or does not lie inside its allocation."""
+    if not array.is_contiguous:
+        raise ValueError(f"cannot {purpose} {array.label}: its strides {array.strides_bytes} leave gaps")
+    if array.offset_bytes < 0 or array.offset_bytes + array.nbytes > array.allocation.nbytes:
+        raise ValueError(
+            f"cannot {purpose} {array.label}: bytes {array.offset_bytes} to "
+            f"{array.offset_bytes + array.nbytes} are not inside its {array.allocation.nbytes} bytes"
+        )
+
+
+def require_same_kind(array: DeviceArray, values: HostArray) -> None:
+    """Raises ValueError unless host values have the array's shape and dtype."""
+    if values.shape != array.shape or values.dtype != array.dtype:
+        raise ValueError(
+            f"{array.label} holds {array.dtype} {list(array.shape)}, not {values.dtype} {list(values.shape)}"
+        )
+
+
+def check_launch(limits: DeviceLimits, launch: Launch, kernel_name: str) -> None:
+    """Hold a launch against the device's limits (threads, blocks, bytes). Raises ContractError."""
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if min(launch.block) < 1 or threads > limits.max_threads_per_block:
+        raise ContractError(
+            "launch_block",
+            f"{kernel_name} block",
+            launch.block,
+            f"1 to {limits.max_threads_per_block} threads",
+            "the block does not fit the device",
+        )
+    if min(launch.grid) < 1 or any(
+        got > most for got, most in zip(launch.grid, limits.max_grid, strict=True)
+    ):
+        raise ContractError(
+            "launch_grid",
+            f"{kernel_name} grid",
+            launch.grid,
+            f"1 to {limits.max_grid} blocks",
+            "the grid does not fit the device",
+        )
+    if not 0 <= launch.dynamic_shared_bytes <= limits.max_shared_bytes_per_block:
+        raise ContractError(
+            "launch_shared",
+            f"{kernel_name} dynamic_shared_bytes",
+            launch.dynamic_shared_bytes,
+            f"0 to {limits.max_shared_bytes_per_block} bytes",
+            "the device has not that much shared memory in a block",
+        )
+
+
+def check_parameters(launch: Launch, kernel_name: str, parameter_bytes: int) -> None:
+    """Raises ContractError unless the packed struct has the size that the kernel declares."""
+    if len(launch.parameters) != parameter_bytes:
+        raise ContractError(
+            "launch_parameters",
+            f"{kernel_name} parameters",
+            f"{len(launch.parameters)} bytes",
+            f"{parameter_bytes} bytes",
+            "the parameter struct on the host differs from the kernel's",
+        )
