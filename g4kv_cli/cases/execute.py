@@ -1,0 +1,247 @@
+"""One case on one device: upload, poison, launch, compare everything. Returns a CaseResult, whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.case import Case, Placement, entry_name
+from g4kv_cli.cases.pool import PoolCheck
+from g4kv_cli.cases.problem import Problem, build_problem
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries import prep
+from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
+from g4kv_cli.inputs import PrepInputs, table_of
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BYTE, ROWS, Axes, compare_bits, compare_values
+from g4kv_cli.oracle.reference import Expected
+from g4kv_cli.records import CaseResult, Mismatch, Status
+
+Array = npt.NDArray[Any]
+
+SPARSE_TABLE_BYTES = 32 << 20
+"""RoPE tables above this are not built on the host: only the rows that are named are written."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one case holds on the device, and what it has found so far."""
+
+    case: Case
+    library: KernelLibrary
+    problem: Problem
+    arrays: list[DeviceArray] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def device(self) -> Device:
+        return self.library.device
+
+    def keep(self, array: DeviceArray) -> DeviceArray:
+        self.arrays.append(array)
+        return array
+
+    def upload(self, values: Array, label: str) -> DeviceArray:
+        return self.keep(self.device.upload(values, label))
+
+    def poisoned(self, shape: tuple[int, ...], label: str) -> DeviceArray:
+        array = self.keep(self.device.allocate(shape, BF16, label))
+        self.device.fill(array, POISON_BYTE)
+        return array
+
+    def found(self, mismatch: Mismatch | None) -> None:
+        if mismatch is not None:
+            self.mismatches.append(mismatch)
+
+
+def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run a case. Wrong results and device faults are ``failed``, a refused or impossible request is ``error``; a
+    case whose pool exceeds the GPU's memory is ``skipped`` with the two numbers. CompileError is passed on."""
+    begin = time.perf_counter()
+
+    def result(status: Status, reason: str = "", mismatches: tuple[Mismatch, ...] = (), digest: str = "") -> CaseResult:
+        seconds = time.perf_counter() - begin
+        return CaseResult(
+            case.id, case.entry, case.geometry.name, status, seconds, reason, mismatches, digest, rerun
+        )  # fmt: skip
+
+    device = library.device
+    if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
+        have, need = device.limits.memory_bytes, case.pool_bytes
+        return result("skipped", f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+    run = None
+    try:
+        run = _Run(case, library, build_problem(case))
+        _execute(run)
+    except DeviceFault as fault:
+        return result("failed", "\n".join(fault.reports), tuple(run.mismatches) if run else ())
+    except CompileError:
+        raise
+    except G4kvError as error:
+        return result("error", str(error))
+    finally:
+        if run is not None:
+            with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
+                device.free_all(run.arrays)
+    if run.mismatches:
+        return result("failed", "", tuple(run.mismatches), run.digest.hexdigest())
+    return result("passed", digest=run.digest.hexdigest())
+
+
+def _execute(run: _Run) -> None:
+    case, problem = run.case, run.problem
+    arguments = _inputs_on_device(run, problem.inputs)
+    q_out = run.poisoned(problem.inputs.q.shape, "q_out")
+    arguments["q_out"] = q_out
+    if case.placement is None:
+        _contiguous(run, arguments, q_out)
+    else:
+        _paged(run, arguments, q_out, case.placement)
+
+
+def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
+    k_out = run.poisoned(run.problem.inputs.k.shape, "k_out")
+    _entry(run.case.entry)(run.library, **arguments, start_pos=run.case.positions[0], k_out=k_out)
+    _check_rows(run, "q_out", run.device.read(q_out), run.problem.q)
+    _check_rows(run, "k_out", run.device.read(k_out), run.problem.k)
+
+
+def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: Placement) -> None:
+    case, device, problem = run.case, run.device, run.problem
+    layout = KvLayout.derive(
+        page_size=placement.page_size,
+        num_layers=placement.num_layers,
+        num_kv_heads=case.geometry.num_kv_heads,
+        head_dim=case.geometry.head_dim,
+    )
+    check = PoolCheck(case, placement)
+    pool = run.keep(check.allocate(device))
+    paged = arguments | {"pool": PagedPool(layout, pool), "layer": placement.layer}
+    if problem.inputs.v is not None:
+        paged["v"] = run.upload(problem.inputs.v, "v")
+    if case.form == "prefill":
+        paged["start_pos"] = case.positions[0]
+        paged["page_row"] = _page_row(run, placement)
+        paged["page_origin"] = placement.origins[0]
+    else:
+        paged["batch"] = _batch(run, placement)
+    _entry(case.entry)(run.library, **paged)
+
+    q = device.read(q_out)
+    stored = check.read(device, pool)
+    _check_rows(run, "q_out", q, problem.q)
+    _check_pool_rows(run, check, "K", stored.k, problem.k)
+    _check_pool_rows(run, check, "V", stored.v, problem.v)
+    run.mismatches.extend(stored.untouched)
+    run.digest.update(stored.digest)
+    if case.against_contiguous:
+        _compare_with_contiguous(run, arguments, q, stored.k, check)
+
+
+def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: Array, check: PoolCheck) -> None:
+    """The serving form must give the bits of the contiguous oracle form."""
+    q_out = run.poisoned(q.shape, "q_out of the contiguous form")
+    k_out = run.poisoned(run.problem.inputs.k.shape, "k_out of the contiguous form")
+    contiguous = _entry(entry_name(run.case.geometry, "contiguous"))
+    contiguous(run.library, **arguments | {"q_out": q_out, "k_out": k_out, "start_pos": run.case.positions[0]})
+    run.found(compare_bits("q_out against the contiguous form", q, run.device.read(q_out), _token_axes(run)))
+    run.found(compare_bits("K in the pool against the contiguous form", k, run.device.read(k_out), check.row_axes))
+
+
+def _check_rows(run: _Run, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
+    for one in expected:
+        run.found(compare_values(operation, got, one, _token_axes(run)))
+    run.digest.update(np.ascontiguousarray(got).tobytes())
+
+
+def _check_pool_rows(
+    run: _Run, check: PoolCheck, operation: str, got: Array, expected: tuple[Expected, ...]
+) -> None:
+    kept = check.compared_tokens
+    for one in expected:
+        limits = Expected(
+            one.value[kept], one.limit[kept], one.limit_text, one.rms_limit,
+            None if one.magnitude is None else one.magnitude[kept],
+        )  # fmt: skip
+        run.found(compare_values(f"{operation} in the pool", got[kept], limits, check.row_axes))
+
+
+def _token_axes(run: _Run) -> Axes:
+    return Axes(ROWS, per_token={"position": run.case.positions})
+
+
+def _entry(name: str) -> Callable[..., None]:
+    entry: Callable[..., None] = getattr(prep, name)
+    return entry
+
+
+def _inputs_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
+    return {
+        "q": run.upload(inputs.q, "q"),
+        "k": run.upload(inputs.k, "k"),
+        "q_norm_weight": run.upload(inputs.q_weight, "q_norm_weight"),
+        "k_norm_weight": run.upload(inputs.k_weight, "k_norm_weight"),
+        "rope": RopeTables(_table(run, inputs, inputs.cos, "cos"), _table(run, inputs, inputs.sin, "sin")),
+        "rotary_dim": inputs.rotary_dim,
+    }
+
+
+def _table(run: _Run, inputs: PrepInputs, rows: Array, label: str) -> DeviceArray:
+    """A RoPE table with NaN (or, in a large table on the emulated device, nothing) in the rows nobody may read."""
+    shape = (inputs.table_positions, inputs.rotary_dim)
+    if shape[0] * shape[1] * BF16.itemsize <= SPARSE_TABLE_BYTES:
+        return run.upload(table_of(rows, inputs.positions, inputs.table_positions), label)
+    table = run.keep(run.device.allocate(shape, BF16, label, sparse=True))
+    if run.device.info.kind == "cuda":
+        run.device.fill(table, POISON_BYTE)
+    for row, position in zip(rows, inputs.positions, strict=True):
+        run.device.write(table.view((shape[1],), offset_elems=int(position) * shape[1]), np.ascontiguousarray(row))
+    return table
+
+
+def _page_row(run: _Run, placement: Placement) -> PageRow:
+    ids = [*placement.rows[0], *placement.unread]
+    if not placement.unread:
+        row = PageRow.from_host(run.device, ids)
+        run.keep(row.indices)
+        return row
+    # The host would refuse the out-of-range id; the kernel must simply not use it.
+    return PageRow.from_device(run.upload(np.asarray(ids, dtype=np.int32), "page_row"))
+
+
+def _batch(run: _Run, placement: Placement) -> PagedBatch:
+    rows = [[*row, *placement.unread] for row in placement.rows]
+    if not placement.unread:
+        batch = PagedBatch.from_host(
+            run.device,
+            positions=run.case.positions,
+            page_lists=rows,
+            page_origins=placement.origins,
+            padding_page=placement.padding_page,
+        )
+        for array in (batch.positions, batch.page_indices, batch.page_indptr, batch.page_origins):
+            run.keep(array)
+        return batch
+    indptr = np.cumsum([0, *(len(row) for row in rows)])
+
+    def upload(values: Any, label: str) -> DeviceArray:
+        return run.upload(np.asarray(values, dtype=np.int32), label)
+
+    return PagedBatch.from_device(
+        upload(run.case.positions, "positions"),
+        upload([page for row in rows for page in row], "page_indices"),
+        upload(indptr, "page_indptr"),
+        upload(placement.origins, "page_origins"),
+        padding_page=placement.padding_page,
+    )

@@ -1,0 +1,70 @@
+"""The oracle's answer for one set of logical tensors: exact values and element-wise limits of q, k and v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.oracle import tolerance
+from g4kv_cli.oracle.bfloat16 import ulp_of_bf16
+from g4kv_cli.oracle.prep import EPS, pair_magnitude, rms_norm, rotate_half_rope
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What must come out: ``value`` float64 [tokens, heads, head_dim] and how far off each element may be.
+
+    ``limit`` has the same shape; zeros mean that the bf16 value must be met exactly. ``limit_text`` says it in words.
+    ``rms_limit``, if any, also bounds the root mean square of ``|got - value| / magnitude``.
+    """
+
+    value: Float64
+    limit: Float64
+    limit_text: str
+    rms_limit: float | None = None
+    magnitude: Float64 | None = None
+
+
+ONCE_ROUNDED_TEXT = "half a bf16 ulp + float32 error bound"
+
+
+def expected_rotated(x: Array, weight: Array, cos: Array, sin: Array, eps: float = EPS) -> Expected:
+    """q or k: norm with weight, then RoPE. ``x`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, rotary_dim],
+    the table rows of the tokens' positions as the kernel gets them (bf16)."""
+    rotary_dim = cos.shape[-1]
+    normed = rms_norm(x, weight, eps)
+    value = rotate_half_rope(normed, cos, sin)
+    table_length = np.ones((x.shape[0], 1, x.shape[-1]))
+    table_length[:, 0, :rotary_dim] = np.hypot(np.asarray(cos, np.float64), np.asarray(sin, np.float64))
+    limit = tolerance.rotated_limit(value, pair_magnitude(normed, rotary_dim), table_length)
+    return Expected(value, limit, ONCE_ROUNDED_TEXT)
+
+
+def expected_recorded_rotated(recorded: Array, x: Array, weight: Array, rotary_dim: int) -> Expected:
+    """Recorded q or k of an implementation that rounds at every step; ``x`` and ``weight`` as it got them."""
+    pair = pair_magnitude(rms_norm(x, weight), rotary_dim)
+    return Expected(
+        np.asarray(recorded, np.float64),
+        tolerance.GOLDEN_PAIR_LIMIT * pair,
+        f"{tolerance.GOLDEN_PAIR_LIMIT} of the rotated pair's magnitude",
+        tolerance.GOLDEN_PAIR_RMS_LIMIT,
+        pair,
+    )
+
+
+def expected_recorded_value_rows(recorded: Array) -> Expected:
+    """Recorded v: it is the correctly rounded one, so a kernel is held to 1 bf16 ulp of it."""
+    value = np.asarray(recorded, np.float64)
+    return Expected(value, ulp_of_bf16(value), "1 bf16 ulp of the recorded value")
+
+
+def expected_value_rows(x: Array, eps: float = EPS) -> Expected:
+    """v: the weightless norm of the raw rows [tokens, heads, head_dim], never rotated."""
+    value = rms_norm(x, None, eps)
+    return Expected(value, tolerance.normed_limit(value), ONCE_ROUNDED_TEXT)
