@@ -5,8 +5,8 @@
 
 namespace g4kv {
 
-// The Python twin is model/kv_layout.py:KvLayoutParameters: the size is asserted on both sides, and a probe kernel in the
-// tests reports every offset as the compiler placed it (NVRTC 13.0 has no offsetof).
+// The Python twin is model/kv_layout.py:KvLayoutParameters: the size is asserted on both sides, and a probe kernel
+// (layout_probe.cu) reports every offset as the compiler placed it (NVRTC 13.0 has no offsetof).
 struct KvLayout {
   long long kv_block_len;  // elements of one K or one V block: page_size * num_kv_heads * head_dim
   long long layer_stride;  // elements of one layer in a page: 2 * kv_block_len

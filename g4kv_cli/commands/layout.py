@@ -1,0 +1,317 @@
+"""``g4kv layout``: parse, compute, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+from rich.console import Console
+
+from g4kv_cli.errors import EXIT_FINDINGS, UsageError
+from g4kv_cli.model.geometry import Geometry, select_geometries
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, Coordinate, KvKind, KvLayout
+from g4kv_cli.model.slots import derived_layout, model_pools
+from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
+from g4kv_cli.records import SCHEMA_VERSION, DeviceInfo
+from g4kv_cli.report import layout as text
+from g4kv_cli.report import layout_json as values
+from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
+
+if TYPE_CHECKING:
+    from g4kv_cli.cases.layout_probe import ProbeGroup
+
+_AXES = ("page", "layer", "kv", "slot", "head", "dim")
+_PAGE_IDS = 1 << 31
+"""Page ids are int32."""
+
+
+@click.command(name="layout")
+@click.option(
+    "--geometry",
+    "geometry_names",
+    default="12b-local",
+    show_default=True,
+    metavar="NAME[,NAME]",
+    help="e2b|e4b|12b|26b-a4b|31b with -local or -global (or neither: both), or all.",
+)
+@click.option(
+    "--page-size",
+    type=int,
+    default=None,
+    metavar="TOKENS",
+    help=f"Token slots of a page.  [default: {DEFAULT_PAGE_SIZE_TOKENS}]",
+)
+@click.option(
+    "--num-layers",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Layers of a page.  [default: the family's layers that own K/V]",
+)
+@click.option(
+    "--num-pages", type=int, default=None, metavar="N", help="Pages of the pool: adds the pool's size."
+)
+@click.option(
+    "--tp",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Heads of one of N tensor-parallel ranks.",
+)
+@click.option(
+    "--context",
+    "context_tokens",
+    type=int,
+    default=None,
+    metavar="TOKENS",
+    help="Pool bytes of both families for requests of up to this many tokens.",
+)
+@click.option(
+    "--slots",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Requests in the pools at once, with --context.  [default: 1]",
+)
+@click.option(
+    "--step-tokens",
+    type=int,
+    default=None,
+    metavar="TOKENS",
+    help="Tokens that one step appends before pages are released, with --context.  [default: 1]",
+)
+@click.option(
+    "--at",
+    "at_text",
+    default=None,
+    metavar="COORDINATE",
+    help="page=..,layer=..,kv=k|v,slot=..,head=..,dim=..: its element and byte offset.",
+)
+@click.option(
+    "--offset",
+    "element_offset",
+    type=int,
+    default=None,
+    metavar="ELEMENTS",
+    help="The coordinate at an element offset.",
+)
+@click.option(
+    "--check",
+    "check_path",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE.json",
+    help="Hold a layout that somebody else states against the derived one.",
+)
+@click.option(
+    "--probe/--no-probe",
+    default=None,
+    help="Prove kv_offsets.cuh on the device.  [default: unless --at, --offset or --check asks]",
+)
+@click.option(
+    "--device",
+    "device_spec",
+    default="auto",
+    show_default=True,
+    metavar="auto|cuda[:N]|emulated[:ARCH]",
+    help="Where the probe runs.",
+)
+@click.option("--require-gpu", is_flag=True, help="Fail if the probe finds no GPU.")
+@click.option(
+    "--kernels",
+    "kernels_directory",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Kernel sources of your own, over the built-in ones.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object on stdout.")
+def layout(
+    geometry_names: str,
+    page_size: int | None,
+    num_layers: int | None,
+    num_pages: int | None,
+    tp: int,
+    context_tokens: int | None,
+    slots: int | None,
+    step_tokens: int | None,
+    at_text: str | None,
+    element_offset: int | None,
+    check_path: Path | None,
+    probe: bool | None,
+    device_spec: str,
+    require_gpu: bool,
+    kernels_directory: Path | None,
+    as_json: bool,
+) -> None:
+    """Show how the paged KV pool of a geometry lies in memory, and prove the kernels' offsets.
+
+    \b
+    g4kv layout --geometry 12b-local
+    g4kv layout --geometry 31b --context 131072 --slots 8
+    g4kv layout --geometry 12b-local --at page=820,layer=0,kv=v,slot=3,head=7,dim=128
+    g4kv layout --geometry 12b-local --offset 2147483648
+    g4kv layout --geometry 12b-local --check theirs.json
+
+    --at, --offset and --check answer just that, and prove nothing on a device unless --probe says so. Exit
+    code 1: a stated layout is wrong, or an offset computed on the device is.
+    """
+    asks = at_text is not None or element_offset is not None or check_path is not None
+    if context_tokens is None and (slots is not None or step_tokens is not None):
+        raise UsageError("--slots and --step-tokens size pools: give --context too")
+    if context_tokens is not None and num_layers is not None:
+        raise UsageError("--context sizes the pools of whole models: leave out --num-layers")
+    if num_pages is not None and not 1 <= num_pages < _PAGE_IDS:
+        raise UsageError(f"--num-pages must be from 1 to {_PAGE_IDS - 1}, got {num_pages}")
+    geometries = select_geometries(geometry_names, tp)
+    if asks and len(geometries) != 1:
+        raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")
+    page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+    shown = [
+        ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries
+    ]
+    report = _Report(as_json)
+
+    if not asks:
+        for one in shown:
+            report.add("layouts", values.layout_json(one))
+            report.write(text.write_layout, one)
+    if context_tokens is not None:
+        for model in dict.fromkeys(one.model for one in geometries):
+            pools = model_pools(
+                model,
+                context_tokens=context_tokens,
+                slots=1 if slots is None else slots,
+                page_size=page_size_tokens,
+                step_tokens=1 if step_tokens is None else step_tokens,
+                tp=tp,
+            )
+            report.add("pools", values.pools_json(pools))
+            report.write(text.write_pools, pools)
+    if at_text is not None:
+        coordinate = _coordinate(at_text)
+        offset = _offset_of(coordinate, shown[0])
+        report.set("at", values.element_json(shown[0].layout, coordinate, offset))
+        report.write(text.write_element, shown[0].layout, coordinate, offset)
+    if element_offset is not None:
+        found = _coordinate_of(element_offset, shown[0])
+        report.set("offset", values.element_json(shown[0].layout, found, element_offset))
+        report.write(text.write_element, shown[0].layout, found, element_offset)
+    if check_path is not None:
+        stated = read_stated_layout(check_path)
+        check = check_stated_layout(
+            stated, geometries[0], page_size=page_size, num_layers=num_layers, num_pages=num_pages
+        )
+        report.set("check", values.check_json(check))
+        report.write(text.write_check, geometries[0], check)
+        report.findings += len(check.contradictions)
+    if probe or (probe is None and not asks):
+        device_info, lines = _probe(shown, device_spec, require_gpu, kernels_directory)
+        report.set("probe", values.probe_json(device_info, lines))
+        report.write(text.write_probe, device_info, lines)
+        report.findings += sum(line.disagreeing for line in lines)
+    report.finish()
+
+
+class _Report:
+    """Text as it comes, or all of it at the end as one JSON object; then the exit code."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.findings = 0
+        self._values: dict[str, Any] | None = {"schema_version": SCHEMA_VERSION} if as_json else None
+        self._console = Console(highlight=False)
+
+    def add(self, name: str, value: dict[str, Any]) -> None:
+        if self._values is not None:
+            self._values.setdefault(name, []).append(value)
+
+    def set(self, name: str, value: dict[str, Any]) -> None:
+        if self._values is not None:
+            self._values[name] = value
+
+    def write(self, writer: Any, *arguments: Any) -> None:
+        if self._values is None:
+            writer(self._console, *arguments)
+
+    def finish(self) -> None:
+        if self._values is not None:
+            sys.stdout.write(json.dumps(self._values, indent=2) + "\n")
+        if self.findings:
+            click.get_current_context().exit(EXIT_FINDINGS)
+
+
+def _coordinate(text_given: str) -> Coordinate:
+    """``page=3,layer=1,kv=v,slot=2,head=0,dim=5`` in any order, each axis once."""
+    given: dict[str, str] = {}
+    for part in text_given.split(","):
+        axis, _, value = (piece.strip().lower() for piece in part.partition("="))
+        if axis not in _AXES:
+            raise UsageError(f"--at: {part.strip()!r} is none of {'=.., '.join(_AXES)}=..")
+        if axis in given:
+            raise UsageError(f"--at names {axis} twice: name each of {', '.join(_AXES)} once")
+        given[axis] = value
+    missing = [axis for axis in _AXES if axis not in given]
+    if missing:
+        raise UsageError(f"--at lacks {', '.join(missing)}: name each of {', '.join(_AXES)} once")
+    kv = given.pop("kv")
+    if kv not in ("k", "v"):
+        raise UsageError(f"--at: kv must be k or v, got {kv!r}")
+    numbers: dict[str, int] = {}
+    for axis, value in given.items():
+        try:
+            numbers[axis] = int(value)
+        except ValueError:
+            raise UsageError(f"--at: {axis} must be an integer, got {value!r}") from None
+    return Coordinate(kv=cast(KvKind, kv), **numbers)
+
+
+def _offset_of(where: Coordinate, shown: ShownLayout) -> int:
+    pages = _PAGE_IDS if shown.num_pages is None else shown.num_pages
+    if not 0 <= where.page < pages:
+        raise UsageError(f"page must be from 0 to {pages - 1} {_pool_name(shown)}, got {where.page}")
+    return shown.layout.element_offset(where.page, where.layer, where.kv, where.slot, where.head, where.dim)
+
+
+def _coordinate_of(element_offset: int, shown: ShownLayout) -> Coordinate:
+    pool_elems = shown.layout.pool_elems(_PAGE_IDS if shown.num_pages is None else shown.num_pages)
+    if not 0 <= element_offset < pool_elems:
+        raise UsageError(f"--offset must be 0 to {pool_elems - 1} {_pool_name(shown)}, got {element_offset}")
+    return shown.layout.coordinates(element_offset)
+
+
+def _pool_name(shown: ShownLayout) -> str:
+    return "(page ids are int32)" if shown.num_pages is None else f"in a pool of {shown.num_pages} pages"
+
+
+def _probe(
+    shown: list[ShownLayout], device_spec: str, require_gpu: bool, kernels_directory: Path | None
+) -> tuple[DeviceInfo, list[ProbeLine]]:
+    # Imported here: everything else that this command does needs no device, no compiler and no NumPy.
+    from g4kv_cli.cases.layout_probe import probe_layout, probe_small_pool
+    from g4kv_cli.device.open import open_device
+    from g4kv_cli.entries.library import KernelLibrary
+
+    device = open_device(device_spec, require_gpu)
+    try:
+        library = KernelLibrary(device, kernels_directory)
+        lines = [_probe_line("mixed extents", probe_small_pool(library))]
+        for one in shown:
+            lines += [
+                _probe_line(_layout_name(one.geometry, one.layout), group)
+                for group in probe_layout(library, one.layout)
+            ]
+        return device.info, lines
+    finally:
+        device.close()
+
+
+def _probe_line(subject: str, group: ProbeGroup) -> ProbeLine:
+    return ProbeLine(subject, group.name, group.total, group.disagreeing, group.mismatches)
+
+
+def _layout_name(geometry: Geometry, layout: KvLayout) -> str:
+    return f"{geometry.name}, page size {layout.page_size}"

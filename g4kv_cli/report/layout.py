@@ -1,0 +1,180 @@
+"""What ``g4kv layout`` shows on a console: numbers, a page's picture, pool sizes, answers and findings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import Coordinate, KvLayout
+from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
+from g4kv_cli.model.stated_layout import StatedCheck
+from g4kv_cli.records import DeviceInfo, Mismatch
+from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout, layout_numbers, size_text
+from g4kv_cli.report.layout_picture import page_picture
+
+
+def write_layout(console: Console, shown: ShownLayout) -> None:
+    """A title, the table of numbers, and the picture of a page."""
+    geometry = shown.geometry
+    window = (
+        "no window"
+        if geometry.window is None
+        else f"window {geometry.window} (window_left {geometry.window_left})"
+    )
+    console.print(
+        Text.assemble(
+            (geometry.name, "bold"),
+            f"  {geometry.num_qo_heads} query heads on {geometry.num_kv_heads} KV heads, {window}, "
+            f"{'V from raw K' if geometry.k_eq_v else 'own V'}",
+        ),
+        soft_wrap=True,
+    )
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    for number in layout_numbers(shown):
+        table.add_row(f"  {number.name}", str(number.value), number.unit, number.meaning)
+    console.print(table)
+    console.print()
+    for line in page_picture(shown.layout, ascii_only=console.options.ascii_only):
+        text = Text(line)
+        text.highlight_regex(r"\bK\b", "bold cyan")
+        text.highlight_regex(r"\bV\b", "bold magenta")
+        console.print(text, soft_wrap=True)
+    console.print()
+
+
+def write_pools(console: Console, pools: ModelPools) -> None:
+    """Pages and bytes of both pools of a model."""
+    title = f"{pools.model}: {_count(pools.slots, 'slot')} of up to {_count(pools.context_tokens, 'token')}"
+    step = "" if pools.step_tokens == 1 else f", {pools.step_tokens} tokens a step"
+    console.print(Text(f"{title}, page size {pools.page_size}{step}", style="bold"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("  pool", "layers", "pages a slot", "pages", "bytes", ""):
+        table.add_column(header, justify="left" if header in ("  pool", "") else "right", no_wrap=True)
+    for family in (pools.local, pools.global_):
+        table.add_row(
+            f"  {family.geometry.name}",
+            str(family.layout.num_layers),
+            str(family.pages_per_slot),
+            str(family.num_pages),
+            str(family.pool_bytes),
+            size_text(family.pool_bytes),
+        )
+    table.add_row("  both", "", "", "", str(pools.total_bytes), size_text(pools.total_bytes))
+    console.print(table)
+    window = pools.local.geometry.window
+    notes = [
+        f"pages = slots x pages a slot + {PADDING_PAGES} reserved padding page in each pool",
+        f"local pages a slot are capped by the window of {window}, and one page more that it can straddle; "
+        f"uncapped: {size_text(pools.uncapped_local_bytes)}",
+    ]
+    shared = pools.local.geometry.num_shared_kv_layers + pools.global_.geometry.num_shared_kv_layers
+    if shared:
+        notes.append(f"the last {shared} layers read the K/V of earlier layers and have no block in any page")
+    for note in notes:
+        console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
+    console.print()
+
+
+def write_element(console: Console, layout: KvLayout, coordinate: Coordinate, element_offset: int) -> None:
+    """One line: an element in logical terms, its element offset and its byte offset."""
+    console.print(
+        Text(
+            f"{coordinate_text(dataclasses.asdict(coordinate))}: element offset {element_offset}, "
+            f"byte offset {element_offset * layout.element_bytes}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> None:
+    """Each contradiction with got and want, and how many statements agree."""
+    stated = check.stated
+    wrong = {contradiction.field.split(".")[0] for contradiction in check.contradictions}
+    for contradiction in check.contradictions:
+        console.print(
+            Text.assemble(
+                ("wrong ", "bold red"),
+                f"{contradiction.field}: got {contradiction.got}, want {contradiction.want}",
+            ),
+            soft_wrap=True,
+        )
+    against = (
+        f"{geometry.name}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
+    )
+    console.print(
+        Text(
+            f"{stated.source}: {stated.statements - len(wrong)} of "
+            f"{_count(stated.statements, 'statement')} agree with {against}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]) -> None:
+    """Which device computed the offsets, each disagreement, and the summary line."""
+    console.print(Text(f"device twin on {device_text(device)}", style="bold"), soft_wrap=True)
+    for line in lines:
+        for mismatch in line.mismatches:
+            console.print(
+                Text.assemble(
+                    ("wrong ", "bold red"), f"{line.subject}, {line.coordinates}: {mismatch_text(mismatch)}"
+                ),
+                soft_wrap=True,
+            )
+    total = sum(line.total for line in lines)
+    agreeing = total - sum(line.disagreeing for line in lines)
+    for line in lines:
+        console.print(
+            Text(
+                f"  {line.total - line.disagreeing} of {line.total}  {line.subject}, {line.coordinates}",
+                style="dim",
+            ),
+            soft_wrap=True,
+        )
+    verdict = ("agree", "green") if agreeing == total else ("agree", "bold red")
+    console.print(
+        Text.assemble(
+            f"kv_offsets.cuh and an independent derivation: {agreeing} of {total} coordinates ", verdict
+        ),
+        soft_wrap=True,
+    )
+
+
+def mismatch_text(mismatch: Mismatch) -> str:
+    """One line: what is wrong, how often, the first place and the worst one."""
+    first = (
+        f"first at {coordinate_text(mismatch.first)}: got {mismatch.first_got}, want {mismatch.first_want}"
+    )
+    if mismatch.worst == mismatch.first:
+        places = first
+    else:
+        worst = coordinate_text(mismatch.worst)
+        places = f"{first}; worst at {worst}: got {mismatch.worst_got}, want {mismatch.worst_want}"
+    return f"{mismatch.operation} differs at {mismatch.count} of {mismatch.total} coordinates, {places}"
+
+
+def coordinate_text(coordinate: Mapping[str, int | str]) -> str:
+    """A coordinate as ``--at`` takes it."""
+    kinds: dict[int | str, str] = {0: "k", 1: "v"}
+    return ",".join(
+        f"{axis}={kinds.get(value, value) if axis == 'kv' else value}" for axis, value in coordinate.items()
+    )
+
+
+def device_text(device: DeviceInfo) -> str:
+    """The device in a few words, with the reason it was chosen if there is one."""
+    reason = f" ({device.reason})" if device.reason else ""
+    return f"{device.name}, {device.arch}{reason}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

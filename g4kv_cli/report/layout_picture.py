@@ -1,0 +1,75 @@
+"""The picture of one page in characters: layers from top to bottom, K left and V right, then one block."""
+
+from __future__ import annotations
+
+from g4kv_cli.model.kv_layout import KvLayout
+
+_LABEL_WIDTH = 10
+_SHORTEST_CELL = 22
+_TO_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│", "+++++++++-|")
+_LEFT_OUT = "..."
+
+
+def page_picture(layout: KvLayout, *, ascii_only: bool = False) -> list[str]:
+    """The lines of the picture, about 80 columns wide. Offsets (+n) are elements."""
+    lines = [
+        f"one page, {layout.page_stride} elements; +n: elements from the page's first",
+        *_framed(_layer_rows(layout)),
+        f"one block (K or V of a layer), {layout.kv_block_len} elements; +n: elements from the block's first",
+        *_framed(_slot_rows(layout)),
+        f"pool[page][layer][K, V][slot][head][dim]; page p begins at element p x {layout.page_stride}",
+    ]
+    return [line.translate(_TO_ASCII) for line in lines] if ascii_only else lines
+
+
+def _layer_rows(layout: KvLayout) -> list[list[str]]:
+    """Cells of each row, the label first."""
+    rows = []
+    for layer in _shown(layout.num_layers, at_most=4):
+        if layer is None:
+            rows.append(
+                [_LEFT_OUT, f"layers 2 to {layout.num_layers - 2}", f"one every {layout.layer_stride}"]
+            )
+            continue
+        k_offset = layer * layout.layer_stride
+        rows.append([f"layer {layer}", f"K  +{k_offset}", f"V  +{k_offset + layout.kv_block_len}"])
+    return rows
+
+
+def _slot_rows(layout: KvLayout) -> list[list[str]]:
+    heads = _shown(layout.num_kv_heads, at_most=3)
+    rows = []
+    for slot in _shown(layout.page_size, at_most=4):
+        if slot is None:
+            rows.append([_LEFT_OUT, f"one every {layout.row_elems}", *([""] * (len(heads) - 1))])
+            continue
+        cells = [
+            _LEFT_OUT if head is None else f"head {head}  +{slot * layout.row_elems + head * layout.head_dim}"
+            for head in heads
+        ]
+        rows.append([f"slot {slot}", *cells])
+    return rows
+
+
+def _shown(extent: int, at_most: int) -> list[int | None]:
+    """Indices to draw; None stands for those left out between the first two and the last."""
+    if extent <= at_most:
+        return list(range(extent))
+    return [0, 1, None, extent - 1]
+
+
+def _framed(rows: list[list[str]]) -> list[str]:
+    columns = list(zip(*(row[1:] for row in rows), strict=True))
+    shortest = _SHORTEST_CELL if len(columns) < 3 else 0
+    widths = [max(shortest, *(len(cell) for cell in column)) + 2 for column in columns]
+
+    def rule(left: str, middle: str, right: str) -> str:
+        return " " * (_LABEL_WIDTH + 2) + left + middle.join("─" * width for width in widths) + right
+
+    lines = [rule("┌", "┬", "┐")]
+    for index, (label, *cells) in enumerate(rows):
+        if index:
+            lines.append(rule("├", "┼", "┤"))
+        padded = (f" {cell}".ljust(width) for cell, width in zip(cells, widths, strict=True))
+        lines.append(f"{label:>{_LABEL_WIDTH}}  │{'│'.join(padded)}│")
+    return [*lines, rule("└", "┴", "┘")]
