@@ -43,8 +43,9 @@ RMS_NORM_EPS = 1e-6
 """rms_norm_eps of every Gemma 4 size."""
 
 MAX_WARPS_PER_BLOCK = 8
-MANY_TOKENS = 128
-"""From here on a warp serves several head rows: fewer loads of tables and weights instead of more warps."""
+WIDE_LAUNCH_ELEMS = 2**21
+"""From this many input elements on a warp serves four head rows instead of one: fewer loads of tables and weights,
+where there are warps enough. Measured on an H200: below it one row a warp is faster, above it four."""
 
 
 @dataclass(slots=True)
@@ -231,6 +232,11 @@ def qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into(
     _paged_decode(request, batch, pool, layer)
 
 
+def first_wide_token_count(entry: PrepEntry, num_qo_heads: int, num_kv_heads: int) -> int:
+    """The fewest tokens for which the entry launches the variant with several head rows a warp."""
+    return -(-WIDE_LAUNCH_ELEMS // ((num_qo_heads + entry.kv_bands * num_kv_heads) * entry.head_dim))
+
+
 def _check_rows(
     library: KernelLibrary,
     entry: PrepEntry,
@@ -383,6 +389,7 @@ def _paged_decode(request: _Request, batch: PagedBatch, pool: PagedPool, layer: 
         request.inputs[name] = array
         setattr(parameters, name, array.address)
     parameters.page_row_len = require_i32("page_indices length", batch.page_indices.shape[0])
+    parameters.num_requests = tokens
     shared: tuple[DeviceArray, ...] = ()
     if batch.padding_page is not None:
         padding = require_i32("padding_page", batch.padding_page)
@@ -449,10 +456,10 @@ def _launch(request: _Request, may_collide: tuple[DeviceArray, ...]) -> None:
     require_no_overlap(request.outputs, request.inputs)
     if request.tokens == 0:
         return
-    entry = request.entry
-    rows = entry.rows_per_warp[request.tokens >= MANY_TOKENS]
-    kv_bands = 2 if entry.value_source == "raw_v" else 1
-    groups = -(-request.num_qo_heads // rows) + kv_bands * -(-request.num_kv_heads // rows)
+    entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads
+    wide = request.tokens >= first_wide_token_count(entry, num_qo_heads, num_kv_heads)
+    rows = entry.rows_per_warp[wide]
+    groups = -(-num_qo_heads // rows) + entry.kv_bands * -(-num_kv_heads // rows)
     warps = min(groups, MAX_WARPS_PER_BLOCK)
     launch(
         request.library,

@@ -23,6 +23,7 @@ class PrepParameters(ctypes.Structure):
         ("pool", ctypes.c_uint64),
         ("page_indices", ctypes.c_uint64),
         ("positions", ctypes.c_uint64),
+        ("token_requests", ctypes.c_uint64),
         ("page_indptr", ctypes.c_uint64),
         ("page_origins", ctypes.c_uint64),
         ("layout", KvLayoutParameters),
@@ -35,5 +36,6 @@ class PrepParameters(ctypes.Structure):
         ("page_origin", ctypes.c_int32),
         ("num_pages", ctypes.c_int32),
         ("page_row_len", ctypes.c_int32),
+        ("num_requests", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )

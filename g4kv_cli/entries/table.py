@@ -25,6 +25,11 @@ class PrepEntry:
         """True if the kernel writes V (all but the contiguous oracle form)."""
         return self.value_source != "none"
 
+    @property
+    def kv_bands(self) -> int:
+        """Inputs with KV heads: K, and V where it is an input of its own."""
+        return 2 if self.value_source == "raw_v" else 1
+
     def symbol(self, rows: int) -> str:
         """The kernel's name in the compiled image."""
         return f"{self.name}_rows{rows}"
@@ -33,12 +38,12 @@ class PrepEntry:
 _PREP = "prep.cu"
 # fmt: off
 PREP_ENTRIES: dict[str, PrepEntry] = {entry.name: entry for entry in (
-    PrepEntry("qk_norm_rope_prefill_hd256_plain_into",                 _PREP, 256, "contiguous",    "none",  (1, 8)),
-    PrepEntry("qkv_norm_rope_paged_prefill_hd256_plain_into",          _PREP, 256, "paged_prefill", "raw_v", (1, 8)),
-    PrepEntry("qkv_norm_rope_paged_decode_hd256_plain_into",           _PREP, 256, "paged_decode",  "raw_v", (1, 8)),
-    PrepEntry("qkv_norm_rope_paged_prefill_hd512_plain_into",          _PREP, 512, "paged_prefill", "raw_v", (1, 2)),
-    PrepEntry("qkv_norm_rope_paged_decode_hd512_plain_into",           _PREP, 512, "paged_decode",  "raw_v", (1, 2)),
-    PrepEntry("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",    _PREP, 512, "paged_prefill", "raw_k", (1, 2)),
-    PrepEntry("qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into",     _PREP, 512, "paged_decode",  "raw_k", (1, 2)),
+    PrepEntry("qk_norm_rope_prefill_hd256_plain_into",                 _PREP, 256, "contiguous",    "none",  (1, 4)),
+    PrepEntry("qkv_norm_rope_paged_prefill_hd256_plain_into",          _PREP, 256, "paged_prefill", "raw_v", (1, 4)),
+    PrepEntry("qkv_norm_rope_paged_decode_hd256_plain_into",           _PREP, 256, "paged_decode",  "raw_v", (1, 4)),
+    PrepEntry("qkv_norm_rope_paged_prefill_hd512_plain_into",          _PREP, 512, "paged_prefill", "raw_v", (1, 4)),
+    PrepEntry("qkv_norm_rope_paged_decode_hd512_plain_into",           _PREP, 512, "paged_decode",  "raw_v", (1, 4)),
+    PrepEntry("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",    _PREP, 512, "paged_prefill", "raw_k", (1, 4)),
+    PrepEntry("qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into",     _PREP, 512, "paged_decode",  "raw_k", (1, 4)),
 )}
 # fmt: on

@@ -8,18 +8,14 @@
     g4kv::prep<head_dim, rows, g4kv::Form::form, g4kv::ValueSource::value>(params);                         \
   }
 
-#define G4KV_PREP_256(entry, form, value)  \
-  G4KV_PREP(entry, 256, 1, form, value)    \
-  G4KV_PREP(entry, 256, 8, form, value)
+#define G4KV_PREP_ROWS(entry, head_dim, form, value) \
+  G4KV_PREP(entry, head_dim, 1, form, value)         \
+  G4KV_PREP(entry, head_dim, 4, form, value)
 
-#define G4KV_PREP_512(entry, form, value)  \
-  G4KV_PREP(entry, 512, 1, form, value)    \
-  G4KV_PREP(entry, 512, 2, form, value)
-
-G4KV_PREP_256(qk_norm_rope_prefill_hd256_plain_into, contiguous, none)
-G4KV_PREP_256(qkv_norm_rope_paged_prefill_hd256_plain_into, paged_prefill, raw_v)
-G4KV_PREP_256(qkv_norm_rope_paged_decode_hd256_plain_into, paged_decode, raw_v)
-G4KV_PREP_512(qkv_norm_rope_paged_prefill_hd512_plain_into, paged_prefill, raw_v)
-G4KV_PREP_512(qkv_norm_rope_paged_decode_hd512_plain_into, paged_decode, raw_v)
-G4KV_PREP_512(qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into, paged_prefill, raw_k)
-G4KV_PREP_512(qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into, paged_decode, raw_k)
+G4KV_PREP_ROWS(qk_norm_rope_prefill_hd256_plain_into, 256, contiguous, none)
+G4KV_PREP_ROWS(qkv_norm_rope_paged_prefill_hd256_plain_into, 256, paged_prefill, raw_v)
+G4KV_PREP_ROWS(qkv_norm_rope_paged_decode_hd256_plain_into, 256, paged_decode, raw_v)
+G4KV_PREP_ROWS(qkv_norm_rope_paged_prefill_hd512_plain_into, 512, paged_prefill, raw_v)
+G4KV_PREP_ROWS(qkv_norm_rope_paged_decode_hd512_plain_into, 512, paged_decode, raw_v)
+G4KV_PREP_ROWS(qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into, 512, paged_prefill, raw_k)
+G4KV_PREP_ROWS(qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into, 512, paged_decode, raw_k)

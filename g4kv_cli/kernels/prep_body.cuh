@@ -196,9 +196,11 @@ __device__ __forceinline__ PoolSlot find_pool_slot(const PrepParams& p, int toke
   const int logical_page = position / p.layout.page_size;
   int row_begin = 0, row_end = p.page_row_len, origin = p.page_origin;
   if constexpr (kForm == Form::paged_decode) {
-    row_begin = p.page_indptr[token];
-    row_end = p.page_indptr[token + 1];
-    origin = p.page_origins[token];
+    const int request = p.token_requests == nullptr ? token : p.token_requests[token];
+    if (request < 0 || request >= p.num_requests) __trap();  // no such row
+    row_begin = p.page_indptr[request];
+    row_end = p.page_indptr[request + 1];
+    origin = p.page_origins[request];
     if (row_begin < 0 || row_end < row_begin || row_end > p.page_row_len) __trap();  // a row outside the array
   }
   if (origin < 0 || logical_page < origin) __trap();           // a page before the resident ones

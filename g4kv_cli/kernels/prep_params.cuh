@@ -20,8 +20,9 @@ struct PrepParams {
   bf16_bits* pool;            // [num_pages][num_layers][K, V][page_size][num_kv_heads][head_dim]
   const int* page_indices;    // prefill: the request's row [page_row_len]; decode: all rows [page_row_len]
   const int* positions;       // decode: [tokens]
-  const int* page_indptr;     // decode: [tokens + 1]
-  const int* page_origins;    // decode: [tokens]
+  const int* token_requests;  // decode: [tokens], or null where token t is request t
+  const int* page_indptr;     // decode: [requests + 1]
+  const int* page_origins;    // decode: [requests]
   KvLayout layout;            // paged forms only
   int layer;                  // paged forms only
   int num_qo_heads;
@@ -32,9 +33,10 @@ struct PrepParams {
   int page_origin;   // prefill: logical page of page_indices[0]
   int num_pages;     // pages of the pool
   int page_row_len;  // entries of page_indices
+  int num_requests;  // decode: rows of page_indptr
   float eps;
 };
 
-static_assert(sizeof(PrepParams) == 192, "entries/prep_parameters.py states this size");
+static_assert(sizeof(PrepParams) == 208, "entries/prep_parameters.py states this size");
 
 }  // namespace g4kv
