@@ -1,8 +1,8 @@
 """Bit operations of the hardware: shifts, funnel shifts, fields, counts, byte permutes, three-input logic.
 
-Rules recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026: a shift by the width or more gives zero (sign bits
-for a signed right shift) and the whole 32-bit count matters; ``bfe`` and ``bfi`` on 32 bits take position and length
-modulo 256. Their 64-bit forms do not follow any simple rule beyond 255, so those raise.
+Rules recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026: a shift by the width or more gives zero
+(sign bits for a signed right shift) and the whole 32-bit count matters; ``bfe`` and ``bfi`` on 32 bits take
+position and length modulo 256. Their 64-bit forms do not follow any simple rule beyond 255, so those raise.
 
 All functions take and return raw bits (``uint16``, ``uint32``, ``uint64``; shapes ``(1,)`` or ``(n,)``).
 """
@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from g4kv_cli.device.emulated.bits import ALL_ONES_32, U32, U64, Bits, i32, i64, u8, u32, u64
+from g4kv_cli.device.emulated.bits import ALL_ONES_32, U32, U64, Bits, Predicate, i64, u8, u32, u64
 from g4kv_cli.device.emulated.integer import signed, unsigned
 
 _POPULATION_OF_16 = np.array([0], u8)
@@ -112,7 +112,8 @@ def find_shift(position: U32, width: int) -> U32:
 
 def is_zero(a: Bits) -> Bits:
     """``cnot``: 1 for zero, else 0."""
-    return (a == 0).astype(a.dtype)
+    zero: Predicate = a == 0
+    return zero.astype(a.dtype)
 
 
 def _field(a: Bits, position: U32, length: U32) -> tuple[U64, U64]:
@@ -133,7 +134,8 @@ def extract(a: Bits, position: U32, length: U32) -> Bits:
 
 
 def extract_signed(a: Bits, position: U32, length: U32) -> Bits:
-    """``bfe.s``: as ``bfe.u``, filled above with the field's top bit, or the word's top bit if the field passes it."""
+    """``bfe.s``: as ``bfe.u``, filled above with the field's top bit, or the word's top bit if the field
+    passes it."""
     start, count = _field(a, position, length)
     width = _width(a)
     wide = signed(a).astype(i64)
@@ -150,7 +152,8 @@ def insert(field: Bits, base: Bits, position: U32, length: U32) -> Bits:
     """``bfi``: the low length bits of field put into base at position."""
     start, count = _field(field, position, length)
     mask = ((u64(1) << count) - u64(1)) << start
-    return ((base & ~mask) | ((field.astype(u64) << start) & mask)).astype(base.dtype)
+    merged: U64 = (base & ~mask) | ((field.astype(u64) << start) & mask)
+    return merged.astype(base.dtype)
 
 
 def bit_mask_wrap(position: U32, length: U32) -> U32:
@@ -172,7 +175,8 @@ def extend(a: U32, length: U32, clamp: bool, is_signed: bool) -> U32:
 
 
 def permute(a: U32, b: U32, selector: U32) -> U32:
-    """``prmt.b32``: four bytes picked from b:a by selector nibbles; nibble bit 3 replicates the byte's sign bit."""
+    """``prmt.b32``: four bytes picked from b:a by selector nibbles; nibble bit 3 replicates the byte's sign
+    bit."""
     pool = _joined(a, b)
     out = np.zeros(1, u64)
     for nibble in range(4):
@@ -208,5 +212,3 @@ def three_input_logic(a: U32, b: U32, c: U32, table: U32) -> U32:
         if immediate >> index & 1:
             out |= (a if index & 4 else ~a) & (b if index & 2 else ~b) & (c if index & 1 else ~c)
     return out
-
-

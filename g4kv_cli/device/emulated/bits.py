@@ -1,10 +1,10 @@
 """Array types and constants of the exact arithmetic.
 
-Every register is an array of raw bits over threads: ``uint16``, ``uint32``, ``uint64`` or ``bool``, of shape ``(n,)``,
-or ``(1,)`` when all threads agree. Functions broadcast the two shapes against each other.
+Every register is an array of raw bits over threads: ``uint16``, ``uint32``, ``uint64`` or ``bool``, of shape
+``(n,)``, or ``(1,)`` when all threads agree. Functions broadcast the two shapes against each other.
 
-The functions of this package do not switch NumPy's floating-point warnings off themselves (that costs more than many
-of the operations): call them under ``np.errstate(all="ignore")``.
+The functions of this package do not switch NumPy's floating-point warnings off themselves (that costs more
+than many of the operations): call them under ``np.errstate(all="ignore")``.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def as_f32(bits: U32) -> F32:
 def f32_bits(values: F32) -> U32:
     """The raw bits of float32 values; every NaN becomes the hardware's one NaN, 0x7fffffff."""
     bits = cast(U32, values.view(u32))
-    if values.size and np.isnan(np.min(values)):
-        return np.where(np.isnan(values), F32_NAN, bits)
+    if bits.size:
+        least = np.minimum.reduce(values, axis=None)  # NaN if anything is
+        if least != least:
+            return np.where(np.isnan(values), F32_NAN, bits)
     return bits

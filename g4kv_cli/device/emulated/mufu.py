@@ -1,16 +1,17 @@
-"""Exact models of the special-function unit (MUFU): ex2, lg2, rsqrt, rcp, sqrt .approx, and div.full, div.approx.
+"""Exact models of the special-function unit (MUFU): ex2, lg2, rsqrt, rcp, sqrt .approx, and div.full,
+div.approx.
 
-Recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026: the coefficient tables (``mufu_tables.npz``) were recovered
-from exhaustive runs over the mantissa, and the instruction sequences around the unit were read from the SASS that
-ptxas 13.0 emits for sm_90. Other chips need their own recording.
+Recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026: the coefficient tables (``mufu_tables.npz``)
+were recovered from exhaustive runs over the mantissa, and the instruction sequences around the unit were read
+from the SASS that ptxas 13.0 emits for sm_90. Other chips need their own recording.
 
 The unit evaluates one quadratic a segment in fixed point and cuts the result down:
 
     result = floor(C0[s] + C1[s] * x + C2[s] * sq(x))
 
-s is the top 6 mantissa bits (7 for rcp; rsqrt and sqrt have one table for each exponent parity), x the 17 (16) bits
-below, and sq(x) is x * x with the partial products below its upper 15 columns left out. All terms are small enough to
-be exact in float64.
+s is the top 6 mantissa bits (7 for rcp; rsqrt and sqrt have one table for each exponent parity), x the 17
+(16) bits below, and sq(x) is x * x with the partial products below its upper 15 columns left out. All terms
+are small enough to be exact in float64.
 
 All functions take and return raw f32 bits (``uint32``, shapes ``(1,)`` or ``(n,)``).
 """
@@ -97,7 +98,8 @@ def _tables() -> dict[str, _Quadratic]:
         "ex2": _Quadratic(raw["ex2"], 17),
         "lg2": _Quadratic(raw["lg2"], 17, 2.0**12),  # 36 fraction bits
         "rcp": _Quadratic(raw["rcp"], 16),
-        # Indexed by the lowest exponent bit and the top 6 mantissa bits; an odd biased exponent is an even power.
+        # Indexed by the lowest exponent bit and the top 6 mantissa bits; an odd biased exponent is an even
+        # power.
         "rsqrt": _Quadratic(np.concatenate([raw["rsq2"], raw["rsq1"]], axis=1), 17),
         "sqrt": _Quadratic(np.concatenate([raw["sqrt2"], raw["sqrt1"]], axis=1), 17),
     }
@@ -113,11 +115,12 @@ def _all_normal_positive(bits: U32) -> bool:
     return bool(((bits - u32(0x00800000)) < u32(0x7F000000)).all())
 
 
-# ---- the unit itself: subnormal inputs count as zero (the .ftz forms) -------------------------------------------------
+# ---- the unit itself: subnormal inputs count as zero (the .ftz forms) --------------------------------------
 
 
 def ex2_ftz(bits: U32) -> U32:
-    """2^x. The fraction of |x| is cut to 23 bits; a negative x takes its one's complement instead of 1 - fraction."""
+    """2^x. The fraction of |x| is cut to 23 bits; a negative x takes its one's complement instead of 1 -
+    fraction."""
     x = as_f32(bits)
     # Beyond +-200 the result is 0 or infinity anyway; the product fits int32 and the cast cuts toward zero.
     fixed = (np.clip(x, f32(-200), f32(200)) * f32(2.0**23)).astype(i32)
@@ -133,13 +136,14 @@ def ex2_ftz(bits: U32) -> U32:
 
 
 def rsqrt_ftz(bits: U32) -> U32:
-    """1 / sqrt(x); a power of four is exact. -0 and negative subnormals give -infinity, other negatives NaN."""
+    """1 / sqrt(x); a power of four is exact. -0 and negative subnormals give -infinity, other negatives
+    NaN."""
     exponent, mantissa = _fields(bits)
     table = _tables()["rsqrt"]
     value = table.evaluate((bits >> u32(17)) & u32(127), mantissa & table.x_mask).astype(i64)
     half = (exponent - 127) >> 1  # floor, so that the argument left over lies in [1, 4)
     power_of_four = (mantissa == 0) & ((exponent & 1) == 1)
-    out = np.where(power_of_four, 127 << 23, (125 << 23) + value) - (half << 23)
+    out: I64 = np.where(power_of_four, 127 << 23, (125 << 23) + value) - (half << 23)
     result = out.astype(u32)
     if _all_normal_positive(bits):
         return result
@@ -178,13 +182,15 @@ def rcp_ftz(bits: U32) -> U32:
 
 
 def lg2_ftz(bits: U32) -> U32:
-    """log2(x): exponent plus table in fixed point with 36 fraction bits; a negative value is the one's complement of
-    its magnitude; then cut to 24 bits. lg2(1) = 0."""
+    """log2(x): exponent plus table in fixed point with 36 fraction bits; a negative value is the one's
+    complement of its magnitude; then cut to 24 bits. lg2(1) = 0."""
     exponent, mantissa = _fields(bits)
     fixed = ((exponent - 127) << 36) + np.floor(_tables()["lg2"].at_mantissa(mantissa)).astype(i64)
     magnitude = np.where(fixed < 0, ~fixed, fixed)  # below 2^44: exact in f64
     leading = np.frexp(magnitude.astype(f64))[1] - 1
-    cut = np.where(leading >= 23, magnitude >> np.maximum(leading - 23, 0), magnitude << np.maximum(23 - leading, 0))
+    cut = np.where(
+        leading >= 23, magnitude >> np.maximum(leading - 23, 0), magnitude << np.maximum(23 - leading, 0)
+    )
     out = ((leading - 36 + 126).astype(i64) << 23) + cut
     result = out.astype(u32) | np.where(fixed < 0, F32_SIGN, u32(0))
     result = np.where(bits == u32(0x3F800000), u32(0), result)
@@ -196,7 +202,7 @@ def lg2_ftz(bits: U32) -> U32:
     return np.where(exponent == 255, special, result)
 
 
-# ---- the sequences around the unit that keep subnormals ----------------------------------------------------------------
+# ---- the sequences around the unit that keep subnormals ----------------------------------------------------
 
 
 def _tiny(bits: U32) -> Bits:
@@ -214,7 +220,6 @@ def ex2(bits: U32) -> U32:
         return ex2_ftz(bits)
     half = ex2_ftz(np.where(low, _times(bits, f32(0.5)), bits))
     return f32_bits(np.where(low, as_f32(half) * as_f32(half), as_f32(half)))
-
 
 
 def rsqrt(bits: U32) -> U32:

@@ -1,8 +1,9 @@
-"""f32 arithmetic of the hardware, bit for bit: add, subtract, multiply, fma, divide, root, min, max, sign operations.
+"""f32 arithmetic of the hardware, bit for bit: add, subtract, multiply, fma, divide, root, min, max, sign
+operations.
 
-NumPy's own float32 operations are IEEE (round to nearest even, subnormals kept); this module adds what differs:
-one NaN (0x7fffffff), ``.ftz``, ``.sat``, the order of signed zeros in min and max, and fma, which NumPy lacks.
-The rules were recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026.
+NumPy's own float32 operations are IEEE (round to nearest even, subnormals kept); this module adds what
+differs: one NaN (0x7fffffff), ``.ftz``, ``.sat``, the order of signed zeros in min and max, and fma, which
+NumPy lacks. The rules were recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026.
 
 All functions take and return raw bits (``uint32``, shapes ``(1,)`` or ``(n,)``).
 """
@@ -28,11 +29,15 @@ from g4kv_cli.device.emulated.bits import (
     i64,
     u32,
 )
-from g4kv_cli.device.emulated.rounding import exact_fma
+from g4kv_cli.device.emulated.rounding import exact_fma, round_to_odd, two_sum
 
 FLUSH_LIMIT = f64(2.0**-126 * (1 - 2.0**-25))
-"""``.ftz`` flushes a result whose exact magnitude is below this: tiny after rounding to 24 bits with unbounded
-exponent. (0x00800000 x 0x3f7fffff gives 0, although it rounds to the subnormal range's upper neighbour.)"""
+"""``.ftz`` flushes a result whose exact magnitude is below this: tiny after rounding to 24 bits with
+unbounded exponent. (0x00800000 x 0x3f7fffff gives 0, although it rounds to the subnormal range's upper
+neighbour.)"""
+
+INTEGRAL_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+"""The roundings to an integral value, by PTX modifier."""
 
 _MIDPOINT = np.iinfo(np.int64).min
 _FMA_BLOCK_ELEMS = 16384
@@ -97,7 +102,8 @@ def mul_ftz(a: U32, b: U32) -> U32:
 
 
 def div_ftz(a: U32, b: U32) -> U32:
-    # The f64 quotient decides the flush: no quotient of 24-bit numbers lies within 2^-49 (relative) of the limit.
+    # The f64 quotient decides the flush: no quotient of 24-bit numbers lies within 2^-49 (relative) of the
+    # limit.
     a, b = flush(a), flush(b)
     return _flush_result(div(a, b), as_f32(a).astype(f64) / as_f32(b))
 
@@ -113,9 +119,10 @@ def sqrt_ftz(a: U32) -> U32:
 def fma(a: U32, b: U32, c: U32) -> U32:
     """``fma.rn.f32``: a * b + c rounded once.
 
-    The product of two f32 is exact in f64, so rounding the f64 sum to f32 is right except where that sum is itself
-    rounded and (1) lies exactly midway between two f32, or (2) rounds into the subnormal range, whose midpoints lie
-    at other bits. Both are detected by cheap reductions over the whole array and repaired by round-to-odd.
+    The product of two f32 is exact in f64, so rounding the f64 sum to f32 is right except where that sum is
+    itself rounded and (1) lies exactly midway between two f32, or (2) rounds into the subnormal range, whose
+    midpoints lie at other bits. Both are detected by cheap reductions over the whole array and repaired by
+    round-to-odd.
     """
     elems = max(a.size, b.size, c.size)
     if elems <= _FMA_BLOCK_ELEMS:
@@ -129,23 +136,26 @@ def fma(a: U32, b: U32, c: U32) -> U32:
 
 
 def _fma_block(a: U32, b: U32, c: U32) -> U32:
-    product = np.multiply(as_f32(a), as_f32(b), dtype=f64)
-    total: F64 = product + as_f32(c)
+    addend = as_f32(c)
+    product: F64 = np.multiply(as_f32(a), as_f32(b), dtype=f64)
+    total: F64 = product + addend
     result: F32 = total.astype(f32)
-    bits = cast(U32, result.view(u32))
-    if result.size == 0:
-        return bits
-    # The low 29 bits are those f32 lacks: 1 followed by zeros is a midpoint.
-    midpoint_seen = np.left_shift(total.view(i64), 35).min() == _MIDPOINT
-    # min() returns NaN if there is one, so one comparison asks for NaN, zero and subnormal results together.
-    if np.abs(result).min() > F32_SMALLEST_NORMAL and not midpoint_seen:
-        return bits
-    doubtful = np.left_shift(total.view(i64), 35) == _MIDPOINT
-    doubtful |= (np.abs(total) < F32_SMALLEST_NORMAL) & (total != 0)
-    if doubtful.any():
-        at = np.flatnonzero(doubtful)
-        a_at, b_at, c_at = (v if v.size == 1 else v[at] for v in (a, b, c))
-        result[at] = exact_fma(a_at, b_at, c_at).astype(f32)
+    # The low 29 bits are those f32 lacks: 1 followed by zeros is a midpoint, and shifted up the least int64.
+    low_bits = np.left_shift(total.view(i64), 35)
+    midpoint_seen = np.minimum.reduce(low_bits, axis=None) == _MIDPOINT
+    # A minimum is NaN if anything is, so one comparison asks for NaN, zero and subnormal results together.
+    all_normal = np.minimum.reduce(np.abs(result), axis=None) > F32_SMALLEST_NORMAL
+    if all_normal and not midpoint_seen:
+        return cast(U32, result.view(u32))
+    doubtful = low_bits == _MIDPOINT
+    if not all_normal:
+        doubtful |= (np.abs(total) < F32_SMALLEST_NORMAL) & (total != 0)
+    at = np.flatnonzero(doubtful)
+    if at.size:
+        parts = (np.broadcast_to(part, total.shape)[at] for part in (product, addend.astype(f64)))
+        exact_total, error = two_sum(*parts)
+        if error.any():  # where the f64 sum was exact, its one rounding to f32 was right
+            result[at] = round_to_odd(exact_total, error).astype(f32)
     return f32_bits(result)
 
 
@@ -174,7 +184,8 @@ def mul_sat(a: U32, b: U32) -> U32:
 
 
 def _zeros_or_nan(values: F32) -> bool:
-    """Whether an array of min or max results holds a NaN or a zero, where NumPy and the hardware may differ."""
+    """Whether an array of min or max results holds a NaN or a zero, where NumPy and the hardware may
+    differ."""
     return bool(values.size) and not np.abs(values).min() > 0
 
 
@@ -241,3 +252,8 @@ def absolute_ftz(a: U32) -> U32:
 def copysign(a: U32, b: U32) -> U32:
     """``copysign.f32 d, a, b``: the sign of a on the magnitude of b; no NaN is changed."""
     return (a & F32_SIGN) | (b & ~F32_SIGN)
+
+
+def integral(a: U32, mode: str) -> U32:
+    """``cvt.rni.f32.f32`` and its kin: an integral f32, the sign of zero kept."""
+    return f32_bits(INTEGRAL_ROUNDING[mode](as_f32(a)))

@@ -1,7 +1,7 @@
 """The table of elementwise opcodes: the complete opcode string as PTX writes it, and its exact meaning.
 
-An opcode that is not a key is not known exactly and must not be executed. The table covers what NVRTC emits for
-ordinary CUDA C++ in both of its dialects (typed registers up to compute_90, untyped from compute_100 on).
+An opcode that is not a key is not known exactly and must not be executed. The table covers what NVRTC emits
+for ordinary CUDA C++ in both of its dialects (typed registers up to compute_90, untyped from compute_100 on).
 """
 
 from __future__ import annotations

@@ -29,7 +29,22 @@ def float_comparison(name: str) -> str:
     }[name]
 
 
-FLOAT_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+FLOAT_COMPARISONS = (
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "equ",
+    "neu",
+    "ltu",
+    "leu",
+    "gtu",
+    "geu",
+    "num",
+    "nan",
+)
 
 
 def comparison_operations() -> dict[str, Op]:
@@ -47,8 +62,12 @@ def comparison_operations() -> dict[str, Op]:
     for name in FLOAT_COMPARISONS:
         source = float_comparison(name)
         table |= _with_combinations(name, "f32", "b32", source.format("{0}.view(f32)", "{1}.view(f32)"))
-        table |= _with_combinations(name, "f64", "b64", source.format("{0}.view(np.float64)", "{1}.view(np.float64)"))
-        table |= _with_combinations(name, "f16", "b16", source.format("{0}.view(np.float16)", "{1}.view(np.float16)"))
+        table |= _with_combinations(
+            name, "f64", "b64", source.format("{0}.view(np.float64)", "{1}.view(np.float64)")
+        )
+        table |= _with_combinations(
+            name, "f16", "b16", source.format("{0}.view(np.float16)", "{1}.view(np.float16)")
+        )
         compare = eval(f"lambda a, b: {source.format('a', 'b')}", dict(EXPRESSION_NAMES))
         table |= _called(name, "ftz.f32", "b32", partial(_flushed, compare))
         table |= _called(name, "bf16", "b16", partial(_widened, compare))
@@ -66,8 +85,13 @@ def _widened(compare, a, b):  # type: ignore[no-untyped-def]
 def _with_combinations(name: str, type_name: str, kind: str, source: str) -> dict[str, Op]:
     table = {f"setp.{name}.{type_name}": inline("pred", (kind, kind), source)}
     for word, sign in _COMBINE.items():
-        table[f"setp.{name}.{word}.{type_name}"] = inline("pred", (kind, kind, "pred"), f"({source}) {sign} {{2}}")
-    results = {"u32": "np.where({0}, u32(0xffffffff), u32(0))", "f32": "np.where({0}, u32(0x3f800000), u32(0))"}
+        table[f"setp.{name}.{word}.{type_name}"] = inline(
+            "pred", (kind, kind, "pred"), f"({source}) {sign} {{2}}"
+        )
+    results = {
+        "u32": "np.where({0}, u32(0xffffffff), u32(0))",
+        "f32": "np.where({0}, u32(0x3f800000), u32(0))",
+    }
     for result, template in (results | {"s32": results["u32"]}).items():
         table[f"set.{name}.{result}.{type_name}"] = inline("b32", (kind, kind), template.format(source))
     return table
@@ -75,7 +99,13 @@ def _with_combinations(name: str, type_name: str, kind: str, source: str) -> dic
 
 def _called(name: str, type_name: str, kind: str, compare) -> dict[str, Op]:  # type: ignore[no-untyped-def]
     table = {f"setp.{name}.{type_name}": call("pred", (kind, kind), compare)}
-    table[f"setp.{name}.and.{type_name}"] = call("pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) & p)
-    table[f"setp.{name}.or.{type_name}"] = call("pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) | p)
-    table[f"setp.{name}.xor.{type_name}"] = call("pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) ^ p)
+    table[f"setp.{name}.and.{type_name}"] = call(
+        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) & p
+    )
+    table[f"setp.{name}.or.{type_name}"] = call(
+        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) | p
+    )
+    table[f"setp.{name}.xor.{type_name}"] = call(
+        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) ^ p
+    )
     return table

@@ -7,75 +7,66 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-
-from g4kv_cli.device.emulated import conversions
+from g4kv_cli.device.emulated import conversions, integer_conversions, numerics
+from g4kv_cli.device.emulated.integer_conversions import INTEGER_TYPES, IntegerType
 from g4kv_cli.device.emulated.operation import Op, call, inline
-
-_INTEGERS = tuple((sign, width) for sign in "us" for width in (8, 16, 32, 64))
-_MODES = ("rni", "rzi", "rmi", "rpi")
 
 
 def conversion_operations() -> dict[str, Op]:
     return _integer_to_integer() | _integer_to_float() | _float_to_integer() | _float_to_float() | _packing()
 
 
-def _kind(width: int) -> str:
-    return f"b{max(width, 16)}"
+def _kind(integer: IntegerType) -> str:
+    return f"b{max(integer.width, 16)}"
 
 
-def _extending(op: Op, sign: str) -> Op:
-    return replace(op, sign_extends=sign == "s")
+def _to_integer(target: IntegerType, operand: str, function: Callable[..., Any]) -> Op:
+    return Op((_kind(target),), (operand,), function, sign_extends=target.is_signed)
 
 
 def _integer_to_integer() -> dict[str, Op]:
     table: dict[str, Op] = {}
-    for to_sign, to_width in _INTEGERS:
-        for from_sign, from_width in _INTEGERS:
-            pair = f"{to_sign}{to_width}.{from_sign}{from_width}"
-            arguments = {
-                "to_width": to_width,
-                "to_signed": to_sign == "s",
-                "from_width": from_width,
-                "from_signed": from_sign == "s",
-            }
-            result, operands = _kind(to_width), (_kind(from_width),)
-            plain = call(result, operands, partial(conversions.integer_from_integer, **arguments))
-            clamped = call(result, operands, partial(conversions.integer_from_integer_saturated, **arguments))
-            table[f"cvt.{pair}"] = _extending(plain, to_sign)
-            table[f"cvt.sat.{pair}"] = _extending(clamped, to_sign)
+    for target in INTEGER_TYPES:
+        for source in INTEGER_TYPES:
+            plain = partial(integer_conversions.integer_from_integer, target=target, source=source)
+            clamped = partial(
+                integer_conversions.integer_from_integer_saturated, target=target, source=source
+            )
+            table[f"cvt.{target.name}.{source.name}"] = _to_integer(target, _kind(source), plain)
+            table[f"cvt.sat.{target.name}.{source.name}"] = _to_integer(target, _kind(source), clamped)
     for sign in "us":
         table[f"cvt.{sign}64.u32"] = inline("b64", ("b32",), "{0}.astype(u64)")
         table[f"cvt.{sign}64.s32"] = inline("b64", ("b32",), "{0}.view(i32).astype(u64)")
+        cut = inline("b32", ("b64",), "{0}.astype(u32)")
         for other in "us":
-            table[f"cvt.{sign}32.{other}64"] = _extending(inline("b32", ("b64",), "{0}.astype(u32)"), sign)
+            table[f"cvt.{sign}32.{other}64"] = replace(cut, sign_extends=sign == "s")
     return table
 
 
 def _integer_to_float() -> dict[str, Op]:
     table: dict[str, Op] = {}
-    for sign, width in _INTEGERS:
-        name, operands = f"{sign}{width}", (_kind(width),)
-        typed = {"width": width, "is_signed": sign == "s"}
-        table[f"cvt.rn.f32.{name}"] = call("b32", operands, partial(conversions.f32_from_integer, **typed))
-        table[f"cvt.rn.f16.{name}"] = call("b16", operands, partial(conversions.f16_from_integer, **typed))
-        if width <= 32:
-            to_zero = partial(conversions.f32_from_integer_to_zero, **typed)
-            table[f"cvt.rz.f32.{name}"] = call("b32", operands, to_zero)
+    for source in INTEGER_TYPES:
+        results: dict[str, tuple[str, Callable[..., Any]]] = {
+            "cvt.rn.f32": ("b32", integer_conversions.f32_from_integer),
+            "cvt.rn.f16": ("b16", integer_conversions.f16_from_integer),
+        }
+        if source.width <= 32:
+            results["cvt.rz.f32"] = ("b32", integer_conversions.f32_from_integer_to_zero)
+        for name, (kind, function) in results.items():
+            table[f"{name}.{source.name}"] = call(kind, (_kind(source),), partial(function, source=source))
     return table
 
 
 def _float_to_integer() -> dict[str, Op]:
     table: dict[str, Op] = {}
-    for mode in _MODES:
-        for sign, width in _INTEGERS:
-            typed = {"mode": mode, "width": width, "is_signed": sign == "s"}
-            for flushed, ftz in (("", False), ("ftz.", True)):
-                convert = partial(conversions.integer_from_f32, **typed, ftz=ftz)
-                op = call(_kind(width), ("b32",), convert)
-                table[f"cvt.{mode}.{flushed}{sign}{width}.f32"] = _extending(op, sign)
-            op = call(_kind(width), ("b16",), partial(conversions.integer_from_f16, **typed))
-            table[f"cvt.{mode}.{sign}{width}.f16"] = _extending(op, sign)
-        table[f"cvt.{mode}.f32.f32"] = call("b32", ("b32",), partial(conversions.integral_f32, mode=mode))
+    for mode in numerics.INTEGRAL_ROUNDING:
+        for target in INTEGER_TYPES:
+            for word, ftz in (("", False), ("ftz.", True)):
+                convert = partial(integer_conversions.integer_from_f32, mode=mode, target=target, ftz=ftz)
+                table[f"cvt.{mode}.{word}{target.name}.f32"] = _to_integer(target, "b32", convert)
+            halves = partial(integer_conversions.integer_from_f16, mode=mode, target=target)
+            table[f"cvt.{mode}.{target.name}.f16"] = _to_integer(target, "b16", halves)
+        table[f"cvt.{mode}.f32.f32"] = call("b32", ("b32",), partial(numerics.integral, mode=mode))
     return table
 
 
@@ -122,7 +113,7 @@ def _packing() -> dict[str, Op]:
         for relu, word in ((False, ""), (True, "relu.")):
             convert = partial(conversions.f8x2_from_f32, name=name, relu=relu)
             table[f"cvt.rn.satfinite.{word}{name}x2.f32"] = call("b16", two, convert)
-        table[f"cvt.rn.f16x2.{name}x2"] = call("b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name))
+        table[f"cvt.rn.f16x2.{name}x2"] = call(
+            "b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name)
+        )
     return table
-
-

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-
 from g4kv_cli.device.emulated import mufu, numerics, packed16, rounding
 from g4kv_cli.device.emulated.bits import F32_SIGN, U32
 from g4kv_cli.device.emulated.operation import Op, call
@@ -143,5 +142,3 @@ def _halves(form: packed16.Format) -> dict[str, Op]:
         table[f"{name}.{form}"] = call("b16", ("b16",) * count, scalar)
         table[f"{name}.{form}x2"] = call("b32", ("b32",) * count, packed16.packed(scalar))
     return table
-
-

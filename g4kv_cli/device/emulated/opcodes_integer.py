@@ -105,7 +105,9 @@ def _fields_and_counts(width: int) -> dict[str, Op]:
         f"bfind.u{width}": call("b32", (kind,), highest),
         f"bfind.s{width}": call("b32", (kind,), highest_signed),
         f"bfind.shiftamt.u{width}": call("b32", (kind,), lambda a: bitfield.find_shift(highest(a), width)),
-        f"bfind.shiftamt.s{width}": call("b32", (kind,), lambda a: bitfield.find_shift(highest_signed(a), width)),
+        f"bfind.shiftamt.s{width}": call(
+            "b32", (kind,), lambda a: bitfield.find_shift(highest_signed(a), width)
+        ),
         f"bfe.u{width}": call(kind, field, bitfield.extract),
         f"bfe.s{width}": call(kind, field, bitfield.extract_signed),
         f"bfi.{kind}": call(kind, (kind, *field), bitfield.insert),
@@ -123,7 +125,9 @@ def _wide_products() -> dict[str, Op]:
         }
         for sign, product in products.items():
             table[f"mul.wide.{sign}{narrow}"] = inline(result, (operand, operand), product)
-            table[f"mad.wide.{sign}{narrow}"] = inline(result, (operand, operand, result), f"{product} + {{2}}")
+            table[f"mad.wide.{sign}{narrow}"] = inline(
+                result, (operand, operand, result), f"{product} + {{2}}"
+            )
     return table
 
 
@@ -153,7 +157,9 @@ def _words() -> dict[str, Op]:
     for clamp, limit in (("wrap", bitfield.wrapped), ("clamp", bitfield.clamped)):
         for side, shift in (("l", bitfield.funnel_left), ("r", bitfield.funnel_right)):
             table[f"shf.{side}.{clamp}.b32"] = call(
-                "b32", three, lambda low, high, count, shift=shift, limit=limit: shift(low, high, limit(count))
+                "b32",
+                three,
+                lambda low, high, count, shift=shift, limit=limit: shift(low, high, limit(count)),
             )
         for sign in "us":
             extend = partial(bitfield.extend, clamp=clamp == "clamp", is_signed=sign == "s")
@@ -166,10 +172,11 @@ def _words() -> dict[str, Op]:
                 "b32", three, lambda a, b, c, product=product: product(a, b) + c
             )
         for other in "us":
-            signs = {"a_signed": sign == "s", "b_signed": other == "s"}
-            table[f"dp4a.{sign}32.{other}32"] = call("b32", three, partial(integer.dot4, **signs))
+            a_signed, b_signed = sign == "s", other == "s"
+            dot = partial(integer.dot4, a_signed=a_signed, b_signed=b_signed)
+            table[f"dp4a.{sign}32.{other}32"] = call("b32", three, dot)
             for part in ("lo", "hi"):
-                dot = partial(integer.dot2, **signs, upper=part == "hi")
+                dot = partial(integer.dot2, a_signed=a_signed, b_signed=b_signed, upper=part == "hi")
                 table[f"dp2a.{part}.{sign}32.{other}32"] = call("b32", three, dot)
     return table
 

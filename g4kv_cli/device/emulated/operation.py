@@ -26,14 +26,15 @@ class Op:
     Kinds are ``"b16"``, ``"b32"``, ``"b64"`` (raw bits in ``uint16``, ``uint32``, ``uint64``), ``"pred"`` and
     ``"carry"`` (``bool``; carry is the hidden condition-code flag of ``add.cc`` and its kin, listed last).
 
-    A source register wider than its operand kind is cut to it before the call. A destination register wider than the
-    result kind receives the result zero-extended, or sign-extended if ``sign_extends`` (only ``cvt`` may have either).
+    A source register wider than its operand kind is cut to it before the call. A destination register wider
+    than the result kind receives the result zero-extended, or sign-extended if ``sign_extends`` (only ``cvt``
+    may have either).
 
     results, operands: kinds, in the order PTX writes them.
-    function: takes raw-bit arrays of shapes ``(1,)`` or ``(n,)`` and returns one array, or a tuple for two results.
-        It may raise ValueError for operand values whose result on hardware is not known.
-    expression: the same as ``function`` as Python source with ``{0}``, ``{1}``, ... for the operands, each used as an
-        atom, and the names of ``EXPRESSION_NAMES``; None where a call is as good.
+    function: takes raw-bit arrays of shapes ``(1,)`` or ``(n,)`` and returns one array, or a tuple for two
+        results. It may raise ValueError for operand values whose result on hardware is not known.
+    expression: the same as ``function`` as Python source with ``{0}``, ``{1}``, ... for the operands, each
+        used as an atom, and the names of ``EXPRESSION_NAMES``; None where a call is as good.
     """
 
     results: tuple[str, ...]

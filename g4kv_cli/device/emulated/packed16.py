@@ -1,7 +1,8 @@
 """bf16 and f16 arithmetic of the hardware, scalar and two to a register (``.bf16x2``, ``.f16x2``).
 
-Rules recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026 (packed forms): every operation is exact and rounded
-once to nearest even, subnormals are kept, a NaN result is 0x7fff; min and max drop a NaN operand and order -0 below +0.
+Rules recorded from an NVIDIA H200, driver 580.159.04, 29 Nov 2026 (packed forms): every operation is exact
+and rounded once to nearest even, subnormals are kept, a NaN result is 0x7fff; min and max drop a NaN operand
+and order -0 below +0.
 
 Scalar functions take and return ``uint16`` bits of any shape; ``packed`` lifts them to ``uint32`` registers.
 """
@@ -45,31 +46,33 @@ def is_nan(a: U16, form: Format) -> Predicate:
     return (a & ~_SIGN) > _INFINITY[form]
 
 
-def _narrow(exact: F64, form: Format) -> U16:
+def narrow(exact: F64, form: Format) -> U16:
     """One rounding to nearest even of a round-to-odd or exact f64."""
     if form == "f16":
         halves = exact.astype(np.float16).view(u16)
         return np.where(np.isnan(exact), NAN, halves)
     cut = to_zero(exact)
     inexact = (cut.view(f32) != exact) & np.isfinite(exact)
-    return bf16_from_f32(cut | inexact)  # the last f32 bit made odd where bits were cut: rounding twice is safe
+    return bf16_from_f32(
+        cut | inexact
+    )  # the last f32 bit made odd where bits were cut: rounding twice is safe
 
 
 def add(a: U16, b: U16, form: Format) -> U16:
-    return _narrow(round_to_odd(*two_sum(_as_f64(a, form), _as_f64(b, form))), form)
+    return narrow(round_to_odd(*two_sum(_as_f64(a, form), _as_f64(b, form))), form)
 
 
 def sub(a: U16, b: U16, form: Format) -> U16:
-    return _narrow(round_to_odd(*two_sum(_as_f64(a, form), -_as_f64(b, form))), form)
+    return narrow(round_to_odd(*two_sum(_as_f64(a, form), -_as_f64(b, form))), form)
 
 
 def mul(a: U16, b: U16, form: Format) -> U16:
-    return _narrow(_as_f64(a, form) * _as_f64(b, form), form)
+    return narrow(_as_f64(a, form) * _as_f64(b, form), form)
 
 
 def fma(a: U16, b: U16, c: U16, form: Format) -> U16:
     product = _as_f64(a, form) * _as_f64(b, form)
-    return _narrow(round_to_odd(*two_sum(product, _as_f64(c, form))), form)
+    return narrow(round_to_odd(*two_sum(product, _as_f64(c, form))), form)
 
 
 def fma_relu(a: U16, b: U16, c: U16, form: Format) -> U16:

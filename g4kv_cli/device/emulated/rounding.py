@@ -1,4 +1,5 @@
-"""Exact results as float64 with round-to-odd, and directed rounding of them to float32 (``.rz``, ``.rm``, ``.rp``)."""
+"""Exact results as float64 with round-to-odd, and directed rounding of them to float32 (``.rz``, ``.rm``,
+``.rp``)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def exact_mul(a: U32, b: U32) -> F64:
 
 
 def exact_fma(a: U32, b: U32, c: U32) -> F64:
-    """a * b + c as a round-to-odd f64: right input for one rounding to f32 and for comparison with f32 values."""
+    """a * b + c as a round-to-odd f64: right input for one rounding to f32 and for comparison with f32
+    values."""
     return round_to_odd(*two_sum(exact_mul(a, b), as_f32(c).astype(f64)))
 
 
@@ -65,7 +67,9 @@ def up(exact: F64) -> U32:
     return f32_bits(np.where(under, np.nextafter(nearest, f32(np.inf)), nearest))
 
 
-def _negative_zero_sum(rounded: U32, exact: F64, both_positive_zero: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> U32:
+def _negative_zero_sum(
+    rounded: U32, exact: F64, both_positive_zero: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+) -> U32:
     """``.rm``: an exact zero sum is -0 unless both addends are +0."""
     return np.where((exact == 0) & ~both_positive_zero, np.uint32(0x80000000), rounded)
 
