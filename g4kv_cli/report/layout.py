@@ -22,18 +22,12 @@ def write_layout(console: Console, shown: ShownLayout) -> None:
     """A title, the table of numbers, and the picture of a page."""
     geometry = shown.geometry
     window = (
-        "no window"
-        if geometry.window is None
-        else f"window {geometry.window} (window_left {geometry.window_left})"
+        "no window" if geometry.window is None else f"window {geometry.window} (window_left {geometry.window_left})"
     )
-    console.print(
-        Text.assemble(
-            (geometry.name, "bold"),
-            f"  {geometry.num_qo_heads} query heads on {geometry.num_kv_heads} KV heads, {window}, "
-            f"{'V from raw K' if geometry.k_eq_v else 'own V'}",
-        ),
-        soft_wrap=True,
-    )
+    heads = f"{_count(geometry.num_qo_heads, 'query head')} on {_count(geometry.num_kv_heads, 'KV head')}"
+    value_source = "V from raw K" if geometry.k_eq_v else "own V"
+    title = Text.assemble((geometry.name, "bold"), f"  {heads}, {window}, {value_source}")
+    console.print(title, soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
@@ -107,9 +101,7 @@ def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> Non
             ),
             soft_wrap=True,
         )
-    against = (
-        f"{geometry.name}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
-    )
+    against = f"{geometry.name}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
     console.print(
         Text(
             f"{stated.source}: {stated.statements - len(wrong)} of "
@@ -125,9 +117,7 @@ def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]
     for line in lines:
         for mismatch in line.mismatches:
             console.print(
-                Text.assemble(
-                    ("wrong ", "bold red"), f"{line.subject}, {line.coordinates}: {mismatch_text(mismatch)}"
-                ),
+                Text.assemble(("wrong ", "bold red"), f"{line.subject}, {line.coordinates}: {mismatch_text(mismatch)}"),
                 soft_wrap=True,
             )
     total = sum(line.total for line in lines)
@@ -142,18 +132,14 @@ def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]
         )
     verdict = ("agree", "green") if agreeing == total else ("agree", "bold red")
     console.print(
-        Text.assemble(
-            f"kv_offsets.cuh and an independent derivation: {agreeing} of {total} coordinates ", verdict
-        ),
+        Text.assemble(f"kv_offsets.cuh and an independent derivation: {agreeing} of {total} coordinates ", verdict),
         soft_wrap=True,
     )
 
 
 def mismatch_text(mismatch: Mismatch) -> str:
     """One line: what is wrong, how often, the first place and the worst one."""
-    first = (
-        f"first at {coordinate_text(mismatch.first)}: got {mismatch.first_got}, want {mismatch.first_want}"
-    )
+    first = f"first at {coordinate_text(mismatch.first)}: got {mismatch.first_got}, want {mismatch.first_want}"
     if mismatch.worst == mismatch.first:
         places = first
     else:

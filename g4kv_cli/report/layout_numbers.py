@@ -51,11 +51,9 @@ def layout_numbers(shown: ShownLayout) -> list[LayoutNumber]:
         LayoutNumber("num_kv_heads", layout.num_kv_heads, "heads", "KV heads of a slot"),
         LayoutNumber("head_dim", layout.head_dim, "elements", "one head row"),
         LayoutNumber("element_bytes", layout.element_bytes, "bytes", "bf16"),
-        LayoutNumber("slot_stride", layout.row_elems, "elements", "from one slot to the next: all its heads"),
+        LayoutNumber("slot_stride", layout.row_elems, "elements", "one slot: all its KV heads"),
         LayoutNumber("kv_block_len", layout.kv_block_len, "elements", "one K or one V block"),
-        LayoutNumber(
-            "layer_stride", layout.layer_stride, "elements", "one layer: its K block, then its V block"
-        ),
+        LayoutNumber("layer_stride", layout.layer_stride, "elements", "one layer: K block, then V block"),
         LayoutNumber("page_stride", layout.page_stride, "elements", "one page: all layers"),
         LayoutNumber("page_bytes", layout.page_bytes, "bytes", f"one page: {size_text(layout.page_bytes)}"),
         LayoutNumber(
@@ -88,10 +86,7 @@ def size_text(size_bytes: int) -> str:
 
 def _layers_meaning(geometry: Geometry, layout: KvLayout) -> str:
     if layout.num_layers != geometry.num_kv_layers:
-        return f"layers of a page, as asked for; the family's own: {geometry.num_kv_layers}"
+        return f"as asked for; own K/V: {geometry.num_kv_layers}"
     if geometry.num_shared_kv_layers:
-        return (
-            f"layers of a page; the family's other {geometry.num_shared_kv_layers} of {geometry.num_layers} "
-            "read an earlier layer's K/V"
-        )
-    return "layers of a page: all of the family"
+        return f"of {geometry.num_layers}; {geometry.num_shared_kv_layers} read an earlier one's"
+    return "of a page: all of the family"
