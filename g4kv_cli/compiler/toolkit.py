@@ -15,6 +15,7 @@ INSTALL_HINT = (
     "'nvidia-cuda-cccl>=13,<14' (or point CUDA_PATH at a CUDA 13 toolkit)"
 )
 _MARKER_HEADER = "cuda_bf16.h"
+_SYSTEM_TOOLKIT = Path("/usr/local/cuda")  # where NVIDIA's own installers put it
 
 
 @cache
@@ -101,7 +102,7 @@ def _candidates() -> list[Path]:
     if located is not None:
         candidates.append(located)
     roots = [os.environ.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME")]
-    candidates += [Path(root) / "include" for root in [*roots, "/usr/local/cuda"] if root]
+    candidates += [Path(root) / "include" for root in [*roots, str(_SYSTEM_TOOLKIT)] if root]
     return candidates
 
 

@@ -1,0 +1,67 @@
+"""Fixtures of all tests. Kernels compile into pytest's own cache directory, never into the user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.errors import DeviceUnavailable
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No setting of the caller's reaches a test; compiled kernels are kept from one test run to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("G4KV_")]:
+            patch.delenv(name)
+        patch.setenv("G4KV_CACHE_DIR", str(request.config.cache.mkdir("g4kv-kernels")))
+        yield
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty kernel cache for one test."""
+    directory = tmp_path / "kernel-cache"
+    monkeypatch.setenv("G4KV_CACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.fixture
+def cuda_device() -> Iterator[object]:
+    """The first CUDA GPU. Without one the test is skipped with the reason, or fails under G4KV_REQUIRE_GPU=1."""
+    from g4kv_cli.device.cuda import CudaDevice
+
+    try:
+        device = CudaDevice(0, "a test")
+    except DeviceUnavailable as error:
+        if GPU_REQUIRED:
+            pytest.fail(f"G4KV_REQUIRE_GPU is set, but: {error}")
+        pytest.skip(f"needs a CUDA GPU: {error}")
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def run_g4kv() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``python -m g4kv_cli ARGUMENTS`` from the checkout as a process of its own."""
+
+    def run(*arguments: str, environment: dict[str, str] | None = None, timeout: float = 120.0):
+        return subprocess.run(
+            [sys.executable, "-m", "g4kv_cli", *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,24 @@
+"""Every kernel source assembles for every arch that we name, and no kernel spills or uses a stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from g4kv_cli.compiler import compile_with_log, find_source, resource_usage, source_names
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+
+
+def test_there_are_kernels() -> None:
+    assert "prep.cu" in source_names()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", source_names())
+def test_assembles_without_spills(name: str, arch: str) -> None:
+    usage = resource_usage(compile_with_log(find_source(name), arch=arch, kind="cubin").log)
+    assert usage, f"the assembler reports no kernel in {name}"
+    assert {item.arch for item in usage} == {arch}
+    spilled = [item for item in usage if item.spill_store_bytes or item.spill_load_bytes or item.stack_bytes]
+    assert not spilled
+    assert all(0 < item.registers <= 255 for item in usage)

@@ -1,0 +1,45 @@
+"""The import contracts of pyproject.toml hold, and they can fail."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("importlinter", reason="needs import-linter (the lint extra)")
+    script = "import sys; sys.path.insert(0, ''); from importlinter.cli import lint_imports_command; "
+    script += "lint_imports_command(['--no-cache', '--no-logo'])"
+    return subprocess.run([sys.executable, "-c", script], cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_the_import_contracts_hold() -> None:
+    done = _lint(REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("model/geometry.py", "import g4kv_cli.entries", "An import only ever points down"),
+        ("oracle/prep.py", "import g4kv_cli.model.kv_layout", "The oracle judges offsets"),
+        ("device/emulated/bits.py", "import g4kv_cli.records", "The PTX interpreter is a library"),
+        ("cases/__init__.py", "import g4kv_cli.device.cuda", "Only device.open chooses"),
+    ],
+)
+def test_a_forbidden_import_breaks_its_contract(tmp_path: Path, module: str, line: str, contract: str) -> None:
+    shutil.copytree(REPOSITORY / "g4kv_cli", tmp_path / "g4kv_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    path = tmp_path / "g4kv_cli" / module
+    path.write_text(path.read_text() + f"\n{line}\n")
+    done = _lint(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    broken = [text for text in done.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(text.startswith(contract) for text in broken), done.stdout
