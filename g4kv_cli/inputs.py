@@ -89,9 +89,7 @@ def make_inputs(
     )
 
 
-def rope_rows(
-    geometry: Geometry, positions: npt.NDArray[np.int64], rotary_dim: int
-) -> tuple[Array, Array]:
+def rope_rows(geometry: Geometry, positions: npt.NDArray[np.int64], rotary_dim: int) -> tuple[Array, Array]:
     """(cos, sin), bf16 [tokens, rotary_dim]: the angle is one float32 product, its cosine is cast to bf16.
 
     With ``rotary_dim`` the whole head the frequencies are the model's; a narrower rotation (no Gemma 4 model has

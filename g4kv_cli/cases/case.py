@@ -50,8 +50,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for Q and K bits equal
-    to those of the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``."""
+    """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
+    the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``.
+    """
 
     id: str
     entry: str
@@ -87,8 +88,10 @@ class Case:
 def entry_name(geometry: Geometry, form: Form) -> str:
     """The entry that serves a geometry in a form. UsageError where there is none (contiguous at head_dim 512)."""
     if geometry.head_dim == 256:
-        return "qk_norm_rope_prefill_hd256_plain_into" if form == "contiguous" else (
-            f"qkv_norm_rope_paged_{form}_hd256_plain_into"
+        return (
+            "qk_norm_rope_prefill_hd256_plain_into"
+            if form == "contiguous"
+            else (f"qkv_norm_rope_paged_{form}_hd256_plain_into")
         )
     if geometry.head_dim != 512 or form == "contiguous":
         raise UsageError(f"no prep entry for head_dim {geometry.head_dim} in the {form} form")

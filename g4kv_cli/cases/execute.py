@@ -165,9 +165,7 @@ def _check_rows(run: _Run, operation: str, got: Array, expected: tuple[Expected,
     run.digest.update(np.ascontiguousarray(got).tobytes())
 
 
-def _check_pool_rows(
-    run: _Run, check: PoolCheck, operation: str, got: Array, expected: tuple[Expected, ...]
-) -> None:
+def _check_pool_rows(run: _Run, check: PoolCheck, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
     kept = check.compared_tokens
     for one in expected:
         limits = Expected(

@@ -199,7 +199,7 @@ class _Table:
         return self._decode(name, "random", positions, seed=seed, page_size=size, origins="last")
 
     def _padded_decode(self) -> Case:
-        """Three requests and the padding rows of a power-of-two bucket: position 0 of the reserved page 0, all five."""
+        """Three requests and the five padding rows of their bucket, all at position 0 of the reserved page 0."""
         size = self.page_size
         positions = (size + 2 % size, 1, 3 * size - 1, 0, 0, 0, 0, 0)
         rows = ((4, 2), (1,) if size > 1 else (1, 6), (3, 5, 7), (0,), (0,), (0,), (0,), (0,))

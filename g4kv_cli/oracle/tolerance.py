@@ -43,7 +43,7 @@ RSQRT_APPROX_RELATIVE = 2.0**-22.9
 _ABSOLUTE_FLOOR = 2.0**-140
 
 GOLDEN_PAIR_LIMIT = 0.016
-"""The recorded side rounds five times (norm, table, two products, sum), the kernel once: measured 0.0152 of the pair."""
+"""The recorded side rounds five times (norm, table, two products, sum), the kernel once: measured 0.0152 of a pair."""
 GOLDEN_PAIR_RMS_LIMIT = 0.005
 """Root mean square of the same difference."""
 

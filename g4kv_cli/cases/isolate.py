@@ -1,0 +1,98 @@
+"""Cases in processes of their own: several at once on the emulated device, and after a fault on a GPU.
+
+A context that has faulted is lost for its process, and a crash must cost one case, not the run. Results come in
+the order of the cases.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.run import CaseRunner, RunSettings
+from g4kv_cli.device.interface import Device
+from g4kv_cli.records import CaseResult
+
+MIN_CASES_PER_JOB = 4
+"""Fewer are run in this process: a worker takes longer to start than they take to run."""
+
+_runner: CaseRunner | None = None
+"""The runner of a worker process."""
+
+
+def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
+    """Run all cases and yield their results in order. ``device`` is open and serves this process."""
+    if device.info.kind == "emulated" and jobs > 1 and len(cases) >= jobs * MIN_CASES_PER_JOB:
+        yield from _in_workers(cases, settings, jobs)
+        return
+    runner = CaseRunner(settings, device)
+    try:
+        for index, case in enumerate(cases):
+            yield runner.run(case)
+            if runner.poisoned:
+                yield from _one_worker_each_fault(cases[index + 1 :], settings)
+                return
+    finally:
+        runner.close()
+
+
+def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
+    done = 0
+    with _pool(settings, jobs) as pool:
+        futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
+        try:
+            while futures:
+                result, _ = futures.popleft().result()
+                done += 1
+                yield result
+            return
+        except BrokenProcessPool:
+            pass
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    # Which case killed the worker is unknown: run the rest alone, one worker at a time.
+    yield from _one_worker_each_fault(cases[done:], settings)
+
+
+def _one_worker_each_fault(cases: Sequence[Case], settings: RunSettings) -> Iterator[CaseResult]:
+    """One worker process; a new one after each fault or crash."""
+    pool: ProcessPoolExecutor | None = None
+    try:
+        for case in cases:
+            pool = pool or _pool(settings, 1)
+            try:
+                result, poisoned = pool.submit(_run_in_worker, case).result()
+            except BrokenProcessPool:
+                reason = "the worker process died (out of memory, or a crash in the driver)"
+                result = CaseResult(
+                    case.id, case.entry, case.geometry.name, "error", 0.0, reason, rerun=settings.rerun_command(case)
+                )  # fmt: skip
+                poisoned = True
+            yield result
+            if poisoned:
+                pool.shutdown(wait=False)
+                pool = None
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+
+def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:
+    # Spawned, not forked: a CUDA context and the threads of a progress bar do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(settings,))
+
+
+def _start_worker(settings: RunSettings) -> None:
+    global _runner
+    _runner = CaseRunner(settings)
+
+
+def _run_in_worker(case: Case) -> tuple[CaseResult, bool]:
+    if _runner is None:
+        raise RuntimeError("the worker was not started with settings")
+    return _runner.run(case), _runner.poisoned

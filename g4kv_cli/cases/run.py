@@ -1,0 +1,73 @@
+"""Cases on a device, one after another: a fresh device after each fault on the emulated one."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.execute import run_case
+from g4kv_cli.compiler.images import compile_image
+from g4kv_cli.compiler.sources import find_source
+from g4kv_cli.device.interface import Device
+from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.records import CaseResult, DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a worker needs to run cases: picklable. ``device_spec`` is explicit (``cuda:0``, ``emulated:sm_80``);
+    ``rerun`` is the command without ``--case``."""
+
+    device_spec: str
+    kernels_directory: Path | None
+    rerun: tuple[str, ...]
+
+    def rerun_command(self, case: Case) -> str:
+        """The exact command line that runs just this case again."""
+        return shlex.join([*self.rerun, "--case", case.id])
+
+
+def device_spec_of(info: DeviceInfo, asked: str) -> str:
+    """The explicit spec of an open device, so that a worker or a rerun gets the same one."""
+    if info.kind == "emulated":
+        return f"emulated:{info.arch}"
+    return asked if asked.startswith("cuda:") else "cuda:0" if asked == "cuda" else "cuda"
+
+
+def compile_for(device: Device, kernels_directory: Path | None, cases: list[Case]) -> None:
+    """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
+    for source in dict.fromkeys(PREP_ENTRIES[case.entry].source for case in cases):
+        compile_image(find_source(source, kernels_directory), arch=device.info.arch, kind=device.image_kind)
+
+
+class CaseRunner:
+    """Runs cases in this process. ``poisoned`` turns true when this process can run no more (a faulted GPU)."""
+
+    def __init__(self, settings: RunSettings, device: Device | None = None) -> None:
+        self.settings = settings
+        self.poisoned = False
+        self._library = KernelLibrary(device or open_device(settings.device_spec), settings.kernels_directory)
+
+    def run(self, case: Case) -> CaseResult:
+        """Run one case; a fault of the device is the case's, and the next one starts on a fresh device."""
+        result = run_case(case, self._library, self.settings.rerun_command(case))
+        if result.status == "failed" and result.reason:
+            self._replace_device()
+        return result
+
+    def close(self) -> None:
+        """Close the device."""
+        self._library.device.close()
+
+    def _replace_device(self) -> None:
+        device = self._library.device
+        if device.info.kind == "cuda":
+            # A context that has faulted is lost for this process, whoever asks.
+            self.poisoned = True
+            return
+        device.close()
+        self._library = KernelLibrary(open_device(self.settings.device_spec), self.settings.kernels_directory)

@@ -1,0 +1,54 @@
+"""Where and with what a run is made."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from g4kv_cli import __version__
+from g4kv_cli.compiler.sources import kernels_digest
+from g4kv_cli.compiler.toolkit import nvrtc_version
+from g4kv_cli.device.interface import Device
+from g4kv_cli.records import RunInfo
+
+_PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings")
+
+
+def collect_run_info(device: Device, kernels_directory: Path | None, seed: int) -> RunInfo:
+    """The record's head. Raises CompileError if there is no NVRTC."""
+    versions = {"g4kv": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return RunInfo(
+        device=device.info,
+        nvrtc=nvrtc_version(),
+        kernels_digest=kernels_digest(kernels_directory),
+        kernels_directory="" if kernels_directory is None else str(kernels_directory),
+        git_commit=_git_commit(),
+        versions=versions,
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        seed=seed,
+    )
+
+
+def _git_commit() -> str:
+    """The checkout's commit, with ``-dirty`` where tracked files differ; empty where this is no checkout."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here.parent / ".git").exists():
+        return ""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if commit and git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,217 @@
+"""``g4kv smoke``: gate the pool-write kernels on real geometries, on a GPU or without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.golden import golden_cases
+from g4kv_cli.cases.isolate import run_cases
+from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
+from g4kv_cli.cases.run_info import collect_run_info
+from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.smoke import DEFAULT_SEED, smoke_cases
+from g4kv_cli.commands.options import device_options, kernels_option
+from g4kv_cli.device.open import open_device
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
+from g4kv_cli.model.geometry import select_geometries
+from g4kv_cli.records import CaseResult, RunInfo, summarise
+from g4kv_cli.report.console import SmokeConsole
+from g4kv_cli.report.json import EarlierRun, JsonRecord, read_record
+from g4kv_cli.report.junit import write_junit
+
+DEFAULT_GEOMETRY = "12b-local"
+SAME_BITS_OPTION = "--same-bits-as"
+MAX_DEFAULT_JOBS = 2
+
+_file = click.Path(dir_okay=False, path_type=Path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The command's options that choose cases and how they run."""
+
+    geometry: str | None
+    tp: int
+    case: tuple[str, ...]
+    seed: int
+    page_size: int | None
+    golden: Path | None
+    kernels: Path | None
+
+    def rerun(self, device_spec: str) -> tuple[str, ...]:
+        """The command that runs the same table on the same device, up to ``--case``."""
+        words = ["g4kv", "smoke", "--device", device_spec]
+        if self.golden is not None:
+            words += ["--golden", str(self.golden)]
+        else:
+            words += ["--tp", str(self.tp)] if self.tp != 1 else []
+            words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
+        words += ["--page-size", str(self.page_size)] if self.page_size is not None else []
+        words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
+        return tuple(words)
+
+
+@click.command()
+@click.option(
+    "--geometry",
+    metavar="NAME[,NAME...]",
+    help=f"12b-local, 31b-global, ..., a model (12b), or all. Default: {DEFAULT_GEOMETRY}, or where --case says.",
+)
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Heads of one of N ranks.")
+@device_options
+@click.option("--case", multiple=True, metavar="ID", help="Only this case, or those a glob matches; repeatable.")
+@click.option("--list", "list_only", is_flag=True, help="List the case ids and run nothing.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32), default=DEFAULT_SEED, show_default=True, help="First seed of random data."
+)
+@click.option("--page-size", type=int, metavar="TOKENS", help="Use this page size in place of 16 and of the sweep.")
+@kernels_option
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="Run recorded vectors of another implementation (.npz) in place of the table.",
+)
+@click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record; whole after every case.")
+@click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
+@click.option(
+    SAME_BITS_OPTION,
+    type=_file,
+    metavar="RECORD.json",
+    help="Every output must have the same bits as in this record (of another device, say).",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Worker processes on the emulated device.  [default: up to 2]")
+@click.option("-q", "--quiet", is_flag=True, help="Only the device, what did not pass, and the summary.")
+def smoke(
+    geometry: str | None,
+    tp: int,
+    device: str,
+    require_gpu: bool,
+    case: tuple[str, ...],
+    list_only: bool,
+    seed: int,
+    page_size: int | None,
+    kernels: Path | None,
+    golden: Path | None,
+    json_path: Path | None,
+    junit_path: Path | None,
+    same_bits_as: Path | None,
+    jobs: int | None,
+    quiet: bool,
+) -> int:
+    """Check every pool-write kernel: right values, right places, and nothing else touched.
+
+    Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
+    """
+    request = Request(geometry, tp, case, seed, page_size, golden, kernels)
+    cases = _cases(request)
+    if list_only:
+        click.echo("\n".join(one.id for one in cases))
+        return 0
+    earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
+
+    opened = open_device(device, require_gpu)
+    try:
+        run = collect_run_info(opened, kernels, seed)
+        _require_comparable(earlier, run)
+        compile_for(opened, kernels, cases)
+        settings = RunSettings(
+            device_spec=device_spec_of(opened.info, device),
+            kernels_directory=kernels,
+            rerun=request.rerun(device_spec_of(opened.info, device)),
+        )
+        record = JsonRecord(json_path, run) if json_path is not None else None
+        results: list[CaseResult] = []
+        if junit_path is not None:
+            write_junit(junit_path, results)
+        console = SmokeConsole(len(cases), quiet=quiet)
+        console.start(run)
+        try:
+            for result in run_cases(cases, settings, opened, _jobs(jobs)):
+                judged = _judge_bits(result, earlier)
+                results.append(judged)
+                if record is not None:
+                    record.add(judged)
+                console.add(judged)
+        except BaseException:
+            console.abort()
+            raise
+        finally:
+            if junit_path is not None:
+                write_junit(junit_path, results)
+        console.finish()
+    finally:
+        opened.close()
+    return _exit_code(results)
+
+
+def _cases(request: Request) -> list[Case]:
+    geometries = None
+    if request.geometry is not None or not request.case:
+        geometries = select_geometries(request.geometry or DEFAULT_GEOMETRY, request.tp)
+    if request.golden is not None:
+        table = golden_cases(request.golden, request.page_size)
+        if request.geometry is not None and geometries is not None:
+            names = {geometry.name for geometry in geometries}
+            table = [case for case in table if case.geometry.name in names]
+        return select_cases(table, request.case)
+    # An id names its geometry, so --case needs no --geometry.
+    if geometries is None:
+        geometries = select_geometries("all", request.tp)
+    return select_cases(smoke_cases(geometries, seed=request.seed, page_size=request.page_size), request.case)
+
+
+def _jobs(asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    count: Callable[[], int | None] = os.cpu_count
+    with suppress(AttributeError):  # not on macOS
+        return min(MAX_DEFAULT_JOBS, len(os.sched_getaffinity(0)))
+    return min(MAX_DEFAULT_JOBS, count() or 1)
+
+
+def _require_comparable(earlier: EarlierRun | None, run: RunInfo) -> None:
+    if earlier is None:
+        return
+    if earlier.kernels_digest != run.kernels_digest:
+        raise UsageError(
+            f"{SAME_BITS_OPTION} {earlier.path}: made with other kernel sources ({earlier.kernels_digest[:12]}, here "
+            f"{run.kernels_digest[:12]}); make the record again, or point --kernels at its sources"
+        )
+    if earlier.seed != run.seed:
+        raise UsageError(f"{SAME_BITS_OPTION} {earlier.path}: made with --seed {earlier.seed}; run with that seed")
+
+
+def _judge_bits(result: CaseResult, earlier: EarlierRun | None) -> CaseResult:
+    """A passed case whose bits differ from the record's, or that the record lacks, is failed."""
+    if earlier is None or result.status != "passed":
+        return result
+    want = earlier.digests.get(result.id, "")
+    if want == result.output_digest:
+        return result
+    if want:
+        digests = f"{result.output_digest[:12]} here, {want[:12]} there"
+        reason = f"the outputs differ in bits from {earlier.path} ({earlier.device}): {digests}"
+    else:
+        reason = f"{earlier.path} ({earlier.device}) has no output digest of this case"
+    return dataclasses.replace(result, status="failed", reason=reason)
+
+
+def _exit_code(results: Sequence[CaseResult]) -> int:
+    summary = summarise(list(results))
+    if summary.failed:
+        return EXIT_FINDINGS
+    if summary.error:
+        return EXIT_FAILURE
+    if not summary.passed:
+        sys.stderr.write("g4kv: error: every case was skipped, so nothing was checked\n")
+        return EXIT_FAILURE
+    return 0

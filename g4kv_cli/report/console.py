@@ -1,0 +1,159 @@
+"""What ``g4kv smoke`` shows: where it runs, one line per entry and geometry, failures in full, the summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from g4kv_cli.records import CaseResult, Mismatch, RunInfo, summarise
+from g4kv_cli.report.format import coordinate_text, count_text, digest_text, seconds_text, summary_text
+
+PROGRESS_AFTER_SECONDS = 1.0
+
+_COLORS = {"passed": "green", "failed": "bold red", "error": "bold red", "skipped": "yellow"}
+
+
+class SmokeConsole:
+    """Shows a run as it goes. ``quiet`` leaves the device line, failures, skips and the summary."""
+
+    def __init__(self, total: int, *, quiet: bool = False) -> None:
+        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._quiet = quiet
+        self._total = total
+        self._done: list[CaseResult] = []
+        self._group: list[CaseResult] = []
+        self._geometry = ""
+        self._begin = time.perf_counter()
+        self._progress: Progress | None = None
+        self._may_show_progress = sys.stderr.isatty() and not quiet
+
+    def start(self, run: RunInfo) -> None:
+        """The first lines: device, name, arch, driver, compiler, why this device; kernels and seed."""
+        device = run.device
+        words = [device.kind, device.name, device.arch]
+        if device.driver:
+            words.append(f"driver {device.driver}")
+        words += [f"NVRTC {run.nvrtc}", device.reason]
+        self._line("device   ", ", ".join(word for word in words if word))
+        if not self._quiet:
+            where = run.kernels_directory or "built in"
+            self._line("kernels  ", f"{where}, sources {digest_text(run.kernels_digest)}, seed {run.seed}")
+
+    def add(self, result: CaseResult) -> None:
+        """One more case is done."""
+        if self._group and (self._group[0].entry, self._group[0].geometry) != (result.entry, result.geometry):
+            self._close_group()
+        self._group.append(result)
+        self._done.append(result)
+        self._show_progress()
+
+    def finish(self) -> None:
+        """The last group and the closing summary."""
+        self._close_group()
+        self._stop_progress()
+        summary = summarise(self._done)
+        good = summary.passed == len(self._done)
+        seconds = time.perf_counter() - self._begin
+        text = (
+            f"{summary_text(summary, every=True)} of {count_text(len(self._done), 'case')} in {seconds_text(seconds)}"
+        )
+        failed = summary.failed or summary.error
+        self._out.print(Text(text, style="bold green" if good else "bold red" if failed else "bold yellow"))
+
+    def abort(self) -> None:
+        """Clear the progress bar; the error that ended the run follows."""
+        self._stop_progress()
+
+    def _close_group(self) -> None:
+        if not self._group:
+            return
+        group, self._group = self._group, []
+        with self._paused_progress():
+            self._write_group(group)
+
+    def _write_group(self, group: Sequence[CaseResult]) -> None:
+        notable = [result for result in group if result.status != "passed"]
+        if not self._quiet:
+            if group[0].geometry != self._geometry:
+                self._geometry = group[0].geometry
+                self._out.print(Text(self._geometry, style="bold"))
+            bad = any(result.status in ("failed", "error") for result in group)
+            mark = Text("  FAIL  " if bad else "  ok    ", style="bold red" if bad else "green")
+            seconds = sum(result.seconds for result in group)
+            counts = summary_text(summarise(list(group)))
+            self._out.print(mark + Text(f"{group[0].entry:<52} {counts}, {seconds_text(seconds)}"))
+        for result in notable:
+            write_result(self._out, result)
+
+    def _line(self, label: str, text: str) -> None:
+        self._out.print(Text(label, style="dim") + Text(text))
+
+    # --- progress ------------------------------------------------------------------------------------------
+
+    def _show_progress(self) -> None:
+        if not self._may_show_progress:
+            return
+        if self._progress is None:
+            if time.perf_counter() - self._begin < PROGRESS_AFTER_SECONDS:
+                return
+            self._progress = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._progress.add_task("cases", total=self._total)
+            self._progress.start()
+        self._progress.update(self._progress.task_ids[0], completed=len(self._done))
+
+    @contextmanager
+    def _paused_progress(self) -> Iterator[None]:
+        """The bar is on stderr, results are on stdout: on one terminal they must take turns."""
+        running = self._progress is not None
+        if self._progress is not None:
+            self._progress.stop()
+        yield
+        if running and self._progress is not None:
+            self._progress.start()
+
+    def _stop_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def write_result(out: Console, result: CaseResult) -> None:
+    """A case that did not pass, in full, with the command that runs just it."""
+    out.print(Text(f"    {result.status.upper()}  ", style=_COLORS[result.status]) + Text(result.id))
+    for line in result.reason.splitlines():
+        out.print(Text(f"      {line}"))
+    for mismatch in result.mismatches:
+        for line in mismatch_lines(mismatch):
+            out.print(Text(f"      {line}"))
+    if result.rerun and result.status != "skipped":
+        out.print(Text("      again  ", style="dim") + Text(result.rerun))
+
+
+def mismatch_lines(mismatch: Mismatch) -> list[str]:
+    """What is wrong, how often, the first place, the worst place, the limit."""
+    lines = [
+        f"{mismatch.operation}: {mismatch.count:,} of {mismatch.total:,} elements",
+        f"  first  {coordinate_text(mismatch.first)}: got {mismatch.first_got}, want {mismatch.first_want}",
+    ]
+    if mismatch.worst != mismatch.first:
+        lines.append(
+            f"  worst  {coordinate_text(mismatch.worst)}: got {mismatch.worst_got}, want {mismatch.worst_want}"
+        )
+    lines.append(f"  limit  {mismatch.limit}")
+    if mismatch.note:
+        lines.append(f"  note   {mismatch.note}")
+    return lines

@@ -1,0 +1,77 @@
+"""The JSON record of a run: ``schema_version``, ``run``, ``cases``, ``summary``. Whole after every case."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from g4kv_cli.errors import UsageError
+from g4kv_cli.records import SCHEMA_VERSION, CaseResult, RunInfo, summarise, to_json
+from g4kv_cli.report.files import write_whole
+
+OPTION = "--json"
+
+
+class JsonRecord:
+    """The record at ``path``. Making one writes it, without cases, so an unwritable path is known at once."""
+
+    def __init__(self, path: Path, run: RunInfo) -> None:
+        self._path = path
+        self._run = json.dumps(to_json(run), indent=2)
+        self._results: list[CaseResult] = []
+        self._texts: list[str] = []
+        self._write()
+
+    def add(self, result: CaseResult) -> None:
+        """Append a case and rewrite the file."""
+        self._results.append(result)
+        self._texts.append(json.dumps(to_json(result)))
+        self._write()
+
+    def _write(self) -> None:
+        cases = "".join(f"\n    {text}," for text in self._texts).rstrip(",")
+        summary = json.dumps(dataclasses.asdict(summarise(self._results)))
+        run = self._run.replace("\n", "\n  ")
+        text = (
+            f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "run": {run},\n'
+            f'  "cases": [{cases}\n  ],\n  "summary": {summary}\n}}\n'
+        )
+        write_whole(self._path, text, OPTION)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """What another run's record says about its bits: ``digests`` by case id."""
+
+    path: Path
+    kernels_digest: str
+    seed: int
+    device: str
+    digests: Mapping[str, str]
+
+
+def read_record(path: Path, option: str) -> EarlierRun:
+    """Read a record made with ``--json``. Raises UsageError if it is none."""
+
+    def fail(what: str) -> UsageError:
+        return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
+
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise fail(f"cannot read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise fail(f"not JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
+        raise fail(f"not a record of schema version {SCHEMA_VERSION}")
+    try:
+        run = record["run"]
+        digests = {str(case["id"]): str(case.get("output_digest", "")) for case in record["cases"]}
+        device = f"{run['device']['name']} {run['device']['arch']}"
+        return EarlierRun(path, str(run["kernels_digest"]), int(run["seed"]), device, digests)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise fail(f"the record lacks {error}") from error

@@ -1,0 +1,118 @@
+"""The comparison sees what it must, says where, and in the right order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import (
+    NEVER_WRITTEN,
+    ROWS,
+    Axes,
+    compare_bits,
+    compare_untouched,
+    compare_values,
+)
+from g4kv_cli.oracle.reference import Expected
+
+AXES = Axes(ROWS, {"layer": 1}, {"page": [7, 5], "slot": [15, 0]})
+SHAPE = (2, 3, 4)
+
+
+def _expected(limit: float = 0.0, **more) -> Expected:
+    return Expected(np.ones(SHAPE), np.full(SHAPE, limit), "a limit", **more)
+
+
+def _ones() -> np.ndarray:
+    return np.ones(SHAPE, dtype=BF16)
+
+
+def test_equal_arrays_pass() -> None:
+    assert compare_values("q_out", _ones(), _expected(), AXES) is None
+    assert compare_bits("q_out", _ones(), _ones(), AXES) is None
+
+
+def test_first_and_worst_in_logical_terms() -> None:
+    got = _ones()
+    got[0, 2, 1], got[1, 0, 3] = 1.5, -3.0
+    found = compare_values("K in the pool", got, _expected(0.25), AXES)
+    assert found is not None
+    assert (found.count, found.total) == (2, 24)
+    assert found.first == {"layer": 1, "page": 7, "slot": 15, "token": 0, "head": 2, "dim": 1}
+    assert found.worst == {"layer": 1, "page": 5, "slot": 0, "token": 1, "head": 0, "dim": 3}
+    assert (found.first_got, found.worst_got, found.worst_want) == ("1.5 (0x3fc0)", "-3 (0xc040)", "1")
+    assert "a limit" in found.limit
+
+
+def test_an_element_at_its_limit_passes_and_one_past_it_fails() -> None:
+    got = _ones()
+    got[0, 0, 0] = 1.25
+    assert compare_values("q_out", got, _expected(0.25), AXES) is None
+    assert compare_values("q_out", got, _expected(0.2499), AXES) is not None
+
+
+def test_the_worst_is_judged_by_its_own_limit() -> None:
+    expected = _expected(0.1)
+    expected.limit[0, 0, 0] = 8.0
+    got = _ones()
+    got[0, 0, 0], got[1, 1, 1] = 10.0, 4.0  # errors 9 and 3, limits 8 and 0.1
+    found = compare_values("q_out", got, expected, AXES)
+    assert found is not None
+    assert found.worst["head"] == 1
+
+
+@pytest.mark.parametrize(("value", "note"), [(np.nan, "computed as NaN or infinity"), (np.inf, "computed as NaN")])
+def test_non_finite_comes_before_any_number(value, note) -> None:
+    got = _ones()
+    got[0, 0, 0], got[1, 2, 3] = 100.0, value
+    found = compare_values("q_out", got, _expected(1e9), AXES)
+    assert found is not None
+    assert found.operation == "q_out: non-finite results"
+    assert (found.count, found.first["token"], found.first["dim"]) == (1, 1, 3)
+    assert note in found.note
+
+
+def test_poison_is_named() -> None:
+    got = np.full(SHAPE, 0xFFFF, dtype=np.uint16).view(BF16)
+    found = compare_values("q_out", got, _expected(1.0), AXES)
+    assert found is not None
+    assert found.note == NEVER_WRITTEN
+
+
+def test_bits_tell_zeros_and_nans_apart() -> None:
+    zeros = np.zeros(SHAPE, dtype=BF16)
+    assert compare_bits("q_out", -zeros, zeros, AXES) is not None
+    poison, other = (np.full(SHAPE, pattern, dtype=np.uint16).view(BF16) for pattern in (0xFFFF, 0x7FFF))
+    assert compare_bits("q_out", poison, poison, AXES) is None
+    assert compare_bits("q_out", poison, other, AXES) is not None
+
+
+def test_bits_worst_is_the_largest_difference() -> None:
+    got = _ones()
+    got[0, 0, 1], got[1, 1, 1] = 2.0, 9.0
+    found = compare_bits("q_out", got, _ones(), AXES)
+    assert found is not None
+    assert (found.count, found.first["dim"], found.worst_got) == (2, 1, "9 (0x4110)")
+
+
+def test_untouched_region() -> None:
+    axes = Axes(("page", "layer", "slot", "head", "dim"))
+    pool = np.full((3, 2, 4, 1, 8), 0xFFFF, dtype=np.uint16)
+    touched = (np.array([2, 0]), 1, np.array([3, 1]))
+    pool[touched] = 0
+    assert compare_untouched("K", pool.view(BF16), touched, axes) is None
+    pool[2, 0, 3, 0, 5] = 0x7FFF  # another NaN is not the poison
+    found = compare_untouched("K", pool.view(BF16), touched, axes)
+    assert found is not None
+    assert (found.count, found.total) == (1, 192)
+    assert found.first == {"layer": 0, "page": 2, "slot": 3, "head": 0, "dim": 5}
+
+
+def test_many_small_errors_fail_by_their_root_mean_square() -> None:
+    got = np.full(SHAPE, 1.0078125, dtype=BF16)  # 1 + 2^-7, each inside its limit of 0.016
+    magnitude = np.ones(SHAPE)
+    assert compare_values("q", got, _expected(0.016, rms_limit=0.008, magnitude=magnitude), AXES) is None
+    found = compare_values("q", got, _expected(0.016, rms_limit=0.005, magnitude=magnitude), AXES)
+    assert found is not None
+    assert "root mean square is 0.00781" in found.note
