@@ -1,0 +1,115 @@
+"""Every opcode recorded on the hardware: the table's function gives the same bits, or the opcode is
+absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hardware_vectors as hardware
+import numpy as np
+import pytest
+
+from g4kv_cli.device.emulated.opcodes import ELEMENTWISE
+
+DTYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with np.errstate(all="ignore"):
+        yield
+
+
+def run(text: str, operands: list[Any], result_dtype: Any) -> Any:
+    """Evaluate an inline assembly with the table alone."""
+    registers: dict[str, Any] = {f"%{index + 1}": array for index, array in enumerate(operands)}
+    registers["carry"] = None
+    for opcode, names in hardware.statements(text):
+        target, sources = names[0], names[1:]
+        if opcode.startswith("mov."):
+            registers[target] = move(registers, sources[0])
+            continue
+        op = ELEMENTWISE[opcode]
+        arguments = [value(registers, name, kind) for name, kind in zip(sources, op.operands, strict=False)]
+        arguments += [registers["carry"]] * (len(op.operands) - len(arguments))
+        results = op.function(*arguments)
+        if len(op.results) == 2:
+            results, registers["carry"] = results
+        if target == "%0" and results.dtype != result_dtype:
+            results = widened(results, result_dtype, op.sign_extends)
+        registers[target] = results
+    return registers["%0"]
+
+
+def value(registers: dict[str, Any], name: str, kind: str) -> Any:
+    if kind == "pred":
+        return registers[name]
+    array = registers[name] if name in registers else np.array([int(name)])
+    return array.astype(DTYPES[kind])
+
+
+def move(registers: dict[str, Any], source: str) -> Any:
+    if source.startswith("{"):
+        low, high = (registers[name.strip()].astype(np.uint64) for name in source[1:-1].split(","))
+        return low | (high << np.uint64(32))
+    return registers[source] if source in registers else np.array([int(source)], np.uint32)
+
+
+def widened(results: Any, dtype: Any, sign_extends: bool) -> Any:
+    signed = results.view(f"i{results.dtype.itemsize}")
+    return (signed if sign_extends else results).astype(dtype)
+
+
+def differing(expected: Any, got: Any) -> int:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    return int((got != expected).sum())
+
+
+@pytest.mark.parametrize(("group", "name"), hardware.cases(hardware.SUPPORTED))
+def test_equals_the_hardware(group: str, name: str) -> None:
+    operands, expected = hardware.inputs(group), hardware.output(group, name)
+    if name in hardware.LIMITED_BELOW_256:
+        inside = (operands[-1] < 256) & (operands[-2] < 256)
+        assert 100 < inside.sum() < inside.size
+        operands, expected = [array[inside] for array in operands], expected[inside]
+    assert differing(expected, run(hardware.assembly(group, name), operands, expected.dtype)) == 0
+
+
+@pytest.mark.parametrize(("group", "name"), hardware.cases(hardware.UNSUPPORTED))
+def test_opcodes_without_a_model_are_absent(group: str, name: str) -> None:
+    assert name not in ELEMENTWISE
+
+
+def test_every_recorded_opcode_is_listed() -> None:
+    listed = hardware.cases(hardware.SUPPORTED) + hardware.cases(hardware.UNSUPPORTED)
+    assert len(listed) == len(set(listed)) == 251
+    assert set(listed) == hardware.recorded_names()
+
+
+@pytest.mark.parametrize(
+    "name", ["mul.ftz.f32", "add.ftz.f32", "div.rn.ftz.f32", "fma.rn.ftz.f32", "mul.f32", "fma.rn.f32"]
+)
+def test_flush_boundary(name: str) -> None:
+    operands, outputs = hardware.flush_boundary()
+    op = ELEMENTWISE[name]
+    assert differing(outputs.pop(name), op.function(*operands[: len(op.operands)])) == 0
+
+
+@pytest.mark.parametrize("name", sorted(hardware.LIMITED_BELOW_256))
+def test_wide_fields_beyond_255_raise(name: str) -> None:
+    op = ELEMENTWISE[name]
+    operands = [np.array([1], DTYPES[kind]) for kind in op.operands]
+    op.function(*operands)
+    for index in (-1, -2):
+        beyond = list(operands)
+        beyond[index] = np.array([5, 256], np.uint32)
+        with pytest.raises(ValueError, match="above 255"):
+            op.function(*beyond)
+
+
+def test_the_check_sees_a_single_wrong_bit() -> None:
+    operands, expected = hardware.inputs("T"), hardware.output("T", "fma.rn.f32")
+    wrong = expected.copy()
+    wrong[7] ^= np.uint32(1)
+    assert differing(wrong, run("fma.rn.f32 %0, %1, %2, %3;", operands, np.uint32)) == 1
