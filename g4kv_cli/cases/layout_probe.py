@@ -109,17 +109,13 @@ def expected_offsets(layout: KvLayout, num_pages: int, coordinates: Coordinates)
     return expected
 
 
-def device_offsets(
-    library: KernelLibrary, layout: KvLayout, coordinates: Coordinates
-) -> npt.NDArray[np.int64]:
+def device_offsets(library: KernelLibrary, layout: KvLayout, coordinates: Coordinates) -> npt.NDArray[np.int64]:
     """int64 [count, 3]: what kv_offsets.cuh computes on the library's device."""
     device = library.device
     uploaded = device.upload(coordinates, "coordinates")
     offsets = device.allocate((len(coordinates), len(OFFSET_KINDS)), np.int64, "offsets")
     try:
-        parameters = LayoutProbeParameters(
-            layout.parameters(), uploaded.address, offsets.address, len(coordinates)
-        )
+        parameters = LayoutProbeParameters(layout.parameters(), uploaded.address, offsets.address, len(coordinates))
         launch(
             library,
             PROBE_SOURCE,
@@ -134,9 +130,7 @@ def device_offsets(
         device.free_all((uploaded, offsets))
 
 
-def _probe(
-    library: KernelLibrary, name: str, layout: KvLayout, num_pages: int, coordinates: Coordinates
-) -> ProbeGroup:
+def _probe(library: KernelLibrary, name: str, layout: KvLayout, num_pages: int, coordinates: Coordinates) -> ProbeGroup:
     begin = time.perf_counter()
     got = device_offsets(library, layout, coordinates)
     want = expected_offsets(layout, num_pages, coordinates)

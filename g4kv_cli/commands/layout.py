@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
+from g4kv_cli.commands.layout_coordinates import PAGE_IDS, coordinate_of, offset_of, parse_coordinate
+from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import Geometry, select_geometries
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, Coordinate, KvKind, KvLayout
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
 from g4kv_cli.records import SCHEMA_VERSION, DeviceInfo
@@ -22,10 +24,6 @@ from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
 
 if TYPE_CHECKING:
     from g4kv_cli.cases.layout_probe import ProbeGroup
-
-_AXES = ("page", "layer", "kv", "slot", "head", "dim")
-_PAGE_IDS = 1 << 31
-"""Page ids are int32."""
 
 
 @click.command(name="layout")
@@ -51,9 +49,7 @@ _PAGE_IDS = 1 << 31
     metavar="N",
     help="Layers of a page.  [default: the family's layers that own K/V]",
 )
-@click.option(
-    "--num-pages", type=int, default=None, metavar="N", help="Pages of the pool: adds the pool's size."
-)
+@click.option("--num-pages", type=int, default=None, metavar="N", help="Pages of the pool: adds the pool's size.")
 @click.option(
     "--tp",
     type=int,
@@ -112,23 +108,8 @@ _PAGE_IDS = 1 << 31
     default=None,
     help="Prove kv_offsets.cuh on the device.  [default: unless --at, --offset or --check asks]",
 )
-@click.option(
-    "--device",
-    "device_spec",
-    default="auto",
-    show_default=True,
-    metavar="auto|cuda[:N]|emulated[:ARCH]",
-    help="Where the probe runs.",
-)
-@click.option("--require-gpu", is_flag=True, help="Fail if the probe finds no GPU.")
-@click.option(
-    "--kernels",
-    "kernels_directory",
-    type=click.Path(path_type=Path),
-    default=None,
-    metavar="DIR",
-    help="Kernel sources of your own, over the built-in ones.",
-)
+@device_options
+@kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object on stdout.")
 def layout(
     geometry_names: str,
@@ -143,9 +124,9 @@ def layout(
     element_offset: int | None,
     check_path: Path | None,
     probe: bool | None,
-    device_spec: str,
+    device: str,
     require_gpu: bool,
-    kernels_directory: Path | None,
+    kernels: Path | None,
     as_json: bool,
 ) -> None:
     """Show how the paged KV pool of a geometry lies in memory, and prove the kernels' offsets.
@@ -165,15 +146,13 @@ def layout(
         raise UsageError("--slots and --step-tokens size pools: give --context too")
     if context_tokens is not None and num_layers is not None:
         raise UsageError("--context sizes the pools of whole models: leave out --num-layers")
-    if num_pages is not None and not 1 <= num_pages < _PAGE_IDS:
-        raise UsageError(f"--num-pages must be from 1 to {_PAGE_IDS - 1}, got {num_pages}")
+    if num_pages is not None and not 1 <= num_pages < PAGE_IDS:
+        raise UsageError(f"--num-pages must be from 1 to {PAGE_IDS - 1}, got {num_pages}")
     geometries = select_geometries(geometry_names, tp)
     if asks and len(geometries) != 1:
         raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")
     page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
-    shown = [
-        ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries
-    ]
+    shown = [ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries]
     report = _Report(as_json)
 
     if not asks:
@@ -193,12 +172,12 @@ def layout(
             report.add("pools", values.pools_json(pools))
             report.write(text.write_pools, pools)
     if at_text is not None:
-        coordinate = _coordinate(at_text)
-        offset = _offset_of(coordinate, shown[0])
+        coordinate = parse_coordinate(at_text)
+        offset = offset_of(coordinate, shown[0].layout, num_pages)
         report.set("at", values.element_json(shown[0].layout, coordinate, offset))
         report.write(text.write_element, shown[0].layout, coordinate, offset)
     if element_offset is not None:
-        found = _coordinate_of(element_offset, shown[0])
+        found = coordinate_of(element_offset, shown[0].layout, num_pages)
         report.set("offset", values.element_json(shown[0].layout, found, element_offset))
         report.write(text.write_element, shown[0].layout, found, element_offset)
     if check_path is not None:
@@ -210,7 +189,7 @@ def layout(
         report.write(text.write_check, geometries[0], check)
         report.findings += len(check.contradictions)
     if probe or (probe is None and not asks):
-        device_info, lines = _probe(shown, device_spec, require_gpu, kernels_directory)
+        device_info, lines = _probe(shown, device, require_gpu, kernels)
         report.set("probe", values.probe_json(device_info, lines))
         report.write(text.write_probe, device_info, lines)
         report.findings += sum(line.disagreeing for line in lines)
@@ -242,49 +221,6 @@ class _Report:
             sys.stdout.write(json.dumps(self._values, indent=2) + "\n")
         if self.findings:
             click.get_current_context().exit(EXIT_FINDINGS)
-
-
-def _coordinate(text_given: str) -> Coordinate:
-    """``page=3,layer=1,kv=v,slot=2,head=0,dim=5`` in any order, each axis once."""
-    given: dict[str, str] = {}
-    for part in text_given.split(","):
-        axis, _, value = (piece.strip().lower() for piece in part.partition("="))
-        if axis not in _AXES:
-            raise UsageError(f"--at: {part.strip()!r} is none of {'=.., '.join(_AXES)}=..")
-        if axis in given:
-            raise UsageError(f"--at names {axis} twice: name each of {', '.join(_AXES)} once")
-        given[axis] = value
-    missing = [axis for axis in _AXES if axis not in given]
-    if missing:
-        raise UsageError(f"--at lacks {', '.join(missing)}: name each of {', '.join(_AXES)} once")
-    kv = given.pop("kv")
-    if kv not in ("k", "v"):
-        raise UsageError(f"--at: kv must be k or v, got {kv!r}")
-    numbers: dict[str, int] = {}
-    for axis, value in given.items():
-        try:
-            numbers[axis] = int(value)
-        except ValueError:
-            raise UsageError(f"--at: {axis} must be an integer, got {value!r}") from None
-    return Coordinate(kv=cast(KvKind, kv), **numbers)
-
-
-def _offset_of(where: Coordinate, shown: ShownLayout) -> int:
-    pages = _PAGE_IDS if shown.num_pages is None else shown.num_pages
-    if not 0 <= where.page < pages:
-        raise UsageError(f"page must be from 0 to {pages - 1} {_pool_name(shown)}, got {where.page}")
-    return shown.layout.element_offset(where.page, where.layer, where.kv, where.slot, where.head, where.dim)
-
-
-def _coordinate_of(element_offset: int, shown: ShownLayout) -> Coordinate:
-    pool_elems = shown.layout.pool_elems(_PAGE_IDS if shown.num_pages is None else shown.num_pages)
-    if not 0 <= element_offset < pool_elems:
-        raise UsageError(f"--offset must be 0 to {pool_elems - 1} {_pool_name(shown)}, got {element_offset}")
-    return shown.layout.coordinates(element_offset)
-
-
-def _pool_name(shown: ShownLayout) -> str:
-    return "(page ids are int32)" if shown.num_pages is None else f"in a pool of {shown.num_pages} pages"
 
 
 def _probe(

@@ -150,7 +150,8 @@ def model_pools(
         raise UsageError(f"--step-tokens {step_tokens} is more than the context of {context_tokens} tokens")
 
     def pool(geometry: Geometry) -> FamilyPool:
+        layout = derived_layout(geometry, page_size)
         pages = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
-        return FamilyPool(geometry, derived_layout(geometry, page_size), pages, slots)
+        return FamilyPool(geometry, layout, pages, slots)
 
     return ModelPools(model, context_tokens, slots, page_size, step_tokens, pool(local), pool(global_))

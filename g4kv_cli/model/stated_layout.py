@@ -135,9 +135,7 @@ def _wrong_layout_fields(stated: StatedLayout, layout: KvLayout) -> Iterator[Con
             yield Contradiction(name, stated.fields[name], want)
 
 
-def _wrong_pool_fields(
-    stated: StatedLayout, layout: KvLayout, num_pages: int | None
-) -> Iterator[Contradiction]:
+def _wrong_pool_fields(stated: StatedLayout, layout: KvLayout, num_pages: int | None) -> Iterator[Contradiction]:
     got_pages = stated.fields.get("num_pages")
     if got_pages is not None and got_pages != num_pages:
         yield Contradiction("num_pages", got_pages, "at least 1" if num_pages is None else num_pages)

@@ -27,9 +27,7 @@ def _layer_rows(layout: KvLayout) -> list[list[str]]:
     rows = []
     for layer in _shown(layout.num_layers, at_most=4):
         if layer is None:
-            rows.append(
-                [_LEFT_OUT, f"layers 2 to {layout.num_layers - 2}", f"one every {layout.layer_stride}"]
-            )
+            rows.append([_LEFT_OUT, f"layers 2 to {layout.num_layers - 2}", f"one every {layout.layer_stride}"])
             continue
         k_offset = layer * layout.layer_stride
         rows.append([f"layer {layer}", f"K  +{k_offset}", f"V  +{k_offset + layout.kv_block_len}"])

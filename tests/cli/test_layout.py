@@ -1,0 +1,236 @@
+"""``g4kv layout`` without a device: what it prints, its JSON, its exit codes and error lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from g4kv_cli import main
+from g4kv_cli.commands.layout import layout
+
+
+def invoke(*arguments: str) -> Result:
+    """Run the command in this process; an error that is not findings propagates."""
+    return CliRunner().invoke(layout, arguments, catch_exceptions=False)
+
+
+def values(*arguments: str) -> dict[str, Any]:
+    result = invoke("--json", *arguments)
+    assert result.exit_code == 0
+    content: dict[str, Any] = json.loads(result.stdout)
+    assert content["schema_version"] == 1
+    return content
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Each line's words by its first word."""
+    return {words[0]: words[1:] for line in output.splitlines() if (words := line.split())}
+
+
+def test_numbers_with_units() -> None:
+    shown = rows(invoke("--no-probe", "--geometry", "31b-local", "--num-pages", "328").stdout)
+    want = {
+        "page_size": ("16", "tokens"),
+        "num_layers": ("50", "layers"),
+        "num_kv_heads": ("16", "heads"),
+        "head_dim": ("256", "elements"),
+        "element_bytes": ("2", "bytes"),
+        "slot_stride": ("4096", "elements"),
+        "kv_block_len": ("65536", "elements"),
+        "layer_stride": ("131072", "elements"),
+        "page_stride": ("6553600", "elements"),
+        "page_bytes": ("13107200", "bytes"),
+        "bytes_per_token": ("819200", "bytes"),
+        "first_page_past_int32": ("328", "page"),
+        "first_page_past_uint32": ("656", "page"),
+        "num_pages": ("328", "pages"),
+        "pool_elems": ("2149580800", "elements"),
+        "pool_bytes": ("4299161600", "bytes"),
+    }
+    assert {name: tuple(shown[name][:2]) for name in want} == want
+    assert shown["page_bytes"][-2:] == ["12.5", "MiB"]
+    assert "num_pages" not in rows(invoke("--no-probe", "--geometry", "31b-local").stdout)
+
+
+def test_picture_of_a_page() -> None:
+    output = invoke("--no-probe", "--geometry", "12b-local").stdout
+    lines = output.splitlines()
+    layers = [line for line in lines if line.strip().startswith("layer ")]
+    # Layers 0, 1 and the last: the K block's first element, then the V block's.
+    drawn = [(line.split("│")[0].split(), *(part.split() for part in line.split("│")[1:3])) for line in layers]
+    assert drawn == [
+        (["layer", "0"], ["K", "+0"], ["V", "+32768"]),
+        (["layer", "1"], ["K", "+65536"], ["V", "+98304"]),
+        (["layer", "39"], ["K", "+2555904"], ["V", "+2588672"]),
+    ]
+    last_slot = next(line for line in lines if line.strip().startswith("slot 15"))
+    assert "head 0  +30720" in last_slot
+    assert "head 7  +32512" in last_slot
+    assert "layers 2 to 38" in output
+    assert max(len(line) for line in lines) <= 80 + len("; +n: elements from the block's first")
+
+
+def test_picture_of_the_smallest_page_leaves_nothing_out() -> None:
+    output = invoke("--no-probe", "--geometry", "12b-global", "--page-size", "1", "--num-layers", "1").stdout
+    assert "layer 0  │ K  +0" in output
+    assert "V  +512" in output
+    assert "slot 0  │ head 0  +0" in output
+    assert "..." not in output
+
+
+def test_json_holds_every_number_of_the_text() -> None:
+    arguments = ("--no-probe", "--geometry", "12b-local,e2b-global", "--num-pages", "7")
+    first, second = values(*arguments)["layouts"]
+    assert first["geometry"]["name"] == "12b-local"
+    assert first["page_stride"] == 2621440
+    assert first["pool_bytes"] == 7 * 5242880
+    assert second["geometry"]["window"] is None
+    assert second["num_layers"] == 3
+    text = rows(invoke("--no-probe", "--geometry", "12b-local", "--num-pages", "7").stdout)
+    assert {name: str(value) for name, value in first.items() if name != "geometry"} == {
+        name: text[name][0] for name in first if name != "geometry"
+    }
+
+
+def test_tensor_parallel_heads() -> None:
+    (rank,) = values("--no-probe", "--geometry", "31b-global", "--tp", "8")["layouts"]
+    assert rank["geometry"]["name"] == "31b-global@tp8"
+    assert (rank["num_kv_heads"], rank["geometry"]["num_qo_heads"], rank["kv_block_len"]) == (1, 4, 8192)
+
+
+def test_pools_of_both_families() -> None:
+    (pools,) = values("--no-probe", "--geometry", "12b-local", "--context", "131072", "--slots", "4")["pools"]
+    assert pools["model"] == "12b"
+    assert (pools["local"]["pages_per_slot"], pools["local"]["num_pages"]) == (65, 261)
+    assert (pools["global"]["pages_per_slot"], pools["global"]["num_pages"]) == (8192, 32769)
+    assert pools["local"]["pool_bytes"] == 261 * 5242880
+    assert pools["global"]["pool_bytes"] == 32769 * 262144
+    assert pools["total_bytes"] == 261 * 5242880 + 32769 * 262144
+    output = invoke("--no-probe", "--geometry", "12b", "--context", "131072", "--slots", "4").stdout
+    assert output.count("12b: 4 slots of up to 131072 tokens") == 1
+    shown = rows(output)
+    assert "1368391680" in output
+    assert shown["both"][0] == str(261 * 5242880 + 32769 * 262144)
+    assert "reserved padding page" in output
+
+
+def test_pools_count_the_layers_that_own_kv_and_say_so() -> None:
+    output = invoke("--no-probe", "--geometry", "e4b", "--context", "1024").stdout
+    shown = [line.split() for line in output.splitlines() if line.strip().startswith("e4b-")]
+    # ceil((512 + 1 + 15) / 16) = 33 pages of 20 layers, 64 pages of 4 layers, and a padding page each
+    assert ["e4b-local", "20", "33", "34"] in [words[:4] for words in shown]
+    assert ["e4b-global", "4", "64", "65"] in [words[:4] for words in shown]
+    assert "the last 18 layers read the K/V of earlier layers" in output
+
+
+def test_chunked_prefill_holds_more() -> None:
+    arguments = ("--no-probe", "--geometry", "12b-local", "--context", "131072", "--step-tokens", "2048")
+    (pools,) = values(*arguments)["pools"]
+    # ceil((1024 + 2048 + 15) / 16)
+    assert pools["local"]["pages_per_slot"] == 193
+
+
+def test_at_and_offset_are_inverse() -> None:
+    # 820 x 2621440 + 32768 + 3 x 2048 + 7 x 256 + 128
+    where = "page=820,layer=0,kv=v,slot=3,head=7,dim=128"
+    line = f"{where}: element offset 2149621632, byte offset 4299243264\n"
+    assert invoke("--at", where).stdout == line
+    assert invoke("--offset", "2149621632").stdout == line
+    both = values("--at", " dim=128, head=7, slot=3, KV=V, layer=0, page=820", "--offset", "2149621632")
+    assert both["at"] == both["offset"]
+    assert both["at"]["byte_offset"] == 4299243264
+    assert set(both) == {"schema_version", "at", "offset"}
+
+
+def test_the_last_element_of_the_pool() -> None:
+    last = 3 * 2621440 - 1
+    found = values("--num-pages", "3", "--offset", str(last))["offset"]
+    assert (found["page"], found["layer"], found["kv"]) == (2, 39, "v")
+    assert (found["slot"], found["head"], found["dim"]) == (15, 7, 255)
+
+
+def test_check_agrees(tmp_path: Path) -> None:
+    path = tmp_path / "stated.json"
+    path.write_text('{"page_size": 32, "page_stride": 5242880}')
+    result = invoke("--check", str(path))
+    assert result.exit_code == 0
+    assert result.stdout == f"{path}: 2 of 2 statements agree with 12b-local, page size 32, 40 layers\n"
+
+
+def test_check_reports_each_contradiction(tmp_path: Path) -> None:
+    path = tmp_path / "stated.json"
+    path.write_text('{"page_size": 16, "layer_stride": 32768, "page_stride": 1310720}')
+    result = invoke("--check", str(path))
+    assert result.exit_code == 1
+    assert "wrong layer_stride: got 32768, want 65536\n" in result.stdout
+    assert "wrong page_stride: got 1310720, want 2621440\n" in result.stdout
+    assert "1 of 3 statements agree" in result.stdout
+    as_json = invoke("--check", str(path), "--json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["check"]["contradictions"] == [
+        {"field": "layer_stride", "got": 32768, "want": 65536},
+        {"field": "page_stride", "got": 1310720, "want": 2621440},
+    ]
+    assert invoke("--check", str(path), "--page-size", "32").exit_code == 1
+
+
+AT = "page=0,layer=0,kv=k,slot=0,head=0,dim=0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--geometry", "12b-locl"], "did you mean 12b-local?"),
+        (["--page-size", "0"], "page_size must be at least 1, got 0"),
+        (["--page-size", "x"], "'x' is not a valid integer"),
+        (["--num-layers", "0"], "num_layers must be at least 1, got 0"),
+        (["--num-pages", "0"], "--num-pages must be from 1 to 2147483647, got 0"),
+        (["--num-pages", "2147483648"], "--num-pages must be from 1 to 2147483647"),
+        (["--tp", "3"], "--tp 3 does not divide the 16 query heads of 12b-local: use 1, 2, 4, 8, 16"),
+        (["--slots", "2"], "give --context too"),
+        (["--context", "0"], "--context must be at least 1"),
+        (["--context", "262145"], "past the 262144 positions of 12b"),
+        (["--context", "9", "--slots", "0"], "--slots must be at least 1"),
+        (["--context", "9", "--num-layers", "2"], "leave out --num-layers"),
+        (["--at", "page=1"], "--at lacks layer, kv, slot, head, dim"),
+        (["--at", ""], "--at: '' is none of page=.., layer=.."),
+        (["--at", f"{AT},dim=1"], "--at names dim twice"),
+        (["--at", AT.replace("kv=k", "kv=0")], "--at: kv must be k or v, got '0'"),
+        (["--at", AT.replace("dim=0", "dim=x")], "--at: dim must be an integer, got 'x'"),
+        (["--at", AT.replace("head=0", "head=8")], "head must be from 0 to 7 in this layout, got 8"),
+        (["--at", AT.replace("page=0", "page=-1")], "page must be from 0 to 2147483647"),
+        (["--num-pages", "3", "--at", AT.replace("page=0", "page=3")], "0 to 2 in a pool of 3 pages, got 3"),
+        (["--offset", "-1"], "--offset must be 0 to"),
+        (["--num-pages", "3", "--offset", "7864320"], "0 to 7864319 in a pool of 3 pages, got 7864320"),
+        (["--geometry", "all", "--offset", "0"], "need one geometry"),
+        (["--check", "/none.json"], "cannot read /none.json: No such file"),
+        (["--probe", "--device", "tpu"], "unknown device 'tpu'"),
+        (["--probe", "--device", "emulated", "--kernels", "/none"], "'/none' does not exist"),
+    ],
+)
+def test_bad_requests_get_one_line_and_exit_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["layout", "--no-probe", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("g4kv: error: ")
+    assert words in captured.err
+
+
+def test_without_a_probe_neither_numpy_nor_cuda_is_imported(run_g4kv: Any) -> None:
+    script = (
+        "import sys; from g4kv_cli.main import run; "
+        "code = run(['layout', '--no-probe', '--context', '4096']); "
+        "loaded = {'numpy', 'cuda', 'ml_dtypes'} & set(sys.modules); "
+        "sys.exit(code or (3 if loaded else 0))"
+    )
+    import subprocess
+
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
