@@ -33,9 +33,7 @@ def options_for(arch: str, kind: ImageKind, defines: Mapping[str, str]) -> tuple
     return tuple(options)
 
 
-def compile_unit(
-    source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]
-) -> tuple[bytes, str]:
+def compile_unit(source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]) -> tuple[bytes, str]:
     """Compile; the image's bytes and the log. Raises CompileError with source, line, arch and log."""
     nvrtc = toolkit.load_nvrtc()
     includes = tuple(f"-I{directory}" for directory in toolkit.include_directories())
@@ -60,9 +58,7 @@ def compile_unit(
 
 def _with_bare_file_names(ptx: bytes) -> bytes:
     """NVRTC puts the working directory before every source name; the image must not depend on it."""
-    return _FILE_DIRECTIVE.sub(
-        lambda found: found[1] + found[2].rpartition(b"/")[2] + found[3], ptx.rstrip(b"\0")
-    )
+    return _FILE_DIRECTIVE.sub(lambda found: found[1] + found[2].rpartition(b"/")[2] + found[3], ptx.rstrip(b"\0"))
 
 
 def _compile_error(source: SourceFile, arch: str, result: str, log: str) -> CompileError:

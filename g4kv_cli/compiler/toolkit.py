@@ -68,9 +68,7 @@ def include_directories() -> tuple[Path, ...]:
         if (directory / _MARKER_HEADER).is_file():
             return _with_cccl(directory)
     places = ", ".join(str(path) for path in tried) or "nowhere"
-    raise CompileError(
-        f"the CUDA headers ({_MARKER_HEADER}) were not found (looked in {places}); {INSTALL_HINT}"
-    )
+    raise CompileError(f"the CUDA headers ({_MARKER_HEADER}) were not found (looked in {places}); {INSTALL_HINT}")
 
 
 @cache

@@ -66,9 +66,7 @@ class CudaDevice(Device):
     def __init__(self, ordinal: int = 0, reason: str = "") -> None:
         count = count_gpus()
         if not 0 <= ordinal < count:
-            raise DeviceUnavailable(
-                f"there is no GPU {ordinal}; the CUDA driver shows {count} (0 to {count - 1})"
-            )
+            raise DeviceUnavailable(f"there is no GPU {ordinal}; the CUDA driver shows {count} (0 to {count - 1})")
         from cuda.bindings import driver
         from cuda.core import Device as CoreDevice
 
@@ -123,8 +121,7 @@ class CudaDevice(Device):
         if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
             free, total = self.memory_bytes()
             raise DeviceUnavailable(
-                f"{self.info.name} has not the memory for {label}: {nbytes} bytes asked, "
-                f"{free} of {total} bytes free"
+                f"{self.info.name} has not the memory for {label}: {nbytes} bytes asked, {free} of {total} bytes free"
             )
         self.call(f"allocate {label}", (status,))
         allocation = Allocation(self, int(pointer), nbytes, label)
@@ -149,9 +146,7 @@ class CudaDevice(Device):
         source = np.ascontiguousarray(values)
         self.call(
             f"write {array.label}",
-            self._driver.cuMemcpyHtoDAsync(
-                array.address, source.ctypes.data, array.nbytes, self.stream.handle
-            ),
+            self._driver.cuMemcpyHtoDAsync(array.address, source.ctypes.data, array.nbytes, self.stream.handle),
         )
         self.synchronize()
 
@@ -164,9 +159,7 @@ class CudaDevice(Device):
         if array.nbytes:
             self.call(
                 f"read {array.label}",
-                self._driver.cuMemcpyDtoHAsync(
-                    values.ctypes.data, array.address, array.nbytes, self.stream.handle
-                ),
+                self._driver.cuMemcpyDtoHAsync(values.ctypes.data, array.address, array.nbytes, self.stream.handle),
             )
         self.synchronize()
         return values
@@ -196,9 +189,7 @@ class CudaDevice(Device):
             kernel = module.get_kernel(name)
             function = self._driver.CUfunction(int(kernel.handle))
         except Exception as error:  # cuda.core raises CUDAError with the driver's own name in its text
-            raise CompileError(
-                f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}"
-            ) from error
+            raise CompileError(f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}") from error
         return LoadedKernel(name, image, _CudaKernel(module, kernel, function, _parameter_bytes(kernel)))
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
@@ -257,9 +248,7 @@ class CudaDevice(Device):
         """
         self.synchronize()
         graph = CapturedGraph(self)
-        mode = (
-            self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        )  # a kernel may still load lazily
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED  # a kernel may still load lazily
         self.call("begin a graph", self._driver.cuStreamBeginCapture(self.stream.handle, mode))
         try:
             yield graph
@@ -310,9 +299,7 @@ class CudaDevice(Device):
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.call(
             f"opt {name} in to {dynamic_bytes} bytes of dynamic shared memory",
-            self._driver.cuKernelSetAttribute(
-                attribute, dynamic_bytes, handle.kernel.handle, self._device_handle
-            ),
+            self._driver.cuKernelSetAttribute(attribute, dynamic_bytes, handle.kernel.handle, self._device_handle),
         )
         handle.opted_in_shared_bytes = dynamic_bytes
 

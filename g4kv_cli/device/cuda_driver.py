@@ -38,9 +38,7 @@ def count_gpus() -> int:
         ) from error
     try:
         count = len(CoreDevice.get_all_devices())
-    except (
-        Exception
-    ) as error:  # cuda.core and its loader raise types of their own that differ between versions
+    except Exception as error:  # cuda.core and its loader raise types of their own that differ between versions
         raise DeviceUnavailable(f"no CUDA driver: {first_line(error)}") from error
     if count == 0:
         raise DeviceUnavailable("the CUDA driver shows no GPU")
@@ -62,9 +60,7 @@ def driver_error(driver: Any, status: Any, what: str) -> G4kvError:
     words = text.decode(errors="replace") if int(error) == 0 and text else "no explanation"
     kind = FAULT_KINDS.get(name)
     if kind is not None:
-        return DeviceFault(
-            [f"{kind}: the driver reports {name} ({words}); seen when it was to {what}"], [kind]
-        )
+        return DeviceFault([f"{kind}: the driver reports {name} ({words}); seen when it was to {what}"], [kind])
     return DeviceUnavailable(f"could not {what}: the driver reports {name} ({words})")
 
 

@@ -27,9 +27,7 @@ def open_device(spec: str = "auto", require_gpu: bool = False) -> Device:
     if spec.startswith("cuda"):
         return _open_cuda(spec, int(matched["ordinal"] or 0))
     if require_gpu:
-        raise DeviceUnavailable(
-            f"a GPU is required, but --device {spec} is none; drop one of the two options"
-        )
+        raise DeviceUnavailable(f"a GPU is required, but --device {spec} is none; drop one of the two options")
     return _open_emulated(matched["arch"], f"chosen with --device {spec}")
 
 
@@ -49,8 +47,7 @@ def _open_auto(require_gpu: bool) -> Device:
         why = str(error)
     if require_gpu:
         raise DeviceUnavailable(
-            f"a GPU is required, but none can be used: {why}; "
-            "run without --require-gpu to use the emulated device"
+            f"a GPU is required, but none can be used: {why}; run without --require-gpu to use the emulated device"
         )
     return _open_emulated(None, f"no usable CUDA GPU ({why})")
 

@@ -44,9 +44,7 @@ def check_launch(limits: DeviceLimits, launch: Launch, kernel_name: str) -> None
             f"1 to {limits.max_threads_per_block} threads",
             "the block does not fit the device",
         )
-    if min(launch.grid) < 1 or any(
-        got > most for got, most in zip(launch.grid, limits.max_grid, strict=True)
-    ):
+    if min(launch.grid) < 1 or any(got > most for got, most in zip(launch.grid, limits.max_grid, strict=True)):
         raise ContractError(
             "launch_grid",
             f"{kernel_name} grid",
