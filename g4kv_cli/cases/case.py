@@ -39,7 +39,10 @@ class Placement:
         pages, slots = [], []
         for token, position in enumerate(positions):
             row = 0 if len(self.rows) == 1 else token
-            pages.append(self.rows[row][position // self.page_size - self.origins[row]])
+            index = position // self.page_size - self.origins[row]
+            if not 0 <= index < len(self.rows[row]):
+                raise ValueError(f"position {position} lies outside the pages of row {row}")
+            pages.append(self.rows[row][index])
             slots.append(position % self.page_size)
         return pages, slots
 

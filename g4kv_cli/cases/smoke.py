@@ -96,7 +96,8 @@ class _Table:
             yield self._prefill(f"page-size/{page_size}", "random", tokens=5, start=page_size - 1, page_size=page_size)
         last = Placement(size, 5, 2, 0, ((4, 0),), (0,))
         yield self._prefill("pool/last-page", "random", tokens=2, start=size - 1, placement=last)
-        yield self._prefill("page-origin/window-crossing", "random", tokens=size + 3, start=7 * size - 2, origin=6)
+        start = 7 * size - 2
+        yield self._prefill("page-origin/window-crossing", "random", tokens=size + 3, start=start, origin=start // size)
         yield from self._large_pools("prefill")
 
     def decode(self) -> Iterator[Case]:
@@ -116,7 +117,7 @@ class _Table:
         for page_size in self.page_sizes:
             positions = (page_size, page_size - 1, 2 * page_size + page_size // 2)
             yield self._decode(f"page-size/{page_size}", "random", positions, page_size=page_size)
-        yield self._decode("pool/last-page", "random", (size, 2), placement=Placement(
+        yield self._decode("pool/last-page", "random", (size, size // 2), placement=Placement(
             size, 4, 2, 0, ((1, 3), (2,)), (0, 0)))  # fmt: skip
         yield self._decode("origins/different", "random", (4 * size, 4 * size + 1, 9 * size - 1), origins="last")
         yield self._padded_decode()

@@ -1,0 +1,80 @@
+"""``g4kv smoke`` with a wrong request: one clear line, exit 2, no half-written file, no case run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+EMULATED = ("--device", "emulated")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--geometry", "12b-locl"), "did you mean 12b-local? known are"),
+        (("--page-size", "0"), "--page-size must be from 1"),
+        (("--tp", "3"), "--tp 3 does not divide the 16 query heads of 12b-local"),
+        (("--case", "prep/12b-local/prefill/closed"), "nearest: prep/12b-local/prefill/closed-form"),
+        (("--case", "prep/12b-local/nothing*"), "no case 'prep/12b-local/nothing*'"),
+        (("--geometry", "12b-local", "--case", "prep/31b-local/prefill/closed-form"), "no case 'prep/31b-local"),
+        (("--golden", "nowhere.npz"), "--golden nowhere.npz: no such file"),
+        (("--golden", str(GOLDEN), "--geometry", "26b-a4b-local", "--case", "golden/x"), "no case 'golden/x'"),
+        (("--golden", str(GOLDEN / "README.md")), "cannot be read as an .npz"),
+        (("--same-bits-as", str(GOLDEN / "README.md")), "not JSON"),
+        (("--device", "tpu"), "unknown device 'tpu'"),
+        (("--device", "cuda:99"), "--device cuda:99 cannot be used"),
+        (("--kernels", "nowhere"), "nowhere"),
+        (("--jobs", "0"), "--jobs"),
+        ((*EMULATED, "--json", "nowhere/run.json"), "--json nowhere/run.json: cannot write"),
+        ((*EMULATED, "--junit", "nowhere/run.xml"), "--junit nowhere/run.xml: cannot write"),
+    ],
+)
+def test_one_line_and_exit_2(run_g4kv, arguments, words) -> None:
+    done = run_g4kv("smoke", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert done.stderr.startswith("g4kv: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_broken_kernel_source_is_an_error_of_the_run(run_g4kv, tmp_path: Path) -> None:
+    (tmp_path / "prep.cu").write_text("__global__ void broken( {\n")
+    record = tmp_path / "run.json"
+    done = run_g4kv("smoke", *EMULATED, "--kernels", str(tmp_path), "--json", str(record))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "prep.cu" in done.stderr
+    assert not record.exists()
+
+
+def test_require_gpu_refuses_the_emulated_device(run_g4kv) -> None:
+    done = run_g4kv("smoke", *EMULATED, "--require-gpu")
+    assert done.returncode == 2
+    assert "a GPU is required" in done.stderr
+
+
+def test_list_is_the_table_and_runs_nothing(run_g4kv) -> None:
+    done = run_g4kv("smoke", "--list", "--device", "cuda:99")
+    assert done.returncode == 0
+    ids = done.stdout.splitlines()
+    assert len(set(ids)) == len(ids) > 50
+    assert {line.split("/")[1] for line in ids} == {"12b-local"}
+    assert "prep/12b-local/prefill/closed-form" in ids
+
+
+def test_list_of_all_geometries_and_ranks(run_g4kv) -> None:
+    done = run_g4kv("smoke", "--list", "--geometry", "all", "--tp", "2", "--case", "*/prefill/closed-form")
+    assert done.returncode == 0
+    names = [line.split("/")[1] for line in done.stdout.splitlines()]
+    assert len(names) == 10
+    assert all(name.endswith("@tp2") for name in names)
+
+
+def test_help_names_the_default_and_the_exit_codes(run_g4kv) -> None:
+    done = run_g4kv("smoke", "--help")
+    assert done.returncode == 0
+    assert "Default: 12b-local" in " ".join(done.stdout.split())
+    assert "Exit codes: 0 all passed; 1 a kernel is wrong; 2" in " ".join(done.stdout.split())

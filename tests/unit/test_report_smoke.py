@@ -1,0 +1,169 @@
+"""Records and what a person reads of them: the JSON schema, JUnit, the console's lines."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.errors import UsageError
+from g4kv_cli.records import CaseResult, DeviceInfo, Mismatch, RunInfo
+from g4kv_cli.report.console import SmokeConsole, mismatch_lines
+from g4kv_cli.report.format import count_text, seconds_text
+from g4kv_cli.report.json import JsonRecord, read_record
+from g4kv_cli.report.junit import write_junit
+
+RUN = RunInfo(
+    device=DeviceInfo("emulated", "an H200's arithmetic", "sm_90", "", "no CUDA driver"),
+    nvrtc="13.5",
+    kernels_digest="ab" * 32,
+    kernels_directory="",
+    git_commit="0123",
+    versions={"numpy": "2.4.0"},
+    date="2026-01-02T03:04:05+00:00",
+    seed=7,
+)
+WRONG = Mismatch(
+    operation="K in the pool",
+    count=1200,
+    total=8192,
+    first={"layer": 1, "page": 7, "slot": 3, "token": 2, "head": 0, "dim": 5},
+    first_got="1 (0x3f80)",
+    first_want="2",
+    worst={"layer": 1, "page": 7, "slot": 4, "token": 3, "head": 6, "dim": 9},
+    worst_got="-1 (0xbf80)",
+    worst_want="2",
+    limit="exact (closed form): 0 at the worst",
+)
+PASSED = CaseResult("prep/a/one", "entry_one", "12b-local", "passed", 0.25, output_digest="cd" * 32, rerun="g4kv one")
+FAILED = CaseResult("prep/a/two", "entry_one", "12b-local", "failed", 0.5, mismatches=(WRONG,), rerun="g4kv two")
+FAULTED = CaseResult("prep/b/x", "entry_two", "12b-global", "failed", 0.5, "trap at prep.cu:3\nblock 1", rerun="g4kv x")
+ERROR = CaseResult("prep/b/y", "entry_two", "12b-global", "error", 0.5, "no memory", rerun="g4kv y")
+SKIPPED = CaseResult("prep/b/z", "entry_two", "12b-global", "skipped", 0.0, "needs 9 GiB", rerun="g4kv z")
+EVERY = (PASSED, FAILED, FAULTED, ERROR, SKIPPED)
+
+
+def test_json_schema(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    record = JsonRecord(path, RUN)
+    for result in EVERY:
+        record.add(result)
+    written = json.loads(path.read_text())
+    assert written["schema_version"] == 1
+    assert written["summary"] == {"passed": 1, "failed": 2, "error": 1, "skipped": 1}
+    assert written["run"]["device"]["kind"] == "emulated"
+    assert written["run"]["kernels_digest"] == "ab" * 32
+    assert [case["status"] for case in written["cases"]] == ["passed", "failed", "failed", "error", "skipped"]
+    assert written["cases"][0] == {
+        "id": "prep/a/one",
+        "entry": "entry_one",
+        "geometry": "12b-local",
+        "status": "passed",
+        "seconds": 0.25,
+        "output_digest": "cd" * 32,
+        "rerun": "g4kv one",
+    }
+    assert written["cases"][1]["mismatches"][0]["first"]["page"] == 7
+    assert written["cases"][3]["reason"] == "no memory"
+
+
+def test_json_is_whole_after_every_case(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    record = JsonRecord(path, RUN)
+    for done in range(len(EVERY)):
+        written = json.loads(path.read_text())
+        assert len(written["cases"]) == done == sum(written["summary"].values())
+        record.add(EVERY[done])
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_json_needs_a_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--json .*missing/run\.json: cannot write: No such file"):
+        JsonRecord(tmp_path / "missing" / "run.json", RUN)
+    with pytest.raises(UsageError, match="not a file"):
+        JsonRecord(tmp_path, RUN)
+
+
+def test_reading_a_record_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    record = JsonRecord(path, RUN)
+    record.add(PASSED)
+    record.add(FAILED)
+    earlier = read_record(path, "--same-bits-as")
+    assert earlier.digests == {"prep/a/one": "cd" * 32, "prep/a/two": ""}
+    assert (earlier.seed, earlier.kernels_digest) == (7, "ab" * 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a record of schema version 1"),
+        ('{"schema_version": 99}', "not a record of schema version 1"),
+        ('{"schema_version": 1, "cases": []}', "the record lacks 'run'"),
+        ('{"schema_version": 1, "run": {"device": {"name": "a", "arch": "b"}}, "cases": [{}]}', "lacks 'id'"),
+    ],
+)
+def test_what_is_no_record(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="--same-bits-as") as raised:
+        read_record(path, "--same-bits-as")
+    assert words in str(raised.value)
+
+
+def test_junit(tmp_path: Path) -> None:
+    path = tmp_path / "run.xml"
+    write_junit(path, EVERY)
+    root = ElementTree.parse(path).getroot()
+    assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "5",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "1",
+    }
+    assert [suite.get("name") for suite in root] == ["12b-local", "12b-global"]
+    failure = root.find(".//testcase[@name='prep/a/two']/failure")
+    assert failure is not None
+    assert "K in the pool: 1,200 of 8,192 elements" in str(failure.get("message"))
+    assert "again: g4kv two" in str(failure.text)
+
+
+def test_mismatch_in_words() -> None:
+    assert mismatch_lines(WRONG) == [
+        "K in the pool: 1,200 of 8,192 elements",
+        "  first  layer 1, page 7, slot 3, token 2, head 0, dim 5: got 1 (0x3f80), want 2",
+        "  worst  layer 1, page 7, slot 4, token 3, head 6, dim 9: got -1 (0xbf80), want 2",
+        "  limit  exact (closed form): 0 at the worst",
+    ]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_console(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    console = SmokeConsole(len(EVERY), quiet=quiet)
+    console.start(RUN)
+    for result in EVERY:
+        console.add(result)
+    console.finish()
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0] == "device   emulated, an H200's arithmetic, sm_90, NVRTC 13.5, no CUDA driver"
+    assert lines[-1].startswith("1 passed, 2 failed, 1 error, 1 skipped of 5 cases in ")
+    assert "    FAILED  prep/a/two" in lines
+    assert "      again  g4kv two" in lines
+    assert "      trap at prep.cu:3" in lines
+    assert "    SKIPPED  prep/b/z" in lines
+    assert "      needs 9 GiB" in lines
+    groups = [line for line in lines if line.startswith(("  ok", "  FAIL"))]
+    assert len(groups) == (0 if quiet else 2)
+    if not quiet:
+        assert groups[0].split() == ["FAIL", "entry_one", "1", "passed,", "1", "failed,", "0.75", "s"]
+        assert lines[1] == "kernels  built in, sources abababababab, seed 7"
+    assert shown.err == ""
+
+
+def test_words() -> None:
+    assert [seconds_text(value) for value in (0.123, 12.34, 125)] == ["0.12 s", "12.3 s", "2 min 5 s"]
+    assert [count_text(value, "case") for value in (1, 0, 1200)] == ["1 case", "0 cases", "1,200 cases"]

@@ -1,0 +1,124 @@
+"""The smoke table: what the issue asks of it is in it, and every case is consistent by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.smoke import smoke_cases
+from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import GEOMETRIES
+
+ALL = smoke_cases(list(GEOMETRIES.values()))
+
+
+def _of(name: str, form: str) -> list[Case]:
+    return [case for case in ALL if case.geometry.name == name and case.form == form]
+
+
+def test_ids_are_unique() -> None:
+    assert len({case.id for case in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("page_size", [None, 1, 2, 16, 64, 256])
+def test_every_case_is_consistent(page_size) -> None:
+    for case in smoke_cases(list(GEOMETRIES.values()), page_size=page_size):
+        assert max(case.positions) < case.table_positions, case.id
+        if case.placement is None:
+            continue
+        place = case.placement
+        pages, slots = place.page_and_slot(case.positions)
+        assert all(0 <= page < place.num_pages for page in pages), case.id
+        assert all(page >= place.num_pages for page in place.unread), case.id
+        assert 0 <= place.layer < place.num_layers, case.id
+        taken = [place_ for place_ in zip(pages, slots, strict=True) if place_[0] != place.padding_page]
+        assert len(set(taken)) == len(taken), f"{case.id}: two tokens in one slot"
+        if page_size is not None and case.form != "contiguous" and len(case.positions) < 100:
+            assert place.page_size == page_size, case.id
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("form", ["prefill", "decode"])
+def test_what_each_paged_entry_is_run_with(name: str, form: str) -> None:
+    cases = _of(name, form)
+    places = [case.placement for case in cases if case.placement is not None]
+    assert {1, 2, 5, 16, 17, 257} <= {len(case.positions) for case in cases}
+    assert {1, 2, 16, 64, 256} <= {place.page_size for place in places}
+    assert {"closed-form", "random", "tiny", "large"} == {case.kind for case in cases}
+    assert len({case.seed for case in cases if case.kind == "random"}) >= 3
+    assert len({case.rotary_dim for case in cases}) == 4
+    assert 0 in {case.positions[0] for case in cases}
+    assert any(max(case.positions) == case.table_positions - 1 for case in cases)
+    assert any(
+        place.num_pages - 1 in place.page_and_slot(case.positions)[0] for case, place in zip(cases, places, strict=True)
+    )
+    assert any(origin > 0 for place in places for origin in place.origins)
+    assert any(place.layer > 0 for place in places)
+    assert any(place.layer < place.num_layers - 1 for place in places)
+    assert any(place.unread for place in places)
+    assert max(case.pool_bytes for case in cases) > 2 << 31
+
+
+def test_head_counts_of_the_global_family() -> None:
+    cases = [case for case in ALL if case.geometry.head_dim == 512]
+    assert {case.geometry.num_kv_heads for case in cases} == {1, 2, 4}
+    assert {case.entry for case in cases} == {
+        f"{stem}_{form}_hd512_{tail}plain_into"
+        for stem, tail in (("qk_norm_rope_paged", "k_eq_v_"), ("qkv_norm_rope_paged", ""))
+        for form in ("prefill", "decode")
+    }
+
+
+def test_closed_form_prefill_is_the_known_one() -> None:
+    (case,) = select_cases(ALL, ["prep/12b-local/prefill/closed-form"])
+    assert case.placement is not None
+    assert (case.positions[0], len(case.positions)) == (1, 40)
+    assert (case.placement.rows, case.placement.unread) == (((3, 7, 5),), (9,))
+    assert (case.placement.layer, case.placement.num_layers, case.placement.num_pages) == (1, 2, 9)
+
+
+def test_large_pools_straddle_the_edges() -> None:
+    for form, edge in (("prefill", 2**31), ("decode", 2**32)):
+        (case,) = [case for case in _of("12b-local", form) if "/pool/past" in case.id]
+        place = case.placement
+        assert place is not None
+        page_elems = 40 * 2 * 16 * 8 * 256
+        pages, _ = place.page_and_slot(case.positions)
+        assert min(pages) * page_elems < edge < max(pages) * page_elems
+        assert any(page * page_elems <= edge < (page + 1) * page_elems for page in pages)
+
+
+def test_decode_positions_are_unordered_and_padding_shares_a_page() -> None:
+    (case,) = select_cases(ALL, ["prep/12b-local/decode/closed-form"])
+    assert list(case.positions) != sorted(case.positions)
+    (padded,) = select_cases(ALL, ["prep/12b-local/decode/padding/shared-page"])
+    assert padded.placement is not None
+    pages, slots = padded.placement.page_and_slot(padded.positions)
+    assert [page for page in pages if page == padded.placement.padding_page] == [0] * 5
+    assert slots[3:] == [0] * 5
+
+
+def test_selection() -> None:
+    table = smoke_cases([GEOMETRIES["12b-local"]])
+    assert len(select_cases(table, ["prep/12b-local/decode/*"])) == len([c for c in table if c.form == "decode"])
+    assert [case.id for case in select_cases(table, ["prep/12b-local/prefill/start/zero"])] == [
+        "prep/12b-local/prefill/start/zero"
+    ]
+    with pytest.raises(UsageError, match="nearest: prep/12b-local/prefill/start/zero"):
+        select_cases(table, ["prep/12b-local/prefill/start/zer"])
+    with pytest.raises(UsageError, match="no case 'prep/31b"):
+        select_cases(table, ["prep/31b-local/*"])
+    with pytest.raises(UsageError, match="no case is selected"):
+        select_cases([], [])
+
+
+@pytest.mark.parametrize("page_size", [0, -1, 4097])
+def test_page_size_out_of_range(page_size: int) -> None:
+    with pytest.raises(UsageError, match="--page-size must be from 1 to 4096"):
+        smoke_cases([GEOMETRIES["12b-local"]], page_size=page_size)
+
+
+def test_seed_moves_all_random_data() -> None:
+    first, second = (smoke_cases([GEOMETRIES["12b-local"]], seed=seed) for seed in (1, 50))
+    assert not {c.seed for c in first if c.kind == "random"} & {c.seed for c in second if c.kind == "random"}
