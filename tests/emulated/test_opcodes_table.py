@@ -88,7 +88,7 @@ def test_expressions_say_what_functions_do() -> None:
         assert result.dtype == DTYPES[op.results[0]], name
         assert (result == op.function(*operands)).all(), name
         checked += 1
-    assert checked > 500
+    assert checked > 400
 
 
 @pytest.mark.parametrize(

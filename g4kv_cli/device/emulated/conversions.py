@@ -20,6 +20,7 @@ from g4kv_cli.device.emulated.bits import (
     U16,
     U32,
     U64,
+    Predicate,
     as_f32,
     f32,
     f32_bits,
@@ -42,21 +43,37 @@ def bf16_from_f32(a: U32) -> U16:
     return np.where((a & ~F32_SIGN) > F32_INFINITY, _HALF_NAN, rounded.astype(u16))
 
 
-def bf16_from_f32_to_zero(a: U32) -> U16:
-    return np.where((a & ~F32_SIGN) > F32_INFINITY, _HALF_NAN, (a >> u32(16)).astype(u16))
-
-
 def f16_from_f32(a: U32) -> U16:
     halves = as_f32(a).astype(np.float16).view(u16)
     return np.where((a & ~F32_SIGN) > F32_INFINITY, _HALF_NAN, halves)
 
 
-def f16_from_f32_to_zero(a: U32) -> U16:
+def bf16_from_f32_directed(a: U32, mode: str) -> U16:
+    """``cvt.rz.bf16.f32``: bf16 is f32 cut short; stepping away from zero may carry up to infinity."""
+    rest = (a & u32(0xFFFF)) != 0
+    away = rest & _steps_away(a, mode) & ((a & ~F32_SIGN) < F32_INFINITY)
+    cut = (a >> u32(16)).astype(u16) + away.astype(u16)
+    return np.where((a & ~F32_SIGN) > F32_INFINITY, _HALF_NAN, cut)
+
+
+def f16_from_f32_directed(a: U32, mode: str) -> U16:
+    """``cvt.rz.f16.f32``."""
     values = as_f32(a)
-    halves = values.astype(np.float16)
-    over = (np.abs(halves.astype(f32)) > np.abs(values)) & np.isfinite(values)
-    cut = np.where(over, np.nextafter(halves, np.float16(0)), halves).view(u16)
-    return np.where(np.isnan(values), _HALF_NAN, cut)
+    nearest = values.astype(np.float16)
+    size, nearest_size = np.abs(values), np.abs(nearest.astype(f32))
+    finite, away = np.isfinite(values), _steps_away(a, mode)
+    nearest_bits = nearest.view(u16)
+    nearest_bits = nearest_bits - (finite & ~away & (nearest_size > size)).astype(u16)
+    nearest_bits = nearest_bits + (finite & away & (nearest_size < size)).astype(u16)
+    return np.where(np.isnan(values), _HALF_NAN, nearest_bits)
+
+
+def _steps_away(a: U32, mode: str) -> Predicate:
+    """Whether a directed rounding goes away from zero."""
+    negative = (a >> u32(31)).astype(np.bool_)
+    if mode == "rz":
+        return negative & False
+    return negative if mode == "rm" else ~negative
 
 
 def relu16(halves: U16) -> U16:
@@ -99,6 +116,16 @@ def saturate_f32(a: U32) -> U32:
     return cast(U32, np.where(values > 0, np.minimum(values, f32(1)), f32(0)).astype(f32).view(u32))
 
 
+def f64_from_f32_ftz(a: U32) -> U64:
+    """``cvt.ftz.f64.f32``."""
+    return f64_from_f32(flush(a))
+
+
+def saturate_f32_ftz(a: U32) -> U32:
+    """``cvt.ftz.sat.f32.f32``."""
+    return saturate_f32(flush(a))
+
+
 def flush_f32(a: U32) -> U32:
     """``cvt.ftz.f32.f32``."""
     return f32_bits(cast("np.typing.NDArray[np.float32]", flush(a).view(f32)))
@@ -136,6 +163,12 @@ def f8x2_from_f32(high: U32, low: U32, name: str, relu: bool) -> U16:
     if relu:
         first, second = (np.where(v & u16(0x80), u16(0), v) for v in (first, second))
     return (first << u16(8)) | second
+
+
+def f8x2_from_f16x2(a: U32, name: str, relu: bool) -> U16:
+    """``cvt.rn.satfinite.e4m3x2.f16x2``: the high half goes to the high byte."""
+    high, low = (a >> u32(16)).astype(u16), a.astype(u16)
+    return f8x2_from_f32(f32_from_f16(high), f32_from_f16(low), name, relu)
 
 
 def f16x2_from_f8x2(a: U16, name: str) -> U32:

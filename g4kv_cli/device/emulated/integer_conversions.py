@@ -16,7 +16,8 @@ import numpy as np
 
 from g4kv_cli.device.emulated.bits import F64, U16, U32, U64, Bits, as_f32, f32, f64, i64, u16, u32, u64
 from g4kv_cli.device.emulated.numerics import INTEGRAL_ROUNDING, flush
-from g4kv_cli.device.emulated.packed16 import narrow
+from g4kv_cli.device.emulated.packed16 import as_float32, narrow
+from g4kv_cli.device.emulated.rounding import DIRECTIONS, round_to_odd, two_sum
 
 
 class IntegerType(NamedTuple):
@@ -71,17 +72,30 @@ def integer_from_f16(a: U16, mode: str, target: IntegerType) -> Bits:
     return _from_float(a.view(np.float16).astype(f64), mode, target)
 
 
+def integer_from_bf16(a: U16, mode: str, target: IntegerType) -> Bits:
+    """``cvt.rzi.s32.bf16`` and its kin."""
+    return _from_float(as_float32(a, "bf16").astype(f64), mode, target)
+
+
+def integer_from_f64(a: U64, mode: str, target: IntegerType) -> Bits:
+    """``cvt.rzi.s32.f64`` and its kin."""
+    return _from_float(a.view(f64), mode, target)
+
+
 def f32_from_integer(a: Bits, source: IntegerType) -> U32:
     """``cvt.rn.f32.s32`` and its kin: rounded once, to nearest even (also from 64 bits)."""
     return cast(U32, source.read(a).astype(f32).view(u32))
 
 
-def f32_from_integer_to_zero(a: Bits, source: IntegerType) -> U32:
-    """``cvt.rz.f32.s32`` and its kin, up to 32 bits: f64 holds the integer exactly."""
-    exact = source.read(a).astype(f64)
-    nearest = exact.astype(f32)
-    over = np.abs(nearest) > np.abs(exact)
-    return cast(U32, np.where(over, np.nextafter(nearest, f32(0)), nearest).view(u32))
+def f32_from_integer_directed(a: Bits, source: IntegerType, mode: str) -> U32:
+    """``cvt.rz.f32.s32`` and its kin."""
+    if source.width <= 32:
+        return DIRECTIONS[mode](source.read(a).astype(f64))
+    # 64 bits: the upper and lower halves are exact in f64 and summed with rounding to odd.
+    integers = source.read(a)
+    low = integers & integers.dtype.type(0xFFFFFFFF)
+    total, error = two_sum((integers - low).astype(f64), low.astype(f64))
+    return DIRECTIONS[mode](round_to_odd(total, error))
 
 
 def f64_from_integer(a: Bits, source: IntegerType) -> U64:

@@ -257,3 +257,8 @@ def copysign(a: U32, b: U32) -> U32:
 def integral(a: U32, mode: str) -> U32:
     """``cvt.rni.f32.f32`` and its kin: an integral f32, the sign of zero kept."""
     return f32_bits(INTEGRAL_ROUNDING[mode](as_f32(a)))
+
+
+def integral_ftz(a: U32, mode: str) -> U32:
+    """``cvt.rni.ftz.f32.f32``."""
+    return integral(flush(a), mode)

@@ -1,111 +1,136 @@
-"""Table entries of comparisons: ``setp`` and ``set``, with and without a combining predicate."""
+"""Table entries of comparisons: ``setp``, alone and combined with a predicate, and ``set``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from g4kv_cli.device.emulated import packed16
+from g4kv_cli.device.emulated.bits import U16, U32, Bits, Predicate, f32, u16, u32
 from g4kv_cli.device.emulated.numerics import flush
 from g4kv_cli.device.emulated.operation import EXPRESSION_NAMES, Op, call, inline
 
 _ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SIGNED = {"ne": "!=", **_ORDERED}
+_UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">=", **_SIGNED}
+_EQUALITY = {"eq": "==", "ne": "!="}
 _INVERSE = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-_UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 _COMBINE = {"and": "&", "or": "|", "xor": "^"}
 
-
-def float_comparison(name: str) -> str:
-    """Python source that compares float arrays {0} and {1}; a NaN makes u-forms true and the others false."""
-    if name in _ORDERED:
-        return f"{{0}} {_ORDERED[name]} {{1}}"
-    if name in _INVERSE:
-        return f"~({{0}} {_INVERSE[name]} {{1}})"
-    return {
-        "ne": "({0} < {1}) | ({0} > {1})",
-        "equ": "~(({0} < {1}) | ({0} > {1}))",
-        "neu": "{0} != {1}",
-        "num": "({0} == {0}) & ({1} == {1})",
-        "nan": "({0} != {0}) | ({1} != {1})",
-    }[name]
-
-
-FLOAT_COMPARISONS = (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "equ",
-    "neu",
-    "ltu",
-    "leu",
-    "gtu",
-    "geu",
-    "num",
-    "nan",
-)
+FLOAT_COMPARISONS = {
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _ORDERED.items()},
+    **{name: f"~({{0}} {sign} {{1}})" for name, sign in _INVERSE.items()},
+    "ne": "({0} < {1}) | ({0} > {1})",
+    "equ": "~(({0} < {1}) | ({0} > {1}))",
+    "neu": "{0} != {1}",
+    "num": "({0} == {0}) & ({1} == {1})",
+    "nan": "({0} != {0}) | ({1} != {1})",
+}
+"""Python source that compares float arrays {0} and {1}; a NaN makes the u-forms true and the others false."""
 
 
 def comparison_operations() -> dict[str, Op]:
     table: dict[str, Op] = {}
+    for type_name, comparisons in _comparisons().items():
+        for name, compare in comparisons.items():
+            table |= _setp(f"setp.{name}", type_name, compare)
+            for result, (kind, true_bits) in _set_results(type_name).items():
+                choose = partial(_chosen, compare.function, true_bits)
+                table[f"set.{name}.{result}.{type_name}"] = call(kind, compare.operands, choose)
+    return table | _packed_sets(_comparisons())
+
+
+def _comparisons() -> dict[str, dict[str, Op]]:
+    """The plain comparison of every type, by type and comparison name."""
+    table: dict[str, dict[str, Op]] = {}
     for width, view in ((16, "np.int16"), (32, "i32"), (64, "i64")):
-        kind = f"b{width}"
-        for name, sign in ({"ne": "!="} | _ORDERED).items():
-            plain, viewed = f"{{0}} {sign} {{1}}", f"{{0}}.view({view}) {sign} {{1}}.view({view})"
-            table |= _with_combinations(name, f"u{width}", kind, plain)
-            table |= _with_combinations(name, f"s{width}", kind, plain if name in {"eq", "ne"} else viewed)
-            if name in {"eq", "ne"}:
-                table |= _with_combinations(name, f"b{width}", kind, plain)
-        for name, sign in _UNSIGNED.items():
-            table |= _with_combinations(name, f"u{width}", kind, f"{{0}} {sign} {{1}}")
-    for name in FLOAT_COMPARISONS:
-        source = float_comparison(name)
-        table |= _with_combinations(name, "f32", "b32", source.format("{0}.view(f32)", "{1}.view(f32)"))
-        table |= _with_combinations(
-            name, "f64", "b64", source.format("{0}.view(np.float64)", "{1}.view(np.float64)")
-        )
-        table |= _with_combinations(
-            name, "f16", "b16", source.format("{0}.view(np.float16)", "{1}.view(np.float16)")
-        )
-        compare = eval(f"lambda a, b: {source.format('a', 'b')}", dict(EXPRESSION_NAMES))
-        table |= _called(name, "ftz.f32", "b32", partial(_flushed, compare))
-        table |= _called(name, "bf16", "b16", partial(_widened, compare))
+        pair = (f"b{width}", f"b{width}")
+        signed = f"{{0}}.view({view})", f"{{1}}.view({view})"
+        table[f"b{width}"] = {
+            name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _EQUALITY.items()
+        }
+        table[f"u{width}"] = {
+            name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _UNSIGNED.items()
+        }
+        table[f"s{width}"] = {
+            name: inline("pred", pair, f"{signed[0]} {sign} {signed[1]}") for name, sign in _SIGNED.items()
+        }
+    for type_name, view in (("f32", "f32"), ("f64", "np.float64"), ("f16", "np.float16")):
+        pair = (f"b{type_name[1:]}", f"b{type_name[1:]}")
+        floats = f"{{0}}.view({view})", f"{{1}}.view({view})"
+        table[type_name] = {
+            name: inline("pred", pair, source.format(*floats)) for name, source in FLOAT_COMPARISONS.items()
+        }
+    compare = {name: _compiled(source) for name, source in FLOAT_COMPARISONS.items()}
+    table["ftz.f32"] = {
+        name: call("pred", ("b32", "b32"), partial(_flushed, c)) for name, c in compare.items()
+    }
+    table["bf16"] = {name: call("pred", ("b16", "b16"), partial(_widened, c)) for name, c in compare.items()}
     return table
 
 
-def _flushed(compare, a, b):  # type: ignore[no-untyped-def]
-    return compare(flush(a).view("f4"), flush(b).view("f4"))
+def _compiled(source: str) -> Callable[..., Predicate]:
+    function: Callable[..., Predicate] = eval(
+        f"lambda a, b: {source.format('a', 'b')}", dict(EXPRESSION_NAMES)
+    )
+    return function
 
 
-def _widened(compare, a, b):  # type: ignore[no-untyped-def]
+def _flushed(compare: Callable[..., Predicate], a: U32, b: U32) -> Predicate:
+    return compare(flush(a).view(f32), flush(b).view(f32))
+
+
+def _widened(compare: Callable[..., Predicate], a: U16, b: U16) -> Predicate:
     return compare(packed16.as_float32(a, "bf16"), packed16.as_float32(b, "bf16"))
 
 
-def _with_combinations(name: str, type_name: str, kind: str, source: str) -> dict[str, Op]:
-    table = {f"setp.{name}.{type_name}": inline("pred", (kind, kind), source)}
+def _setp(stem: str, type_name: str, compare: Op) -> dict[str, Op]:
+    table = {f"{stem}.{type_name}": compare}
     for word, sign in _COMBINE.items():
-        table[f"setp.{name}.{word}.{type_name}"] = inline(
-            "pred", (kind, kind, "pred"), f"({source}) {sign} {{2}}"
-        )
-    results = {
-        "u32": "np.where({0}, u32(0xffffffff), u32(0))",
-        "f32": "np.where({0}, u32(0x3f800000), u32(0))",
-    }
-    for result, template in (results | {"s32": results["u32"]}).items():
-        table[f"set.{name}.{result}.{type_name}"] = inline("b32", (kind, kind), template.format(source))
+        operands = (*compare.operands, "pred")
+        if compare.expression is None:
+            combined = call("pred", operands, partial(_combined, compare.function, word))
+        else:
+            combined = inline("pred", operands, f"{compare.expression} {sign} {{2}}")
+        table[f"{stem}.{word}.{type_name}"] = combined
     return table
 
 
-def _called(name: str, type_name: str, kind: str, compare) -> dict[str, Op]:  # type: ignore[no-untyped-def]
-    table = {f"setp.{name}.{type_name}": call("pred", (kind, kind), compare)}
-    table[f"setp.{name}.and.{type_name}"] = call(
-        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) & p
-    )
-    table[f"setp.{name}.or.{type_name}"] = call(
-        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) | p
-    )
-    table[f"setp.{name}.xor.{type_name}"] = call(
-        "pred", (kind, kind, "pred"), lambda a, b, p: compare(a, b) ^ p
-    )
+def _combined(compare: Callable[..., Predicate], word: str, a: Bits, b: Bits, other: Predicate) -> Predicate:
+    result = compare(a, b)
+    if word == "and":
+        return result & other
+    return result | other if word == "or" else result ^ other
+
+
+def _set_results(type_name: str) -> dict[str, tuple[str, np.generic[Any]]]:
+    """Result types of ``set`` for an operand type: register kind and the bits of true."""
+    results: dict[str, tuple[str, np.generic[Any]]] = {
+        "u32": ("b32", u32(0xFFFFFFFF)),
+        "s32": ("b32", u32(0xFFFFFFFF)),
+    }
+    if type_name in _HALF_ONE:
+        all_ones = ("b16", u16(0xFFFF))
+        return results | {"u16": all_ones, "s16": all_ones, type_name: ("b16", _HALF_ONE[type_name])}
+    return results | {"f32": ("b32", u32(0x3F800000))}
+
+
+_HALF_ONE = {"f16": u16(0x3C00), "bf16": u16(0x3F80)}
+
+
+def _chosen(compare: Callable[..., Predicate], true_bits: np.generic[Any], a: Bits, b: Bits) -> Bits:
+    return np.where(compare(a, b), true_bits, np.zeros(1, true_bits.dtype))
+
+
+def _packed_sets(comparisons: dict[str, dict[str, Op]]) -> dict[str, Op]:
+    """``set`` on two halves: 1.0 or all ones in each half."""
+    table: dict[str, Op] = {}
+    for form, one in _HALF_ONE.items():
+        for name, compare in comparisons[form].items():
+            for result, true_bits in ((f"{form}x2", one), ("u32", u16(0xFFFF)), ("s32", u16(0xFFFF))):
+                choose = packed16.packed(partial(_chosen, compare.function, true_bits))
+                table[f"set.{name}.{result}.{form}x2"] = call("b32", ("b32", "b32"), choose)
     return table

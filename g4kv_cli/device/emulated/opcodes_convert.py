@@ -7,7 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from g4kv_cli.device.emulated import conversions, integer_conversions, numerics
+from g4kv_cli.device.emulated import (
+    conversions,
+    float64,
+    integer_conversions,
+    numerics,
+    packed16,
+    rounding,
+)
 from g4kv_cli.device.emulated.integer_conversions import INTEGER_TYPES, IntegerType
 from g4kv_cli.device.emulated.operation import Op, call, inline
 
@@ -48,10 +55,14 @@ def _integer_to_float() -> dict[str, Op]:
     for source in INTEGER_TYPES:
         results: dict[str, tuple[str, Callable[..., Any]]] = {
             "cvt.rn.f32": ("b32", integer_conversions.f32_from_integer),
+            "cvt.rn.f64": ("b64", integer_conversions.f64_from_integer),
             "cvt.rn.f16": ("b16", integer_conversions.f16_from_integer),
         }
         if source.width <= 32:
-            results["cvt.rz.f32"] = ("b32", integer_conversions.f32_from_integer_to_zero)
+            results["cvt.rn.bf16"] = ("b16", integer_conversions.bf16_from_integer)
+        for mode in rounding.DIRECTIONS:
+            directed = partial(integer_conversions.f32_from_integer_directed, mode=mode)
+            results[f"cvt.{mode}.f32"] = ("b32", directed)
         for name, (kind, function) in results.items():
             table[f"{name}.{source.name}"] = call(kind, (_kind(source),), partial(function, source=source))
     return table
@@ -64,30 +75,56 @@ def _float_to_integer() -> dict[str, Op]:
             for word, ftz in (("", False), ("ftz.", True)):
                 convert = partial(integer_conversions.integer_from_f32, mode=mode, target=target, ftz=ftz)
                 table[f"cvt.{mode}.{word}{target.name}.f32"] = _to_integer(target, "b32", convert)
-            halves = partial(integer_conversions.integer_from_f16, mode=mode, target=target)
-            table[f"cvt.{mode}.{target.name}.f16"] = _to_integer(target, "b16", halves)
-        table[f"cvt.{mode}.f32.f32"] = call("b32", ("b32",), partial(numerics.integral, mode=mode))
+            for form, operand, function in (
+                ("f16", "b16", integer_conversions.integer_from_f16),
+                ("bf16", "b16", integer_conversions.integer_from_bf16),
+                ("f64", "b64", integer_conversions.integer_from_f64),
+            ):
+                convert = partial(function, mode=mode, target=target)
+                table[f"cvt.{mode}.{target.name}.{form}"] = _to_integer(target, operand, convert)
+        table |= _to_integral(mode)
     return table
+
+
+def _to_integral(mode: str) -> dict[str, Op]:
+    """Float results without fraction."""
+    half, single, double = ("b16",), ("b32",), ("b64",)
+    return {
+        f"cvt.{mode}.f32.f32": call("b32", single, partial(numerics.integral, mode=mode)),
+        f"cvt.{mode}.ftz.f32.f32": call("b32", single, partial(numerics.integral_ftz, mode=mode)),
+        f"cvt.{mode}.f64.f64": call("b64", double, partial(float64.integral, mode=mode)),
+        f"cvt.{mode}.f16.f16": call("b16", half, partial(packed16.integral, mode=mode, form="f16")),
+        f"cvt.{mode}.bf16.bf16": call("b16", half, partial(packed16.integral, mode=mode, form="bf16")),
+    }
 
 
 def _float_to_float() -> dict[str, Op]:
     single = ("b32",)
     narrow: dict[str, Callable[..., Any]] = {
         "cvt.rn.bf16.f32": conversions.bf16_from_f32,
-        "cvt.rz.bf16.f32": conversions.bf16_from_f32_to_zero,
         "cvt.rn.f16.f32": conversions.f16_from_f32,
-        "cvt.rz.f16.f32": conversions.f16_from_f32_to_zero,
     }
+    for mode in rounding.DIRECTIONS:
+        narrow[f"cvt.{mode}.bf16.f32"] = partial(conversions.bf16_from_f32_directed, mode=mode)
+        narrow[f"cvt.{mode}.f16.f32"] = partial(conversions.f16_from_f32_directed, mode=mode)
     table = {name: call("b16", single, function) for name, function in narrow.items()}
     for form in ("bf16", "f16"):
-        convert = narrow[f"cvt.rn.{form}.f32"]
-        table[f"cvt.rn.relu.{form}.f32"] = call("b16", single, partial(_then_relu, convert))
+        for mode in ("rn", "rz"):
+            convert = narrow[f"cvt.{mode}.{form}.f32"]
+            table[f"cvt.{mode}.relu.{form}.f32"] = call("b16", single, partial(_then_relu, convert))
     return table | {
         "cvt.f32.bf16": inline("b32", ("b16",), "{0}.astype(u32) << u32(16)"),
         "cvt.f32.f16": call("b32", ("b16",), conversions.f32_from_f16),
         "cvt.f64.f32": call("b64", single, conversions.f64_from_f32),
+        "cvt.ftz.f64.f32": call("b64", single, conversions.f64_from_f32_ftz),
+        "cvt.rn.f32.f64": call("b32", ("b64",), float64.f32_from_f64),
+        "cvt.rn.ftz.f32.f64": call("b32", ("b64",), float64.f32_from_f64_ftz),
+        "cvt.rz.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rz")),
+        "cvt.rm.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rm")),
+        "cvt.rp.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rp")),
         "cvt.rna.tf32.f32": call("b32", single, conversions.tf32_from_f32),
         "cvt.sat.f32.f32": call("b32", single, conversions.saturate_f32),
+        "cvt.ftz.sat.f32.f32": call("b32", single, conversions.saturate_f32_ftz),
         "cvt.ftz.f32.f32": call("b32", single, conversions.flush_f32),
     }
 
@@ -106,13 +143,15 @@ def _packing() -> dict[str, Op]:
     table: dict[str, Op] = {}
     scalars = _float_to_float()
     for form in ("bf16", "f16"):
-        for mode in ("rn", "rz", "rn.relu"):
+        for mode in ("rn", "rz", "rn.relu", "rz.relu"):
             convert = scalars[f"cvt.{mode}.{form}.f32"].function
             table[f"cvt.{mode}.{form}x2.f32"] = call("b32", two, partial(_both, convert))
     for name in ("e4m3", "e5m2"):
         for relu, word in ((False, ""), (True, "relu.")):
             convert = partial(conversions.f8x2_from_f32, name=name, relu=relu)
             table[f"cvt.rn.satfinite.{word}{name}x2.f32"] = call("b16", two, convert)
+            from_halves = partial(conversions.f8x2_from_f16x2, name=name, relu=relu)
+            table[f"cvt.rn.satfinite.{word}{name}x2.f16x2"] = call("b16", ("b32",), from_halves)
         table[f"cvt.rn.f16x2.{name}x2"] = call(
             "b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name)
         )

@@ -6,23 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from g4kv_cli.device.emulated import mufu, numerics, packed16, rounding
-from g4kv_cli.device.emulated.bits import F32_SIGN, U32
+from g4kv_cli.device.emulated import float64, mufu, numerics, packed16, rounding
 from g4kv_cli.device.emulated.operation import Op, call
 
 _ONE, _TWO, _THREE = ("b32",), ("b32", "b32"), ("b32", "b32", "b32")
 
 
 def float_operations() -> dict[str, Op]:
-    table = _single() | _directed() | _approximate()
+    table = _single() | _double() | _directed() | _approximate()
     for form in ("bf16", "f16"):
         table |= _halves(form)
     return table
-
-
-def _negated(function: Callable[..., U32]) -> Callable[..., U32]:
-    """Subtraction from addition: the second operand's sign flipped."""
-    return lambda a, b: function(a, b ^ F32_SIGN)
 
 
 def _single() -> dict[str, Op]:
@@ -78,25 +72,34 @@ def _single() -> dict[str, Op]:
 def _directed() -> dict[str, Op]:
     """``.rz``, ``.rm``, ``.rp``: one exact f64 result, one directed rounding."""
     table: dict[str, Op] = {}
-    directions: dict[str, Callable[[Any], U32]] = {"rz": rounding.to_zero, "rp": rounding.up}
-    for mode, narrow in directions.items():
-        add = partial(lambda narrow, a, b: narrow(rounding.exact_add(a, b)), narrow)
-        mul = partial(lambda narrow, a, b: narrow(rounding.exact_mul(a, b)), narrow)
-        fma = partial(lambda narrow, a, b, c: narrow(rounding.exact_fma(a, b, c)), narrow)
-        table |= _directed_entries(mode, add, mul, fma)
-    down_mul = partial(lambda a, b: rounding.down(rounding.exact_mul(a, b)))
-    return table | _directed_entries("rm", rounding.add_down, down_mul, rounding.fma_down)
+    for mode in rounding.DIRECTIONS:
+        for name, operands, function in (
+            ("add", _TWO, rounding.add),
+            ("sub", _TWO, rounding.sub),
+            ("mul", _TWO, rounding.mul),
+            ("fma", _THREE, rounding.fma),
+        ):
+            table[f"{name}.{mode}.f32"] = call("b32", operands, partial(function, mode=mode))
+    return table
 
 
-def _directed_entries(
-    mode: str, add: Callable[..., U32], mul: Callable[..., U32], fma: Callable[..., U32]
-) -> dict[str, Op]:
-    return {
-        f"add.{mode}.f32": call("b32", _TWO, add),
-        f"sub.{mode}.f32": call("b32", _TWO, _negated(add)),
-        f"mul.{mode}.f32": call("b32", _TWO, mul),
-        f"fma.{mode}.f32": call("b32", _THREE, fma),
-    }
+def _double() -> dict[str, Op]:
+    table: dict[str, Op] = {}
+    for names, count, function in (
+        ("add.f64 add.rn.f64", 2, float64.add),
+        ("sub.f64 sub.rn.f64", 2, float64.sub),
+        ("mul.f64 mul.rn.f64", 2, float64.mul),
+        ("div.rn.f64", 2, float64.div),
+        ("min.f64", 2, float64.minimum),
+        ("max.f64", 2, float64.maximum),
+        ("fma.rn.f64", 3, float64.fma),
+        ("rcp.rn.f64", 1, float64.rcp),
+        ("sqrt.rn.f64", 1, float64.sqrt),
+        ("neg.f64", 1, float64.neg),
+        ("abs.f64", 1, float64.absolute),
+    ):
+        table |= {name: call("b64", ("b64",) * count, function) for name in names.split()}
+    return table
 
 
 def _approximate() -> dict[str, Op]:
@@ -136,9 +139,17 @@ def _halves(form: packed16.Format) -> dict[str, Op]:
         "neg": (1, packed16.neg),
         "abs": (1, packed16.absolute),
     }
+    if form == "f16":
+        for name in ("add", "sub", "mul", "add.rn", "sub.rn", "mul.rn", "fma.rn"):
+            count, function = functions[name]
+            functions[f"{name}.sat"] = (count, partial(_saturated, function))
     table: dict[str, Op] = {}
     for name, (count, function) in functions.items():
         scalar = partial(function, form=form)
         table[f"{name}.{form}"] = call("b16", ("b16",) * count, scalar)
         table[f"{name}.{form}x2"] = call("b32", ("b32",) * count, packed16.packed(scalar))
     return table
+
+
+def _saturated(function: Callable[..., Any], *operands: Any, form: packed16.Format) -> Any:
+    return packed16.saturate(function(*operands, form=form), form)

@@ -16,6 +16,7 @@ import numpy as np
 
 from g4kv_cli.device.emulated.bits import F32, F64, U16, U32, Predicate, f32, f64, i16, u16, u32
 from g4kv_cli.device.emulated.conversions import bf16_from_f32, relu16
+from g4kv_cli.device.emulated.numerics import INTEGRAL_ROUNDING
 from g4kv_cli.device.emulated.rounding import round_to_odd, to_zero, two_sum
 
 Format: TypeAlias = Literal["bf16", "f16"]
@@ -53,9 +54,8 @@ def narrow(exact: F64, form: Format) -> U16:
         return np.where(np.isnan(exact), NAN, halves)
     cut = to_zero(exact)
     inexact = (cut.view(f32) != exact) & np.isfinite(exact)
-    return bf16_from_f32(
-        cut | inexact
-    )  # the last f32 bit made odd where bits were cut: rounding twice is safe
+    # The last f32 bit is made odd where bits were cut, so that rounding twice is safe.
+    return bf16_from_f32(cut | inexact)
 
 
 def add(a: U16, b: U16, form: Format) -> U16:
@@ -109,3 +109,15 @@ def neg(a: U16, form: Format) -> U16:
 
 def absolute(a: U16, form: Format) -> U16:
     return np.where(is_nan(a, form), NAN, a & ~_SIGN)
+
+
+def saturate(a: U16, form: Format) -> U16:
+    """``.sat``: clamped to [0, 1]; NaN and -0 give +0."""
+    values = as_float32(a, form)
+    one = u16(0x3C00) if form == "f16" else u16(0x3F80)
+    return np.where(values >= 1, one, np.where(values > 0, a, u16(0)))
+
+
+def integral(a: U16, mode: str, form: Format) -> U16:
+    """``cvt.rni.f16.f16`` and its kin: an integral value, the sign of zero kept."""
+    return narrow(INTEGRAL_ROUNDING[mode](_as_f64(a, form)), form)

@@ -3,11 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 
-from g4kv_cli.device.emulated.bits import F32, F64, I64, U32, as_f32, f32, f32_bits, f64, i64
+from g4kv_cli.device.emulated.bits import (
+    F32,
+    F32_SIGN,
+    F64,
+    I64,
+    U32,
+    Predicate,
+    as_f32,
+    f32,
+    f32_bits,
+    f64,
+    i64,
+)
 
 
 def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
@@ -54,7 +67,7 @@ def to_zero(exact: F64) -> U32:
 
 
 def down(exact: F64) -> U32:
-    """``.rm``: toward minus infinity. The sign of a zero is the caller's affair."""
+    """``.rm``: toward minus infinity. The sign of an exactly zero sum is the caller's affair."""
     nearest: F32 = exact.astype(f32)
     over = (nearest > exact) & np.isfinite(exact)
     return f32_bits(np.where(over, np.nextafter(nearest, f32(-np.inf)), nearest))
@@ -67,19 +80,36 @@ def up(exact: F64) -> U32:
     return f32_bits(np.where(under, np.nextafter(nearest, f32(np.inf)), nearest))
 
 
-def _negative_zero_sum(
-    rounded: U32, exact: F64, both_positive_zero: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-) -> U32:
-    """``.rm``: an exact zero sum is -0 unless both addends are +0."""
-    return np.where((exact == 0) & ~both_positive_zero, np.uint32(0x80000000), rounded)
+DIRECTIONS: dict[str, Callable[[F64], U32]] = {"rz": to_zero, "rm": down, "rp": up}
+"""The directed roundings to f32, by PTX modifier."""
 
 
-def add_down(a: U32, b: U32) -> U32:
+def add(a: U32, b: U32, mode: str) -> U32:
+    """``add.rz.f32`` and its kin."""
     exact = exact_add(a, b)
-    return _negative_zero_sum(down(exact), exact, (a == 0) & (b == 0))
+    both_plus_zero = (a == 0) & (b == 0)
+    return _zero_sum(DIRECTIONS[mode](exact), exact, both_plus_zero, mode)
 
 
-def fma_down(a: U32, b: U32, c: U32) -> U32:
-    exact = exact_fma(a, b, c)
-    product = exact_mul(a, b)
-    return _negative_zero_sum(down(exact), exact, (product == 0) & ~np.signbit(product) & (c == 0))
+def sub(a: U32, b: U32, mode: str) -> U32:
+    """``sub.rz.f32`` and its kin."""
+    return add(a, b ^ F32_SIGN, mode)
+
+
+def mul(a: U32, b: U32, mode: str) -> U32:
+    """``mul.rz.f32`` and its kin."""
+    return DIRECTIONS[mode](exact_mul(a, b))
+
+
+def fma(a: U32, b: U32, c: U32, mode: str) -> U32:
+    """``fma.rz.f32`` and its kin."""
+    exact, product = exact_fma(a, b, c), exact_mul(a, b)
+    both_plus_zero = (product == 0) & ~np.signbit(product) & (c == 0)
+    return _zero_sum(DIRECTIONS[mode](exact), exact, both_plus_zero, mode)
+
+
+def _zero_sum(rounded: U32, exact: F64, both_plus_zero: Predicate, mode: str) -> U32:
+    """Toward minus infinity an exactly zero sum is -0 unless both addends are +0."""
+    if mode != "rm":
+        return rounded
+    return np.where((exact == 0) & ~both_plus_zero, F32_SIGN, rounded)
