@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.model import rules
-from g4kv_cli.model.checked import require_i32
+from g4kv_cli.model.checked import require_i32, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayout
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -55,8 +55,9 @@ class PageRow:
 
     @classmethod
     def from_host(cls, device: Device, page_indices: Sequence[int]) -> PageRow:
-        """Upload page ids. Raises ContractError (integer, fits_i32)."""
+        """Upload page ids. Raises ContractError (argument_type, integer, fits_i32)."""
         host = _int32_vector("page_row", page_indices)
+        require_type("device", device, Device)  # type: ignore[type-abstract]
         return cls(device.upload(host, "page_row"), host)
 
     @classmethod
@@ -91,14 +92,22 @@ class PagedBatch:
         page_origins: Sequence[int] | None = None,
         padding_page: int | None = None,
     ) -> PagedBatch:
-        """Upload a batch. ``page_lists[t]`` are token t's resident pages. Raises ContractError."""
-        lengths = [0, *(len(pages) for pages in page_lists)]
-        indptr = _int32_vector("page_indptr", [sum(lengths[: t + 1]) for t in range(len(lengths))])
+        """Upload a batch. ``page_lists[t]`` are token t's resident pages.
+
+        Raises ContractError (argument_type, integer, fits_i32); what the values say is checked at each launch.
+        """
+        require_type("device", device, Device)  # type: ignore[type-abstract]
+        host_positions = _int32_vector("positions", positions)
+        rows = [
+            _int32_vector(f"page_lists[{token}]", pages)
+            for token, pages in enumerate(require_sequence("page_lists", page_lists))
+        ]
+        origins = [0] * host_positions.size if page_origins is None else page_origins
         host = (
-            _int32_vector("positions", positions),
-            _int32_vector("page_indices", [page for pages in page_lists for page in pages]),
-            indptr,
-            _int32_vector("page_origins", [0] * len(positions) if page_origins is None else page_origins),
+            host_positions,
+            np.concatenate([np.empty(0, np.int32), *rows]),
+            np.cumsum([0, *(row.size for row in rows)]).astype(np.int32),
+            _int32_vector("page_origins", origins),
         )
         return cls(
             positions=device.upload(host[0], "positions"),
@@ -122,16 +131,18 @@ class PagedBatch:
         return cls(positions, page_indices, page_indptr, page_origins, padding_page=padding_page)
 
 
-def _int32_vector(field: str, values: Sequence[int]) -> Int32Array:
-    return np.array([require_i32(f"{field}[{i}]", value) for i, value in enumerate(values)], np.int32)
+def _int32_vector(field: str, values: object) -> Int32Array:
+    listed = require_sequence(field, values)
+    return np.array([require_i32(f"{field}[{i}]", value) for i, value in enumerate(listed)], np.int32)
 
 
 def require_array(
     device: Device, field: str, value: object, dtype: np.dtype[np.generic], shape: tuple[int | None, ...]
 ) -> DeviceArray:
-    """``value`` as a live, contiguous, 16-byte aligned array of ``device``; None in ``shape`` is any extent.
+    """``value`` as a live, contiguous, aligned array of ``device`` inside its allocation; None in ``shape`` is any
+    extent. bf16 arrays are read 16 bytes at a time and aligned so, others to their element.
 
-    Raises ContractError: device_array, not_freed, same_device, dtype, contiguous, aligned, shape.
+    Raises ContractError: device_array, not_freed, same_device, dtype, shape, contiguous, aligned, inside_allocation.
     """
     is_array = isinstance(value, DeviceArray)
     rules.DEVICE_ARRAY.require(is_array, field, type(value).__name__, "DeviceArray (Device.upload makes one)")
@@ -143,24 +154,35 @@ def require_array(
     rules.DTYPE.require(array.dtype == dtype, field, array.dtype, dtype)
     wanted = "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
     same_shape = len(array.shape) == len(shape) and all(
-        want is None or got == want for got, want in zip(array.shape, shape, strict=True)
+        got >= 0 and want in (None, got) for got, want in zip(array.shape, shape, strict=True)
     )
     rules.SHAPE.require(same_shape, field, list(array.shape), wanted)
-    rules.CONTIGUOUS.require(
-        array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows"
-    )
+    rules.CONTIGUOUS.require(array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows")
     alignment = VECTOR_ACCESS_BYTES if dtype == BF16 else dtype.itemsize
     rules.ALIGNED.require(
-        array.address % alignment == 0, field, f"address {array.address:#x}", f"{alignment} bytes"
+        array.address % alignment == 0, field, f"address {array.address:#x}", f"a multiple of {alignment} bytes"
+    )
+    begin, end = array.offset_bytes, array.offset_bytes + array.nbytes
+    rules.INSIDE_ALLOCATION.require(
+        begin >= 0 and end <= array.allocation.nbytes,
+        field,
+        f"bytes {begin}..{end}",
+        f"inside the {array.allocation.nbytes} bytes of {array.label}",
     )
     return array
 
 
+def require_host_copy(field: str, host: object, array: DeviceArray) -> Int32Array:
+    """``host`` as the int32 vector of ``array``'s length that it says it is. Raises ContractError (host_copy)."""
+    is_copy = isinstance(host, np.ndarray) and host.dtype == INT32 and host.shape == array.shape
+    got = f"{host.dtype} {list(host.shape)}" if isinstance(host, np.ndarray) else type(host).__name__
+    rules.HOST_COPY.require(is_copy, field, got, f"int32 {list(array.shape)}")
+    return host  # type: ignore[return-value]
+
+
 def require_no_overlap(outputs: Mapping[str, DeviceArray], inputs: Mapping[str, DeviceArray]) -> None:
     """No output may share a byte with an input or with another output. Raises ContractError (no_overlap)."""
-    spans = [
-        (name, array.address, array.address + array.nbytes) for name, array in {**outputs, **inputs}.items()
-    ]
+    spans = [(name, array.address, array.address + array.nbytes) for name, array in {**outputs, **inputs}.items()]
     for index, (name, begin, end) in enumerate(spans[: len(outputs)]):
         for other, other_begin, other_end in spans[index + 1 :]:
             apart = end <= other_begin or other_end <= begin or begin == end or other_begin == other_end

@@ -25,7 +25,7 @@ def launch(
     request = Launch(
         grid=grid,
         block=block,
-        parameters=bytes(parameters),
+        parameters=library.pack(parameters),
         must_write=tuple(must_write),
         may_collide=tuple(may_collide),
     )

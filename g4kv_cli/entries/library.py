@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 from g4kv_cli.compiler.images import compile_image
@@ -28,3 +29,7 @@ class KernelLibrary:
             image = compile_image(source, arch=self.device.info.arch, kind=self.device.image_kind)
             self._kernels[key] = self.device.load(image, symbol)
         return self._kernels[key]
+
+    def pack(self, parameters: ctypes.Structure) -> bytes:
+        """A parameter struct as the kernel gets it. Trap cases override this to reach what stands behind the host."""
+        return bytes(parameters)

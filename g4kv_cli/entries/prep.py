@@ -13,7 +13,7 @@ metadata that only the device knows (DeviceFault, now or at the next synchronisa
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,15 +29,18 @@ from g4kv_cli.entries.arguments import (
     PageRow,
     RopeTables,
     require_array,
+    require_host_copy,
     require_no_overlap,
 )
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan, require_plan
 from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
 from g4kv_cli.model import rules
-from g4kv_cli.model.checked import CheckedGeometry, check_pool, require_i32
+from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayoutParameters
+from g4kv_cli.model.prefill_plan import check_plan_use, first_repeated_slot
 
 RMS_NORM_EPS = 1e-6
 """rms_norm_eps of every Gemma 4 size."""
@@ -79,9 +82,7 @@ def qk_norm_rope_prefill_hd256_plain_into(
 ) -> None:
     """Q and K to contiguous token-major outputs (k_out like k); token t has position start_pos + t."""
     entry = PREP_ENTRIES["qk_norm_rope_prefill_hd256_plain_into"]
-    request = _check_rows(
-        library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps
-    )
+    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
     shape = (request.tokens, request.num_kv_heads, entry.head_dim)
     request.outputs["k_out"] = require_array(library.device, "k_out", k_out, BF16, shape)
     request.parameters.k_out = k_out.address
@@ -203,9 +204,7 @@ def qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into(
 ) -> None:
     """The prefill form of K=V layers (12B, 26B-A4B, 31B): V is the same raw K, normed without weight or rotation."""
     entry = PREP_ENTRIES["qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into"]
-    request = _check_rows(
-        library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps
-    )
+    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
     _paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
 
 
@@ -226,10 +225,80 @@ def qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into(
 ) -> None:
     """The batched decode form of K=V layers (12B, 26B-A4B, 31B)."""
     entry = PREP_ENTRIES["qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"]
-    request = _check_rows(
-        library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps
-    )
+    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
     _paged_decode(request, batch, pool, layer)
+
+
+def qkv_norm_rope_paged_batch_prefill_hd256_plain_into(
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    q_norm_weight: DeviceArray,
+    k_norm_weight: DeviceArray,
+    rope: RopeTables,
+    rotary_dim: int,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    q_out: DeviceArray,
+    eps: float = RMS_NORM_EPS,
+    cta_tile_q: int | None = None,
+) -> None:
+    """Chunks of several requests, ragged, in one launch: token i of the plan is row i of q, k, v and q_out.
+
+    Rows past the plan's tokens are padding: neither read nor written. ``cta_tile_q`` is the override that the plan was
+    made with, None where its tile was derived.
+    """
+    entry = PREP_ENTRIES["qkv_norm_rope_paged_batch_prefill_hd256_plain_into"]
+    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
+
+
+def qkv_norm_rope_paged_batch_prefill_hd512_plain_into(
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    q_norm_weight: DeviceArray,
+    k_norm_weight: DeviceArray,
+    rope: RopeTables,
+    rotary_dim: int,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    q_out: DeviceArray,
+    eps: float = RMS_NORM_EPS,
+    cta_tile_q: int | None = None,
+) -> None:
+    """The ragged batch at head_dim 512 with a V projection of its own (E2B, E4B)."""
+    entry = PREP_ENTRIES["qkv_norm_rope_paged_batch_prefill_hd512_plain_into"]
+    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
+
+
+def qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into(
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    k: DeviceArray,
+    q_norm_weight: DeviceArray,
+    k_norm_weight: DeviceArray,
+    rope: RopeTables,
+    rotary_dim: int,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    q_out: DeviceArray,
+    eps: float = RMS_NORM_EPS,
+    cta_tile_q: int | None = None,
+) -> None:
+    """The ragged batch of K=V layers (12B, 26B-A4B, 31B)."""
+    entry = PREP_ENTRIES["qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into"]
+    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
 
 
 def first_wide_token_count(entry: PrepEntry, num_qo_heads: int, num_kv_heads: int) -> int:
@@ -251,9 +320,10 @@ def _check_rows(
     eps: float,
 ) -> _Request:
     """What every prep entry shares: rows, weights, tables."""
-    device, head_dim = library.device, entry.head_dim
+    device, head_dim = require_type("library", library, KernelLibrary).device, entry.head_dim
     require_array(device, "q", q, BF16, (None, None, head_dim))
-    tokens, num_qo_heads = require_i32("q tokens", q.shape[0]), require_i32("q heads", q.shape[1])
+    tokens = require_i32("q tokens", q.shape[0])
+    num_qo_heads = require_i32("q heads", q.shape[1])
     require_array(device, "k", k, BF16, (tokens, None, head_dim))
     num_kv_heads = require_i32("k heads", k.shape[1])
     rules.EXTENT_POSITIVE.require(num_kv_heads >= 1, "k heads", num_kv_heads, ">= 1")
@@ -273,20 +343,18 @@ def _check_rows(
     rules.ROTARY_DIM.require(
         2 <= rotary <= head_dim and rotary % 2 == 0, "rotary_dim", rotary_dim, f"even, 2..{head_dim}"
     )
+    require_type("rope", rope, RopeTables)
     require_array(device, "rope.cos", rope.cos, BF16, (None, rotary))
     require_array(device, "rope.sin", rope.sin, BF16, (None, rotary))
-    cos_max_pos = require_i32(
-        "rope.cos_max_pos", rope.cos.shape[0] if rope.cos_max_pos is None else rope.cos_max_pos
-    )
+    cos_max_pos = require_i32("rope.cos_max_pos", rope.cos.shape[0] if rope.cos_max_pos is None else rope.cos_max_pos)
     rules.EXTENT_POSITIVE.require(cos_max_pos >= 1, "rope.cos_max_pos", cos_max_pos, ">= 1")
     for name, table in (("rope.cos", rope.cos), ("rope.sin", rope.sin)):
-        rules.ROPE_TABLE.require(
-            table.shape[0] >= cos_max_pos, name, f"{table.shape[0]} rows", f">= {cos_max_pos}"
-        )
+        rules.ROPE_TABLE.require(table.shape[0] >= cos_max_pos, name, f"{table.shape[0]} rows", f">= {cos_max_pos}")
         inputs[name] = table
 
     require_array(device, "q_out", q_out, BF16, (tokens, num_qo_heads, head_dim))
-    rules.EPS.require(_is_finite_number(eps) and eps >= 0, "eps", eps, "finite, >= 0")
+    checked_eps = finite_f32(eps)
+    rules.EPS.require(checked_eps is not None and checked_eps >= 0, "eps", eps, "finite, >= 0")
     parameters = PrepParameters(
         q=q.address,
         k=k.address,
@@ -300,20 +368,16 @@ def _check_rows(
         num_kv_heads=num_kv_heads,
         rotary_dim=rotary,
         cos_max_pos=cos_max_pos,
-        eps=eps,
+        eps=checked_eps,
     )
     return _Request(
         library, entry, tokens, num_qo_heads, num_kv_heads, cos_max_pos, inputs, {"q_out": q_out}, parameters
     )
 
 
-def _is_finite_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _check_start(request: _Request, start_pos: int) -> int:
     start = require_i32("start_pos", start_pos)
-    rules.START_POS.require(start >= 0, "start_pos", start_pos, ">= 0")
+    rules.START_POS.require(start >= 0, "start_pos", start, ">= 0")
     rules.POSITION_RANGE.require(
         start + request.tokens <= request.cos_max_pos,
         "start_pos",
@@ -324,7 +388,10 @@ def _check_start(request: _Request, start_pos: int) -> int:
     return start
 
 
-def _check_pool(request: _Request, pool: PagedPool, layer: int) -> CheckedGeometry:
+def _check_pool(
+    request: _Request, pool: PagedPool, layer: int, *, offset_in_page_is_u32: bool = False
+) -> CheckedGeometry:
+    require_type("pool", pool, PagedPool)
     data = require_array(request.library.device, "pool", pool.data, BF16, (None,))
     checked = check_pool(
         layout=pool.layout,
@@ -332,6 +399,7 @@ def _check_pool(request: _Request, pool: PagedPool, layer: int) -> CheckedGeomet
         pool_elems=data.size,
         head_dim=request.entry.head_dim,
         num_kv_heads=request.num_kv_heads,
+        offset_in_page_is_u32=offset_in_page_is_u32,
     )
     request.outputs["pool"] = data
     parameters, layout = request.parameters, checked.layout
@@ -356,17 +424,20 @@ def _paged_prefill(
     start = _check_start(request, start_pos)
     checked = _check_pool(request, pool, layer)
     page_size = checked.layout.page_size
+    require_type("page_row", page_row, PageRow)
     indices = require_array(request.library.device, "page_row", page_row.indices, INT32, (None,))
     row_pages = require_i32("page_row length", indices.shape[0])
     origin = require_i32("page_origin", page_origin)
     first_page = start // page_size
-    rules.PAGE_ORIGIN.require(0 <= origin <= first_page, "page_origin", page_origin, f"0..{first_page}")
+    rules.PAGE_ORIGIN.require(0 <= origin <= first_page, "page_origin", origin, f"0..{first_page}")
     if request.tokens:
         needed = (start + request.tokens - 1) // page_size - origin + 1
         rules.PAGE_COVERAGE.require(row_pages >= needed, "page_row", f"{row_pages} pages", f">= {needed}")
         if page_row.host is not None:
-            first = first_page - origin
-            _require_page_ids("page_row", page_row.host, np.arange(first, needed), checked.num_pages)
+            ids = require_host_copy("page_row.host", page_row.host, indices)
+            _require_page_ids("page_row", ids, np.arange(first_page - origin, needed), checked.num_pages)
+            positions = np.arange(start, start + request.tokens)
+            _require_unique_slots("page_row", ids[positions // page_size - origin], positions, page_size)
     request.inputs["page_row"] = indices
     request.parameters.page_indices = indices.address
     request.parameters.page_row_len = row_pages
@@ -377,20 +448,17 @@ def _paged_prefill(
 def _paged_decode(request: _Request, batch: PagedBatch, pool: PagedPool, layer: int) -> None:
     device, tokens, parameters = request.library.device, request.tokens, request.parameters
     checked = _check_pool(request, pool, layer)
+    require_type("batch", batch, PagedBatch)
     arrays = {
         "positions": require_array(device, "positions", batch.positions, INT32, (tokens,)),
         "page_indices": require_array(device, "page_indices", batch.page_indices, INT32, (None,)),
         "page_indptr": require_array(device, "page_indptr", batch.page_indptr, INT32, (tokens + 1,)),
         "page_origins": require_array(device, "page_origins", batch.page_origins, INT32, (tokens,)),
     }
-    if batch.host is not None:
-        _check_decode_metadata(request, batch, checked)
-    for name, array in arrays.items():
-        request.inputs[name] = array
-        setattr(parameters, name, array.address)
     parameters.page_row_len = require_i32("page_indices length", batch.page_indices.shape[0])
     parameters.num_requests = tokens
     shared: tuple[DeviceArray, ...] = ()
+    padding: int | None = None
     if batch.padding_page is not None:
         padding = require_i32("padding_page", batch.padding_page)
         rules.PAGE_ID_RANGE.require(
@@ -398,23 +466,58 @@ def _paged_decode(request: _Request, batch: PagedBatch, pool: PagedPool, layer: 
         )
         stride = checked.layout.page_stride
         shared = (pool.data.view((stride,), offset_elems=padding * stride),)
+    if batch.host is not None:
+        held = require_sequence("batch.host", batch.host)
+        rules.HOST_COPY.require(len(held) == len(arrays), "batch.host", f"{len(held)} arrays", len(arrays))
+        copies = [
+            require_host_copy(f"batch.host[{index}]", host, array)
+            for index, (host, array) in enumerate(zip(held, arrays.values(), strict=True))
+        ]
+        _check_decode_metadata(request, copies, checked, padding)
+    for name, array in arrays.items():
+        request.inputs[name] = array
+        setattr(parameters, name, array.address)
     _launch(request, shared)
 
 
-def _check_decode_metadata(request: _Request, batch: PagedBatch, checked: CheckedGeometry) -> None:
+def _paged_batch_prefill(
+    request: _Request, plan: PrefillPagedPlan, pool: PagedPool, layer: int, cta_tile_q: int | None
+) -> None:
+    device, parameters = request.library.device, request.parameters
+    bounds, arrays = require_plan(device, plan)
+    tile = None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q)
+    # What reads by a plan (attention) keeps the offset inside a page in 32 bits, so what writes by it is held to that.
+    checked = _check_pool(request, pool, layer, offset_in_page_is_u32=True)
+    check_plan_use(
+        bounds,
+        head_dim=request.entry.head_dim,
+        num_qo_heads=request.num_qo_heads,
+        num_kv_heads=request.num_kv_heads,
+        rows=request.tokens,
+        geometry=checked,
+        max_positions=request.cos_max_pos,
+        cta_tile_q=tile,
+    )
+    for name in ("page_indices", "positions", "token_requests", "page_indptr", "page_origins"):
+        setattr(parameters, name, arrays[name].address)
+    request.inputs |= {f"plan.{name}": array for name, array in arrays.items()}
+    # Capacities, not what is in use: a captured launch has to stay right for every later update of the plan. The
+    # unused tails hold -1 and empty rows, on which the kernel traps.
+    parameters.page_row_len = plan.capacity.max_pages
+    parameters.num_requests = plan.capacity.max_requests
+    request.tokens = bounds.num_tokens
+    _launch(request, ())
+
+
+def _check_decode_metadata(
+    request: _Request, copies: Sequence[Int32Array], checked: CheckedGeometry, padding_page: int | None
+) -> None:
     """The metadata as the host knows it. Vectorised: a batch costs microseconds, not a loop over tokens."""
-    if batch.host is None:
-        return
-    positions, page_indices, page_indptr, page_origins = batch.host
+    positions, page_indices, page_indptr, page_origins = copies
     indptr_holds = (
-        page_indptr.size == request.tokens + 1
-        and page_indptr[0] == 0
-        and bool(np.all(np.diff(page_indptr) >= 0))
-        and page_indptr[-1] == page_indices.size
+        page_indptr[0] == 0 and bool(np.all(np.diff(page_indptr) >= 0)) and page_indptr[-1] == page_indices.size
     )
-    rules.PAGE_INDPTR.require(
-        indptr_holds, "page_indptr", _short(page_indptr), f"0..{page_indices.size}, rising"
-    )
+    rules.PAGE_INDPTR.require(indptr_holds, "page_indptr", _short(page_indptr), f"0..{page_indices.size}, rising")
     if request.tokens == 0:
         return
     token = int(np.argmax((positions < 0) | (positions >= request.cos_max_pos)))
@@ -436,6 +539,9 @@ def _check_decode_metadata(request: _Request, batch: PagedBatch, checked: Checke
     )
     used = page_indptr[:-1] + logical_pages - page_origins
     _require_page_ids("page_indices", page_indices, used, checked.num_pages)
+    pages = page_indices[used]
+    kept = np.flatnonzero(pages != (-1 if padding_page is None else padding_page))
+    _require_unique_slots("page_indices", pages[kept], positions[kept], checked.layout.page_size)
 
 
 def _require_page_ids(field: str, ids: Int32Array, used: npt.NDArray[np.integer], num_pages: int) -> None:
@@ -444,6 +550,13 @@ def _require_page_ids(field: str, ids: Int32Array, used: npt.NDArray[np.integer]
     worst = int(np.argmax((page_ids < 0) | (page_ids >= num_pages)))
     index, page = int(used[worst]), int(page_ids[worst])
     rules.PAGE_ID_RANGE.require(0 <= page < num_pages, f"{field}[{index}]", page, f"0..{num_pages - 1}")
+
+
+def _require_unique_slots(field: str, pages: Int32Array, positions: npt.NDArray[np.integer], page_size: int) -> None:
+    """No two tokens write one slot: blocks would race for it."""
+    twice = first_repeated_slot(pages, positions % page_size, page_size)
+    got = "" if twice is None else f"page {pages[twice]}, slot {positions[twice] % page_size} for two tokens"
+    rules.SLOT_UNIQUE.require(twice is None, field, got, "a slot of its own for each token")
 
 
 def _short(values: Int32Array) -> str:
@@ -468,6 +581,8 @@ def _launch(request: _Request, may_collide: tuple[DeviceArray, ...]) -> None:
         grid=(request.tokens, -(-groups // warps), 1),
         block=(32 * warps, 1, 1),
         parameters=request.parameters,
-        must_write=[array for name, array in request.outputs.items() if name != "pool"],
+        must_write=[
+            array.view((request.tokens, *array.shape[1:])) for name, array in request.outputs.items() if name != "pool"
+        ],
         may_collide=may_collide,
     )

@@ -6,7 +6,12 @@ again with the width that the kernel uses, and compared. One helper serves prep 
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat, TypeVar
 
 from g4kv_cli.model import rules
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
@@ -14,6 +19,9 @@ from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
 I32_MAX = 2**31 - 1
 U32_MAX = 2**32 - 1
 I64_MAX = 2**63 - 1
+F32_MAX = (2 - 2**-23) * 2.0**127
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +33,31 @@ class CheckedGeometry:
     num_pages: int
 
 
+def require_type(field: str, value: object, kind: type[_Kind]) -> _Kind:
+    """``value`` if it is a ``kind``. Raises ContractError (argument_type)."""
+    rules.ARGUMENT_TYPE.require(isinstance(value, kind), field, _name_of(value), kind.__name__)
+    return value  # type: ignore[return-value]
+
+
+def require_sequence(field: str, values: object) -> list[object]:
+    """The elements of a list, tuple, range or one-dimensional array. Raises ContractError (argument_type)."""
+    is_vector = getattr(values, "ndim", None) == 1 or isinstance(values, Sequence)
+    rules.ARGUMENT_TYPE.require(
+        is_vector and not isinstance(values, (str, bytes)), field, _name_of(values), "a sequence"
+    )
+    return list(values)  # type: ignore[call-overload,no-any-return]
+
+
 def require_integer(field: str, value: object) -> int:
-    """``value`` if it is an int (NumPy integers too, no bool, no float). Raises ContractError (integer)."""
-    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
-    rules.INTEGER.require(is_integer, field, f"{type(value).__name__} {value!r}", "int")
-    return value.__index__() if is_integer else 0  # type: ignore[attr-defined]
+    """``value`` as a Python int, from an int or a NumPy integer; no bool, no float. ContractError (integer)."""
+    number: int | None = None
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+    rules.INTEGER.require(number is not None, field, "" if number is not None else _name_of(value), "int")
+    return 0 if number is None else number
 
 
 def require_i32(field: str, value: object) -> int:
@@ -39,58 +67,126 @@ def require_i32(field: str, value: object) -> int:
     return number
 
 
+def finite_f32(value: object) -> float | None:
+    """``value`` as a float that is finite in float32 too, from any real number but a bool; None for all else."""
+    is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
+    if not is_scalar or not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) <= F32_MAX else None
+
+
+def product_i32(field: str, *factors: int) -> int:
+    """The product of non-negative factors, required to fit int32 (a count that a kernel indexes with)."""
+    result = 1
+    for factor in factors:
+        result *= factor
+        rules.FITS_I32.require(result <= I32_MAX, field, _product(factors), f"<= {I32_MAX}")
+    return result
+
+
 def product_i64(field: str, *factors: int) -> int:
     """The product of non-negative factors, required to fit int64 (the kernels' offset width)."""
     result = 1
     for factor in factors:
         result *= factor
-        rules.FITS_I64.require(result <= I64_MAX, field, " * ".join(map(str, factors)), f"<= {I64_MAX}")
+        rules.FITS_I64.require(result <= I64_MAX, field, _product(factors), f"<= {I64_MAX}")
     return result
 
 
+def check_head_relation(num_qo_heads: object, num_kv_heads: object) -> tuple[int, int]:
+    """(query heads, KV heads) once the group is a whole number: settled before anything divides by either.
+
+    Raises ContractError: integer, fits_i32, extent_positive, q_heads_multiple.
+    """
+    qo_heads = require_i32("num_qo_heads", num_qo_heads)
+    kv_heads = require_i32("num_kv_heads", num_kv_heads)
+    rules.EXTENT_POSITIVE.require(kv_heads >= 1, "num_kv_heads", kv_heads, ">= 1")
+    rules.Q_HEADS_MULTIPLE.require(
+        qo_heads >= 1 and qo_heads % kv_heads == 0, "num_qo_heads", qo_heads, f"a positive multiple of {kv_heads}"
+    )
+    return qo_heads, kv_heads
+
+
+def check_layout(layout: object, *, head_dim: int, num_kv_heads: int, offset_in_page_is_u32: bool = False) -> KvLayout:
+    """The layout as it was re-derived, all Python ints. ``offset_in_page_is_u32``: a kernel narrows that offset.
+
+    Raises ContractError: argument_type, integer, extent_positive, fits_i32, fits_u32, fits_i64, head_dim, kv_heads,
+    element_bytes, kv_block_len, layer_stride, page_stride.
+    """
+    given = require_type("pool.layout", layout, KvLayout)
+    extents: dict[str, int] = {}
+    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim", "element_bytes"):
+        extents[name] = require_i32(f"layout.{name}", getattr(given, name))
+        rules.EXTENT_POSITIVE.require(extents[name] >= 1, f"layout.{name}", extents[name], ">= 1")
+    rules.HEAD_DIM.require(extents["head_dim"] == head_dim, "layout.head_dim", extents["head_dim"], head_dim)
+    rules.KV_HEADS.require(
+        extents["num_kv_heads"] == num_kv_heads, "layout.num_kv_heads", extents["num_kv_heads"], num_kv_heads
+    )
+    rules.ELEMENT_BYTES.require(
+        extents["element_bytes"] == BF16_BYTES, "layout.element_bytes", extents["element_bytes"], BF16_BYTES
+    )
+
+    stored = {
+        name: require_integer(f"layout.{name}", getattr(given, name))
+        for name in ("kv_block_len", "layer_stride", "page_stride")
+    }
+    block = product_i64("layout.kv_block_len", extents["page_size"], num_kv_heads, head_dim)
+    rules.KV_BLOCK_LEN.require(stored["kv_block_len"] == block, "layout.kv_block_len", stored["kv_block_len"], block)
+    layer_stride = product_i64("layout.layer_stride", 2, block)
+    rules.LAYER_STRIDE.require(
+        stored["layer_stride"] == layer_stride, "layout.layer_stride", stored["layer_stride"], layer_stride
+    )
+    page_stride = product_i64("layout.page_stride", extents["num_layers"], layer_stride)
+    rules.PAGE_STRIDE.require(
+        stored["page_stride"] == page_stride, "layout.page_stride", stored["page_stride"], page_stride
+    )
+    rules.FITS_U32.require(
+        not offset_in_page_is_u32 or page_stride <= U32_MAX, "layout.page_stride", page_stride, f"<= {U32_MAX}"
+    )
+    return dataclasses.replace(given, **extents, **stored)
+
+
 def check_pool(
-    *, layout: KvLayout, layer: int, pool_elems: int, head_dim: int, num_kv_heads: int
+    *,
+    layout: object,
+    layer: object,
+    pool_elems: int,
+    head_dim: int,
+    num_kv_heads: int,
+    offset_in_page_is_u32: bool = False,
 ) -> CheckedGeometry:
     """Check a layout against an entry's head_dim and KV heads, and a pool of ``pool_elems`` elements against it.
 
-    Raises ContractError: extent_positive, fits_i32, fits_i64, head_dim, kv_heads, element_bytes, kv_block_len,
-    layer_stride, page_stride, layer_range, pool_not_empty, pool_whole_pages.
+    Raises ContractError: those of check_layout, and layer_range, pool_not_empty, pool_whole_pages.
     """
-    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim"):
-        extent = require_i32(f"layout.{name}", getattr(layout, name))
-        rules.EXTENT_POSITIVE.require(extent >= 1, f"layout.{name}", extent, ">= 1")
-    rules.HEAD_DIM.require(layout.head_dim == head_dim, "layout.head_dim", layout.head_dim, head_dim)
-    rules.KV_HEADS.require(
-        layout.num_kv_heads == num_kv_heads, "layout.num_kv_heads", layout.num_kv_heads, num_kv_heads
+    checked = check_layout(
+        layout, head_dim=head_dim, num_kv_heads=num_kv_heads, offset_in_page_is_u32=offset_in_page_is_u32
     )
-    rules.ELEMENT_BYTES.require(
-        layout.element_bytes == BF16_BYTES, "layout.element_bytes", layout.element_bytes, BF16_BYTES
-    )
-
-    block = product_i64("layout.kv_block_len", layout.page_size, layout.num_kv_heads, layout.head_dim)
-    rules.KV_BLOCK_LEN.require(
-        layout.kv_block_len == block, "layout.kv_block_len", layout.kv_block_len, block
-    )
-    layer_stride = product_i64("layout.layer_stride", 2, block)
-    rules.LAYER_STRIDE.require(
-        layout.layer_stride == layer_stride, "layout.layer_stride", layout.layer_stride, layer_stride
-    )
-    page_stride = product_i64("layout.page_stride", layout.num_layers, layer_stride)
-    rules.PAGE_STRIDE.require(
-        layout.page_stride == page_stride, "layout.page_stride", layout.page_stride, page_stride
-    )
-
     checked_layer = require_i32("layer", layer)
     rules.LAYER_RANGE.require(
-        0 <= checked_layer < layout.num_layers, "layer", layer, f"0..{layout.num_layers - 1}"
+        0 <= checked_layer < checked.num_layers, "layer", checked_layer, f"0..{checked.num_layers - 1}"
     )
-
-    rules.POOL_NOT_EMPTY.require(
-        pool_elems >= page_stride, "pool", f"{pool_elems} elements", f">= {page_stride}"
-    )
+    stride = checked.page_stride
+    rules.POOL_NOT_EMPTY.require(pool_elems >= stride, "pool", f"{pool_elems} elements", f">= {stride}")
     rules.POOL_WHOLE_PAGES.require(
-        pool_elems % page_stride == 0, "pool", f"{pool_elems} elements", f"a multiple of {page_stride}"
+        pool_elems % stride == 0, "pool", f"{pool_elems} elements", f"a multiple of {stride}"
     )
-    num_pages = require_i32("pool pages", pool_elems // page_stride)
-    product_i64("pool bytes", num_pages, page_stride, layout.element_bytes)
-    return CheckedGeometry(layout=layout, layer=checked_layer, num_pages=num_pages)
+    num_pages = require_i32("pool pages", pool_elems // stride)
+    product_i64("pool bytes", num_pages, stride, checked.element_bytes)
+    return CheckedGeometry(layout=checked, layer=checked_layer, num_pages=num_pages)
+
+
+def _name_of(value: object) -> str:
+    """A short name of a value that is not what was wanted: its type, and its text if that is short and plain."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, (bool, float, str, bytes)):
+        return f"{kind} {value!r}"
+    return kind
+
+
+def _product(factors: tuple[int, ...]) -> str:
+    return " * ".join(str(rules.shown(factor)) for factor in factors)

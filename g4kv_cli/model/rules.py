@@ -1,7 +1,7 @@
 """The contract's rules: a registry of everything that a request is checked for before a launch.
 
 A rule has a stable code; ``require`` is the only place that raises. Rules stand in FIELD order: the layout, the
-arrays, the request, the page metadata. The reject catalogue proves that each of them rejects and lets pass.
+arrays, the request, the page metadata, the plan. The reject catalogue proves that each of them rejects and lets pass.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from g4kv_cli.errors import ContractError
 
 RULES: dict[str, Rule] = {}
+
+_SHOWN_CHARACTERS = 120
+_SHOWN_BITS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,18 @@ class Rule:
     def require(self, holds: bool, field: str, got: object, want: object) -> None:
         """Raise ContractError unless ``holds``."""
         if not holds:
-            raise ContractError(self.code, field, got, want, self.sentence)
+            raise ContractError(self.code, field, shown(got), want, self.sentence)
+
+
+def shown(value: object) -> object:
+    """``value`` itself if its text is short, else a text that is: an error stays one readable line.
+
+    An integer of thousands of digits has no text at all in Python, so it is described.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value.bit_length() <= _SHOWN_BITS else f"an integer of {value.bit_length()} bits"
+    text = str(value)
+    return value if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _rule(code: str, sentence: str) -> Rule:
@@ -31,11 +45,13 @@ def _rule(code: str, sentence: str) -> Rule:
     return RULES[code]
 
 
-# Numbers
+# Arguments and numbers
+ARGUMENT_TYPE = _rule("argument_type", "is not the kind of argument this takes")
 INTEGER = _rule("integer", "must be an integer")
 FITS_I32 = _rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
+FITS_U32 = _rule("fits_u32", "does not fit the unsigned 32-bit offset inside a page")
 FITS_I64 = _rule("fits_i64", "does not fit a signed 64-bit element offset")
-EPS = _rule("eps", "must be finite and not negative")
+EPS = _rule("eps", "must be finite in float32 and not negative")
 
 # Layout and pool
 EXTENT_POSITIVE = _rule("extent_positive", "must be at least 1")
@@ -55,8 +71,9 @@ SAME_DEVICE = _rule("same_device", "lives on another device than the one that la
 NOT_FREED = _rule("not_freed", "was freed")
 DTYPE = _rule("dtype", "has the wrong element type")
 CONTIGUOUS = _rule("contiguous", "must be row-contiguous")
-ALIGNED = _rule("aligned", "must start on a 16-byte boundary")
+ALIGNED = _rule("aligned", "starts on an address that the kernel's accesses do not divide")
 SHAPE = _rule("shape", "has the wrong shape")
+INSIDE_ALLOCATION = _rule("inside_allocation", "reaches outside the memory it was made from")
 NO_OVERLAP = _rule("no_overlap", "shares memory with another argument while one of them is written")
 
 # Request
@@ -67,7 +84,30 @@ START_POS = _rule("start_pos", "must not be negative")
 POSITION_RANGE = _rule("position_range", "is outside the RoPE tables")
 
 # Page metadata
+HOST_COPY = _rule("host_copy", "has not the length of the array on the device that it is a copy of")
 PAGE_ORIGIN = _rule("page_origin", "must not be negative or past the page of the first position")
 PAGE_COVERAGE = _rule("page_coverage", "does not reach the page of every position")
 PAGE_ID_RANGE = _rule("page_id_range", "names a page that the pool does not have")
 PAGE_INDPTR = _rule("page_indptr", "must start at 0, never fall, and end at the number of page indices")
+SLOT_UNIQUE = _rule("slot_unique", "takes the slot of another token of the same call")
+
+# Plan: what is built
+Q_LEN = _rule("q_len", "must not be negative")
+PAGE_LIST_NOT_EMPTY = _rule("page_list_not_empty", "must hold at least one page")
+LAST_PAGE_LEN = _rule("last_page_len", "must be at least 1 and at most page_size")
+LENGTH_EQUATION = _rule(
+    "length_equation", "contradicts (pages - 1) * page_size + last_page_len == start_pos + q_len - released"
+)
+WINDOW_LEFT = _rule("window_left", "must be -1 (no window) or at least 0")
+WINDOW_PAGES = _rule("window_pages", "releases a page that the first query still sees")
+SM_SCALE = _rule("sm_scale", "must be a number that is finite in float32")
+CTA_TILE_Q = _rule("cta_tile_q", "is not a tile that the kernels are compiled for")
+CAPACITY = _rule("capacity", "does not fit the array that the plan has for it")
+
+# Plan: where it is used
+PLAN_SET = _rule("plan_set", "was preallocated and holds no requests yet")
+PLAN_TILE = _rule("plan_tile", "is not the tile that this call derives: the plan was made under an override")
+PLAN_HEAD_DIM = _rule("plan_head_dim", "is of the other family: the plan was made for another head_dim")
+PLAN_HEADS = _rule("plan_heads", "differs from the heads that the plan was made for")
+PLAN_PAGE_SIZE = _rule("plan_page_size", "differs from the page size that the plan was made for")
+PLAN_ROWS = _rule("plan_rows", "has fewer rows than the plan has tokens")

@@ -1,0 +1,374 @@
+"""The arithmetic and the validation of a PrefillPagedPlan: requests in, int32 arrays and recorded bounds out.
+
+Pure NumPy, no device. The kernels that read a plan have no bounds checks of their own on most of it, so what is
+refused here is the only defence. entries/plan.py puts the arrays on a device.
+
+A request is a chunk of new tokens on top of what its pages hold already::
+
+    positions of request r:  start_pos .. start_pos + q_len - 1,   kv_len = start_pos + q_len
+    page_indices[page_indptr[r] : page_indptr[r + 1]]: index 0 is the logical page ``page_origin``
+    (pages - 1) * page_size + last_page_len == kv_len - page_origin * page_size
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.model import rules
+from g4kv_cli.model.checked import (
+    CheckedGeometry,
+    check_head_relation,
+    finite_f32,
+    product_i32,
+    require_i32,
+    require_sequence,
+    require_type,
+)
+
+Int32Array = npt.NDArray[np.int32]
+
+CTA_TILES_Q = (16, 64, 128)
+"""Packed query rows (token, head of the group) of one tile that kernels are compiled for."""
+TILE_128_MAX_HEAD_DIM = 128
+HEAD_DIMS = (256, 512)
+"""head_dim of the local and of the global family."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """One request of a plan: ``q_len`` new tokens from position ``start_pos`` on, all numbers in tokens or pages.
+
+    ``page_indices`` are all its resident pages, the ones the new tokens go to included; index 0 is the logical page
+    ``page_origin``. ``last_page_len`` says how many slots of the last page are taken once the chunk is in.
+    """
+
+    start_pos: int
+    q_len: int
+    page_indices: Sequence[int]
+    last_page_len: int
+    page_origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanShape:
+    """What the requests of a plan share. ``cta_tile_q`` overrides the derived tile; None derives it."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    window_left: int = -1
+    sm_scale: float = 1.0
+    cta_tile_q: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBounds:
+    """What every use of a plan is compared with: recorded at construction and at each update.
+
+    ``cta_tile_q`` is the tile in force, overridden or derived; ``shape.cta_tile_q`` says which.
+    """
+
+    shape: PlanShape
+    cta_tile_q: int
+    num_requests: int
+    num_tokens: int
+    num_pages: int
+    num_tiles: int
+    min_page_index: int
+    max_page_index: int
+    max_last_page_len: int
+    max_position: int
+    max_kv_len: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanArrays:
+    """A validated plan on the host; all arrays int32.
+
+    page_indices [pages], page_indptr [requests + 1], page_origins, last_page_len, kv_lens [requests], q_indptr
+    [requests + 1], positions, token_requests [tokens], tile_requests, tile_indices [tiles]: tile t covers packed
+    rows ``tile_indices[t] * cta_tile_q`` onwards of request ``tile_requests[t]``.
+    """
+
+    bounds: PlanBounds
+    page_indices: Int32Array
+    page_indptr: Int32Array
+    page_origins: Int32Array
+    last_page_len: Int32Array
+    kv_lens: Int32Array
+    q_indptr: Int32Array
+    positions: Int32Array
+    token_requests: Int32Array
+    tile_requests: Int32Array
+    tile_indices: Int32Array
+
+    def by_name(self) -> dict[str, Int32Array]:
+        """The arrays by field name, in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "bounds"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCapacity:
+    """What a preallocated plan has room for. CUDA graphs keep its addresses, so it never grows."""
+
+    max_tokens: int
+    max_requests: int
+    max_pages: int
+    max_tiles: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request in Python ints, its length equation holding."""
+
+    start_pos: int
+    q_len: int
+    kv_len: int
+    pages: tuple[int, ...]
+    last_page_len: int
+    page_origin: int
+
+
+def derive_cta_tile_q(packed_rows: int, num_requests: int, head_dim: int) -> int:
+    """Packed query rows of a tile, from the average of a request; integer arithmetic, as a kernel's host code does it.
+
+    Up to 16 rows on average a tile of 16 wastes least (decode, short chunks). Longer requests take 64; 128 only
+    where the accumulators of head_dim columns still fit the registers, which is none of Gemma 4's families (the
+    rule of FlashInfer's FA2DetermineCtaTileQ, whose threshold is the same: head_dim below 256).
+    """
+    average = -(-packed_rows // num_requests)
+    if average <= 16:
+        return 16
+    return 128 if average > 64 and head_dim <= TILE_128_MAX_HEAD_DIM else 64
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPlan:
+    """Requests that were found consistent, not laid out yet. Made by check_requests only."""
+
+    bounds: PlanBounds
+    requests: tuple[CheckedRequest, ...]
+
+
+def build_plan(requests: object, shape: object) -> PlanArrays:
+    """Validate requests (a sequence of PlanRequest) and a PlanShape, and lay out the arrays. Raises ContractError."""
+    return lay_out(check_requests(requests, shape))
+
+
+def check_requests(requests: object, shape: object) -> CheckedPlan:
+    """Validate everything that needs no arrays.
+
+    Raises ContractError: argument_type, integer, fits_i32, extent_positive, q_heads_multiple, head_dim, window_left,
+    sm_scale, cta_tile_q, start_pos, q_len, page_list_not_empty, page_id_range, last_page_len, page_origin,
+    length_equation, window_pages.
+    """
+    checked_shape = _check_shape(require_type("shape", shape, PlanShape))
+    listed = require_sequence("requests", requests)
+    rules.EXTENT_POSITIVE.require(len(listed) >= 1, "requests", len(listed), ">= 1 request")
+    checked = tuple(
+        _check_request(f"requests[{index}]", request, checked_shape) for index, request in enumerate(listed)
+    )
+    return CheckedPlan(_bounds_of(checked, checked_shape), checked)
+
+
+def check_capacity(bounds: PlanBounds, capacity: PlanCapacity) -> None:
+    """Hold each array's length against what was preallocated for it. Raises ContractError (capacity)."""
+    for name, got, most in (
+        ("requests", bounds.num_requests, capacity.max_requests),
+        ("tokens", bounds.num_tokens, capacity.max_tokens),
+        ("page_indices", bounds.num_pages, capacity.max_pages),
+        ("tiles", bounds.num_tiles, capacity.max_tiles),
+    ):
+        rules.CAPACITY.require(got <= most, name, got, f"<= {most}")
+
+
+def check_plan_use(
+    bounds: PlanBounds,
+    *,
+    head_dim: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    rows: int,
+    geometry: CheckedGeometry,
+    max_positions: int | None = None,
+    cta_tile_q: int | None = None,
+) -> None:
+    """Compare a plan's recorded bounds, tile and head relation with the call that is about to use it.
+
+    ``rows`` are the token rows of q and of the output; ``max_positions`` the rows of the RoPE tables where there are
+    any; ``cta_tile_q`` the call's own override, None where it derives the tile.
+
+    Raises ContractError: plan_head_dim, plan_heads, plan_rows, page_id_range, last_page_len, plan_page_size,
+    position_range, plan_tile.
+    """
+    shape, layout = bounds.shape, geometry.layout
+    rules.PLAN_HEAD_DIM.require(shape.head_dim == head_dim, "plan.head_dim", shape.head_dim, head_dim)
+    rules.PLAN_HEADS.require(shape.num_qo_heads == num_qo_heads, "plan.num_qo_heads", shape.num_qo_heads, num_qo_heads)
+    rules.PLAN_HEADS.require(shape.num_kv_heads == num_kv_heads, "plan.num_kv_heads", shape.num_kv_heads, num_kv_heads)
+    rules.PLAN_ROWS.require(rows >= bounds.num_tokens, "q", f"{rows} rows", f">= {bounds.num_tokens}")
+    rules.LAST_PAGE_LEN.require(
+        bounds.max_last_page_len <= layout.page_size,
+        "plan.max_last_page_len",
+        bounds.max_last_page_len,
+        f"<= {layout.page_size}",
+    )
+    rules.PLAN_PAGE_SIZE.require(
+        shape.page_size == layout.page_size, "plan.page_size", shape.page_size, layout.page_size
+    )
+    rules.PAGE_ID_RANGE.require(
+        bounds.max_page_index < geometry.num_pages,
+        "plan.max_page_index",
+        bounds.max_page_index,
+        f"<= {geometry.num_pages - 1}",
+    )
+    rules.POSITION_RANGE.require(
+        max_positions is None or bounds.max_position < max_positions,
+        "plan.max_position",
+        bounds.max_position,
+        f"< {max_positions}",
+    )
+    packed_rows = bounds.num_tokens * (num_qo_heads // num_kv_heads)
+    derived = derive_cta_tile_q(packed_rows, bounds.num_requests, head_dim)
+    want = derived if cta_tile_q is None else cta_tile_q
+    rules.PLAN_TILE.require(bounds.cta_tile_q == want, "plan.cta_tile_q", bounds.cta_tile_q, want)
+
+
+def _check_shape(shape: PlanShape) -> PlanShape:
+    """The shape in Python numbers; the head relation first, before anything divides."""
+    num_qo_heads, num_kv_heads = check_head_relation(shape.num_qo_heads, shape.num_kv_heads)
+    head_dim = require_i32("head_dim", shape.head_dim)
+    rules.HEAD_DIM.require(head_dim in HEAD_DIMS, "head_dim", head_dim, f"one of {HEAD_DIMS}")
+    page_size = require_i32("page_size", shape.page_size)
+    rules.EXTENT_POSITIVE.require(page_size >= 1, "page_size", page_size, ">= 1")
+    window_left = require_i32("window_left", shape.window_left)
+    rules.WINDOW_LEFT.require(window_left >= -1, "window_left", window_left, ">= -1")
+    sm_scale = finite_f32(shape.sm_scale)
+    rules.SM_SCALE.require(sm_scale is not None, "sm_scale", shape.sm_scale, "a finite number")
+    tile = None
+    if shape.cta_tile_q is not None:
+        tile = require_i32("cta_tile_q", shape.cta_tile_q)
+        rules.CTA_TILE_Q.require(tile in CTA_TILES_Q, "cta_tile_q", tile, f"one of {CTA_TILES_Q}")
+    return PlanShape(
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        window_left=window_left,
+        sm_scale=1.0 if sm_scale is None else sm_scale,
+        cta_tile_q=tile,
+    )
+
+
+def _check_request(name: str, request: object, shape: PlanShape) -> CheckedRequest:
+    given = require_type(name, request, PlanRequest)
+    start = require_i32(f"{name}.start_pos", given.start_pos)
+    rules.START_POS.require(start >= 0, f"{name}.start_pos", start, ">= 0")
+    q_len = require_i32(f"{name}.q_len", given.q_len)
+    rules.Q_LEN.require(q_len >= 0, f"{name}.q_len", q_len, ">= 0")
+    kv_len = require_i32(f"{name}.start_pos + q_len", start + q_len)
+
+    listed = require_sequence(f"{name}.page_indices", given.page_indices)
+    rules.PAGE_LIST_NOT_EMPTY.require(len(listed) >= 1, f"{name}.page_indices", "no page", ">= 1 page")
+    pages = tuple(require_i32(f"{name}.page_indices[{at}]", page) for at, page in enumerate(listed))
+    lowest = min(pages)
+    rules.PAGE_ID_RANGE.require(lowest >= 0, f"{name}.page_indices[{pages.index(lowest)}]", lowest, ">= 0")
+    last_page_len = require_i32(f"{name}.last_page_len", given.last_page_len)
+    rules.LAST_PAGE_LEN.require(
+        1 <= last_page_len <= shape.page_size, f"{name}.last_page_len", last_page_len, f"1..{shape.page_size}"
+    )
+
+    origin = require_i32(f"{name}.page_origin", given.page_origin)
+    first_page = start // shape.page_size
+    rules.PAGE_ORIGIN.require(0 <= origin <= first_page, f"{name}.page_origin", origin, f"0..{first_page}")
+    resident = (len(pages) - 1) * shape.page_size + last_page_len
+    want = kv_len - origin * shape.page_size
+    rules.LENGTH_EQUATION.require(resident == want, f"{name}.last_page_len", f"{resident} tokens in pages", want)
+    # Query start_pos sees the keys from start_pos - window_left on, all of them without a window.
+    first_seen = 0 if shape.window_left < 0 else max(0, start - shape.window_left)
+    rules.WINDOW_PAGES.require(
+        origin <= first_seen // shape.page_size, f"{name}.page_origin", origin, f"<= {first_seen // shape.page_size}"
+    )
+    return CheckedRequest(start, q_len, kv_len, pages, last_page_len, origin)
+
+
+def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape) -> PlanBounds:
+    group = shape.num_qo_heads // shape.num_kv_heads
+    num_tokens = require_i32("tokens of all requests", sum(request.q_len for request in requests))
+    packed_rows = product_i32("packed query rows", num_tokens, group)
+    derived = derive_cta_tile_q(packed_rows, len(requests), shape.head_dim)
+    tile = derived if shape.cta_tile_q is None else shape.cta_tile_q
+    return PlanBounds(
+        shape=shape,
+        cta_tile_q=tile,
+        num_requests=len(requests),
+        num_tokens=num_tokens,
+        num_pages=sum(len(request.pages) for request in requests),
+        num_tiles=sum(_tiles_of(request, group, tile) for request in requests),
+        min_page_index=min(min(request.pages) for request in requests),
+        max_page_index=max(max(request.pages) for request in requests),
+        max_last_page_len=max(request.last_page_len for request in requests),
+        max_position=max((request.kv_len - 1 for request in requests if request.q_len), default=-1),
+        max_kv_len=max(request.kv_len for request in requests),
+    )
+
+
+def _tiles_of(request: CheckedRequest, group: int, tile: int) -> int:
+    return -(-request.q_len * group // tile)
+
+
+def lay_out(plan: CheckedPlan) -> PlanArrays:
+    """The arrays of checked requests. Raises ContractError (slot_unique)."""
+    requests, bounds = plan.requests, plan.bounds
+    group = bounds.shape.num_qo_heads // bounds.shape.num_kv_heads
+    tiles = [_tiles_of(request, group, bounds.cta_tile_q) for request in requests]
+    number = np.arange(len(requests), dtype=np.int32)
+    arrays = PlanArrays(
+        bounds=bounds,
+        page_indices=np.array([page for request in requests for page in request.pages], np.int32),
+        page_indptr=_running_total([len(request.pages) for request in requests]),
+        page_origins=np.array([request.page_origin for request in requests], np.int32),
+        last_page_len=np.array([request.last_page_len for request in requests], np.int32),
+        kv_lens=np.array([request.kv_len for request in requests], np.int32),
+        q_indptr=_running_total([request.q_len for request in requests]),
+        positions=_concatenate([np.arange(request.start_pos, request.kv_len) for request in requests]),
+        token_requests=np.repeat(number, [request.q_len for request in requests]),
+        tile_requests=np.repeat(number, tiles),
+        tile_indices=_concatenate([np.arange(count) for count in tiles]),
+    )
+    _require_unique_slots(arrays, bounds.shape.page_size)
+    return arrays
+
+
+def _require_unique_slots(arrays: PlanArrays, page_size: int) -> None:
+    """No two tokens of a batch may be written to one slot: blocks would race for it."""
+    logical_pages = arrays.positions // page_size - arrays.page_origins[arrays.token_requests]
+    pages = arrays.page_indices[arrays.page_indptr[arrays.token_requests] + logical_pages]
+    twice = first_repeated_slot(pages, arrays.positions % page_size, page_size)
+    rules.SLOT_UNIQUE.require(
+        twice is None,
+        f"requests[{0 if twice is None else int(arrays.token_requests[twice])}].page_indices",
+        f"page {0 if twice is None else int(pages[twice])} for two tokens in one slot",
+        "a slot of its own for each token",
+    )
+
+
+def first_repeated_slot(pages: npt.NDArray[np.integer], slots: npt.NDArray[np.integer], page_size: int) -> int | None:
+    """Index of a token whose (page, slot) another token has too; None if all differ. Pages are not negative."""
+    keys = pages.astype(np.int64) * page_size + slots
+    order = np.argsort(keys, kind="stable")
+    repeated = np.flatnonzero(np.diff(keys[order]) == 0)
+    return int(order[repeated[0] + 1]) if repeated.size else None
+
+
+def _running_total(counts: Sequence[int]) -> Int32Array:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def _concatenate(parts: Sequence[npt.NDArray[np.integer]]) -> Int32Array:
+    return np.concatenate(parts).astype(np.int32)
