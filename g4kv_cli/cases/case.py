@@ -52,9 +52,23 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class RawMetadata:
+    """Page metadata as a device might hold it, of one token, wrong on purpose. The host cannot see it.
+
+    Prefill uses ``page_indices`` alone.
+    """
+
+    page_indices: tuple[int, ...]
+    position: int = 0
+    page_indptr: tuple[int, int] = (0, 0)
+    page_origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
-    the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``.
+    the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. With
+    ``trap`` the kernel gets that metadata and must trap before it writes to the pool.
     """
 
     id: str
@@ -69,6 +83,7 @@ class Case:
     placement: Placement | None = None
     against_contiguous: bool = False
     golden: Path | None = None
+    trap: RawMetadata | None = None
 
     @property
     def has_v_input(self) -> bool:

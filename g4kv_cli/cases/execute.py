@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.case import Case, Placement, entry_name
+from g4kv_cli.cases.case import Case, Placement, RawMetadata, entry_name
 from g4kv_cli.cases.pool import PoolCheck
 from g4kv_cli.cases.problem import Problem, build_problem
 from g4kv_cli.device.interface import Device, DeviceArray
@@ -106,8 +106,10 @@ def _execute(run: _Run) -> None:
     arguments["q_out"] = q_out
     if case.placement is None:
         _contiguous(run, arguments, q_out)
-    else:
+    elif case.trap is None:
         _paged(run, arguments, q_out, case.placement)
+    else:
+        _trapping(run, arguments, case.placement, case.trap)
 
 
 def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
@@ -119,17 +121,9 @@ def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> Non
 
 def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: Placement) -> None:
     case, device, problem = run.case, run.device, run.problem
-    layout = KvLayout.derive(
-        page_size=placement.page_size,
-        num_layers=placement.num_layers,
-        num_kv_heads=case.geometry.num_kv_heads,
-        head_dim=case.geometry.head_dim,
-    )
     check = PoolCheck(case, placement)
     pool = run.keep(check.allocate(device))
-    paged = arguments | {"pool": PagedPool(layout, pool), "layer": placement.layer}
-    if problem.inputs.v is not None:
-        paged["v"] = run.upload(problem.inputs.v, "v")
+    paged = arguments | _pool_arguments(run, placement, pool)
     if case.form == "prefill":
         paged["start_pos"] = case.positions[0]
         paged["page_row"] = _page_row(run, placement)
@@ -147,6 +141,46 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
     run.digest.update(stored.digest)
     if case.against_contiguous:
         _compare_with_contiguous(run, arguments, q, stored.k, check)
+
+
+def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[str, Any]:
+    layout = KvLayout.derive(
+        page_size=placement.page_size,
+        num_layers=placement.num_layers,
+        num_kv_heads=run.case.geometry.num_kv_heads,
+        head_dim=run.case.geometry.head_dim,
+    )
+    arguments: dict[str, Any] = {"pool": PagedPool(layout, pool), "layer": placement.layer}
+    if run.problem.inputs.v is not None:
+        arguments["v"] = run.upload(run.problem.inputs.v, "v")
+    return arguments
+
+
+def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metadata: RawMetadata) -> None:
+    """The kernel must trap, and before it has written to the pool."""
+    case, device = run.case, run.device
+    pool = run.keep(PoolCheck(case, placement).allocate(device))
+    paged = arguments | _pool_arguments(run, placement, pool)
+    indices = run.upload(np.asarray(metadata.page_indices, dtype=np.int32), "page_indices")
+    if case.form == "prefill":
+        paged |= {"start_pos": case.positions[0], "page_row": PageRow.from_device(indices)}
+    else:
+        rest = (("positions", [metadata.position]), ("page_indptr", metadata.page_indptr))
+        positions, indptr = (run.upload(np.asarray(values, dtype=np.int32), name) for name, values in rest)
+        origins = run.upload(np.asarray([metadata.page_origin], dtype=np.int32), "page_origins")
+        paged["batch"] = PagedBatch.from_device(positions, indices, indptr, origins)
+    try:
+        _entry(case.entry)(run.library, **paged)
+        device.synchronize()
+    except DeviceFault as fault:
+        if set(fault.kinds) != {"trap"}:
+            raise DeviceFault(["a trap was due, but the device reports:", *fault.reports], fault.kinds) from fault
+    else:
+        raise DeviceFault(["no trap: the kernel ran to its end on metadata that it must refuse"])
+    written = device.written_ranges(pool)
+    if written is not None and len(written):
+        raise DeviceFault([f"the kernel trapped after it had written {len(written)} places in the pool"])
+    run.digest.update(b"trapped")
 
 
 def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: Array, check: PoolCheck) -> None:

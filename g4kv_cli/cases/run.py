@@ -55,7 +55,7 @@ class CaseRunner:
     def run(self, case: Case) -> CaseResult:
         """Run one case; a fault of the device is the case's, and the next one starts on a fresh device."""
         result = run_case(case, self._library, self.settings.rerun_command(case))
-        if result.status == "failed" and result.reason:
+        if case.trap is not None or (result.status == "failed" and result.reason):
             self._replace_device()
         return result
 

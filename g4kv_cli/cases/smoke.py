@@ -11,6 +11,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from g4kv_cli.cases.case import Case, Form, Placement, entry_name
+from g4kv_cli.cases.trap import trap_cases
+from g4kv_cli.entries.prep import first_wide_token_count
+from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.errors import UsageError
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
@@ -21,14 +24,19 @@ PAGE_SIZES = (1, 2, 16, 64, 256)
 SPARE_TABLE_ROWS = 3
 MAX_PAGE_SIZE = 4096
 
-TOKEN_COUNTS = ("1", "2", "5", "page", "page+1", "257")
-"""What the random cases run: 257 lies past the point where the kernels change to several rows a warp."""
-
 
 def smoke_cases(
-    geometries: Sequence[Geometry], *, seed: int = DEFAULT_SEED, page_size: int | None = None
+    geometries: Sequence[Geometry],
+    *,
+    seed: int = DEFAULT_SEED,
+    page_size: int | None = None,
+    every_trap: bool = False,
 ) -> list[Case]:
-    """All cases of these geometries. ``page_size`` replaces the default and leaves only it in the page-size sweep."""
+    """All cases of these geometries, and behind them what must trap in their entries.
+
+    ``page_size`` replaces the default and leaves only it in the page-size sweep. A trap costs a GPU its context, so
+    an entry traps in its first geometry only, unless ``every_trap``.
+    """
     if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
         raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
     cases: list[Case] = []
@@ -38,7 +46,8 @@ def smoke_cases(
             cases.extend(table.contiguous())
         cases.extend(table.prefill())
         cases.extend(table.decode())
-    return cases
+    size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+    return cases + trap_cases(geometries, size, once_an_entry=not every_trap)
 
 
 class _Table:
@@ -57,7 +66,7 @@ class _Table:
     def contiguous(self) -> Iterator[Case]:
         """Q and K to contiguous outputs."""
         yield self._contiguous("closed-form", "closed-form", tokens=7, start=1)
-        for index, tokens in enumerate(self._token_counts()):
+        for index, tokens in enumerate(self._token_counts("contiguous")):
             seed = self.seed + index
             yield self._contiguous(f"random/seed{seed}/tokens{tokens}", "random", tokens=tokens, seed=seed)
         yield self._contiguous("near-eps/tokens5", "tiny", tokens=5)
@@ -80,7 +89,7 @@ class _Table:
             "serving/untouched", "random", start=max(size - 3, 0), tokens=min(6, size + 1), placement=serving,
             against_contiguous=self.geometry.head_dim == 256,
         )  # fmt: skip
-        for index, tokens in enumerate(self._token_counts()):
+        for index, tokens in enumerate(self._token_counts("prefill")):
             seed = self.seed + index
             yield self._prefill(f"random/seed{seed}/tokens{tokens}/page{size}", "random", tokens=tokens, seed=seed)
         yield self._prefill("near-eps/tokens5", "tiny", tokens=5, start=3)
@@ -106,7 +115,7 @@ class _Table:
         # Unordered positions, origins of their own, rows of different lengths, and all three RoPE turns.
         mixed = (2 * size + 1, 0, size, 5 * size + 3 % size, 3, size // 2, 9 * size)
         yield self._decode("closed-form", "closed-form", mixed, origins="mixed")
-        for index, tokens in enumerate(self._token_counts()):
+        for index, tokens in enumerate(self._token_counts("decode")):
             seed = self.seed + index
             yield self._random_decode(tokens, seed)
         yield self._decode("near-eps/tokens5", "tiny", mixed[:5], origins="mixed")
@@ -125,9 +134,12 @@ class _Table:
 
     # --- how one case is put together ------------------------------------------------------------------------
 
-    def _token_counts(self) -> list[int]:
-        named = {"page": self.page_size, "page+1": self.page_size + 1}
-        return list(dict.fromkeys(named[count] if count in named else int(count) for count in TOKEN_COUNTS))
+    def _token_counts(self, form: Form) -> list[int]:
+        geometry = self.geometry
+        entry = PREP_ENTRIES[entry_name(geometry, form)]
+        wide = first_wide_token_count(entry, geometry.num_qo_heads, geometry.num_kv_heads)
+        # The kernels change to several head rows a warp at a size of their own: both sides of it are run.
+        return list(dict.fromkeys((1, 2, 5, self.page_size, self.page_size + 1, 257, max(wide, 257))))
 
     def _case(
         self, form: Form, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
@@ -167,8 +179,10 @@ class _Table:
             ids = tuple(_shuffler(name).sample(range(num_pages), covered))
             # The id behind the last page that is needed is out of range: it must never be read.
             placement = Placement(size, num_pages, 2, 1, (ids,), (origin,), unread=(num_pages,))
-        return self._case("prefill", name, kind, range(start, start + tokens), placement, seed=seed,
-                          rotary_dim=rotary_dim, spare_rows=spare_rows, against_contiguous=against_contiguous)  # fmt: skip
+        return self._case(
+            "prefill", name, kind, range(start, start + tokens), placement, seed=seed, rotary_dim=rotary_dim,
+            spare_rows=spare_rows, against_contiguous=against_contiguous,
+        )  # fmt: skip
 
     def _decode(
         self, name: str, kind: InputKind, positions: Sequence[int], *, seed: int | None = None,

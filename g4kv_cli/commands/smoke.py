@@ -166,7 +166,8 @@ def _cases(request: Request) -> list[Case]:
     # An id names its geometry, so --case needs no --geometry.
     if geometries is None:
         geometries = select_geometries("all", request.tp)
-    return select_cases(smoke_cases(geometries, seed=request.seed, page_size=request.page_size), request.case)
+    table = smoke_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
+    return select_cases(table, request.case)
 
 
 def _jobs(asked: int | None) -> int:

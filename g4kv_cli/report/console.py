@@ -47,7 +47,7 @@ class SmokeConsole:
 
     def add(self, result: CaseResult) -> None:
         """One more case is done."""
-        if self._group and (self._group[0].entry, self._group[0].geometry) != (result.entry, result.geometry):
+        if self._group and _group_of(self._group[0]) != _group_of(result):
             self._close_group()
         self._group.append(result)
         self._done.append(result)
@@ -87,7 +87,9 @@ class SmokeConsole:
             mark = Text("  FAIL  " if bad else "  ok    ", style="bold red" if bad else "green")
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
-            self._out.print(mark + Text(f"{group[0].entry:<52} {counts}, {seconds_text(seconds)}"))
+            kind, entry, _ = _group_of(group[0])
+            name = entry if kind != "trap" else f"{entry}, traps"
+            self._out.print(mark + Text(f"{name:<57} {counts}, {seconds_text(seconds)}"))
         for result in notable:
             write_result(self._out, result)
 
@@ -129,6 +131,11 @@ class SmokeConsole:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _group_of(result: CaseResult) -> tuple[str, str, str]:
+    """(kind, entry, geometry): one line each; the kind is the first word of the id."""
+    return result.id.partition("/")[0], result.entry, result.geometry
 
 
 def write_result(out: Console, result: CaseResult) -> None:

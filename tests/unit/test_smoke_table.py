@@ -14,7 +14,7 @@ ALL = smoke_cases(list(GEOMETRIES.values()))
 
 
 def _of(name: str, form: str) -> list[Case]:
-    return [case for case in ALL if case.geometry.name == name and case.form == form]
+    return [case for case in ALL if case.geometry.name == name and case.form == form and case.trap is None]
 
 
 def test_ids_are_unique() -> None:
@@ -101,7 +101,9 @@ def test_decode_positions_are_unordered_and_padding_shares_a_page() -> None:
 
 def test_selection() -> None:
     table = smoke_cases([GEOMETRIES["12b-local"]])
-    assert len(select_cases(table, ["prep/12b-local/decode/*"])) == len([c for c in table if c.form == "decode"])
+    assert len(select_cases(table, ["prep/12b-local/decode/*"])) == len(
+        [c for c in table if c.form == "decode" and c.trap is None]
+    )
     assert [case.id for case in select_cases(table, ["prep/12b-local/prefill/start/zero"])] == [
         "prep/12b-local/prefill/start/zero"
     ]
@@ -121,4 +123,14 @@ def test_page_size_out_of_range(page_size: int) -> None:
 
 def test_seed_moves_all_random_data() -> None:
     first, second = (smoke_cases([GEOMETRIES["12b-local"]], seed=seed) for seed in (1, 50))
-    assert not {c.seed for c in first if c.kind == "random"} & {c.seed for c in second if c.kind == "random"}
+    seeds = [{c.seed for c in table if c.kind == "random" and c.trap is None} for table in (first, second)]
+    assert not seeds[0] & seeds[1]
+
+
+def test_every_entry_traps_once_and_every_geometry_can() -> None:
+    traps = [case for case in ALL if case.trap is not None]
+    assert len(traps) == len({(case.entry, case.id.rpartition("/")[2]) for case in traps})
+    assert len({case.entry for case in traps}) == 6
+    every = smoke_cases(list(GEOMETRIES.values()), every_trap=True)
+    assert len([case for case in every if case.trap is not None]) == 10 * (2 + 10)
+    assert all(len(case.positions) == 1 for case in traps)

@@ -1,0 +1,338 @@
+"""The gates can fail: each fault, written into a copy of the kernel sources, turns the named case red.
+
+A fault is an exact replacement of text in one source; a text that is no longer there fails the test, so a fault can
+never be seeded in vain. The copy runs through ``g4kv smoke --kernels``, as a user's own sources would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.main import run as g4kv
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+BODY, OFFSETS = "prep_body.cuh", "kv_offsets.cuh"
+LOCAL, GLOBAL, OWN_V = "prep/12b-local", "prep/12b-global", "prep/e2b-global"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``edits`` are (source, text, replacement); ``words`` all stand in what is said of the case that goes red."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    case: str
+    words: tuple[str, ...]
+
+
+def _edit(old: str, new: str, source: str = BODY) -> tuple[tuple[str, str, str], ...]:
+    return ((source, old, new),)
+
+
+_STORE_V = (
+    "store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inverse_rms<kHeadDim>(raw_rows[r], p.eps), lane);"
+)
+_STORE_V_EQ_K = "if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
+_OFFSET = "return (long long)page * layout.page_stride + (long long)layer * layout.layer_stride;"
+_STORE_ROW = "reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = pack8(y[chunk]);"
+_PAGE_TRAP = "if (page < 0 || page >= p.num_pages) __trap();"
+_POSITION_TRAP = "if (position < 0 || position >= p.cos_max_pos) __trap();"
+_LATE_TRAP = "if (p.pool != nullptr) p.pool[0] = 0; if (p.page_row_len == 2 && p.page_indices[1] < 0) __trap();"
+_POSITION = "p.positions[token] : p.start_pos + token;"
+
+FAULTS = (
+    Fault(
+        "norm weight 1 + w",
+        _edit("y[i] = (y[i] * inv_rms) * weight[i];", "y[i] = (y[i] * inv_rms) * (1.0f + weight[i]);"),
+        f"{LOCAL}/prefill/closed-form",
+        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920"),
+    ),
+    Fault(
+        "swapped norm weights",
+        _edit("is_q ? p.q_weight : p.k_weight;", "is_q ? p.k_weight : p.q_weight;"),
+        f"{LOCAL}/prefill/closed-form",
+        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920"),
+    ),
+    Fault(
+        "V rotated",
+        _edit(
+            _STORE_V,
+            """float y[Row<kHeadDim>::kChunks][8];
+        const float s = inverse_rms<kHeadDim>(raw_rows[r], p.eps);
+        for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) {
+          unpack8(raw_rows[r].packed[c], y[c]);
+          for (int i = 0; i < 8; ++i) y[c][i] *= s;
+        }
+        rotate_whole_head<kHeadDim>(load_rotation<kHeadDim>(p, position, lane), lane, y);
+        store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
+        ),
+        f"{LOCAL}/prefill/closed-form",
+        ("V in the pool: ",),
+    ),
+    Fault(
+        "V normed with the K weight",
+        _edit(
+            _STORE_V,
+            """float y[Row<kHeadDim>::kChunks][8];
+        const Row<kHeadDim> w = load_row<kHeadDim>(p.k_weight, lane);
+        for (int c = 0; c < Row<kHeadDim>::kChunks; ++c)
+          normed8(raw_rows[r].packed[c], inverse_rms<kHeadDim>(raw_rows[r], p.eps), w.packed[c], y[c]);
+        store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
+        ),
+        f"{OWN_V}/decode/closed-form",
+        ("V in the pool: ",),
+    ),
+    Fault(
+        "V taken after k_norm",
+        _edit(
+            _STORE_V_EQ_K,
+            """if (writes_v) {
+          float y[Row<kHeadDim>::kChunks][8], sum = 0.0f;
+          for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) {
+            normed8(raw_rows[r].packed[c], inv_rms, packed_weight.packed[c], y[c]);
+            for (int i = 0; i < 8; ++i) sum = fmaf(y[c][i], y[c][i], sum);
+          }
+          const float s = rsqrtf(warp_sum(sum) * (1.0f / kHeadDim) + p.eps);
+          for (int c = 0; c < Row<kHeadDim>::kChunks; ++c)
+            for (int i = 0; i < 8; ++i) y[c][i] *= s;
+          store_row<kHeadDim>(value_out + r * kHeadDim, y, lane);
+        }""",
+        ),
+        f"{GLOBAL}/prefill/closed-form",
+        ("V in the pool: ",),
+    ),
+    Fault(
+        "V from the raw K where it has an input of its own",
+        _edit("is_q ? p.q : is_v ? p.v : p.k;", "is_q ? p.q : p.k;"),
+        f"{LOCAL}/decode/closed-form",
+        ("V in the pool: 14,336 of 14,336 elements",),
+    ),
+    Fault(
+        "missing eps",
+        _edit("* (1.0f / kHeadDim) + eps);", "* (1.0f / kHeadDim));"),
+        f"{LOCAL}/prefill/near-eps/tokens5",
+        ("q_out: ", "V in the pool: "),
+    ),
+    Fault(
+        "pairs (d, d + 64) at head_dim 512",
+        (
+            (BODY, "if (p.rotary_dim == kHeadDim) {\n#pragma unroll\n    for", "if (false) {\n#pragma unroll\n    for"),
+            (BODY, "const int half = rotation.rotary_dim / 2;", "const int half = 64;"),
+            (BODY, "if (column < rotation.rotary_dim) {", "if (column < 128) {"),
+        ),
+        f"{GLOBAL}/prefill/random/seed3/tokens5/page16",
+        ("q_out: ", "K in the pool: "),
+    ),
+    Fault(
+        "RoPE at position + 1",
+        _edit("load_rotation<kHeadDim>(p, position, lane);", "load_rotation<kHeadDim>(p, position + 1, lane);"),
+        f"{LOCAL}/prefill/closed-form",
+        ("q_out: ",),
+    ),
+    Fault(
+        "position + 1",
+        _edit(_POSITION, f"1 + {_POSITION.replace(': p', ': 1 + p')}"),
+        f"{LOCAL}/decode/position/first-and-last-of-table",
+        ("trap: ", BODY),
+    ),
+    Fault(
+        "page size off by one",
+        _edit("position / p.layout.page_size;", "position / (p.layout.page_size + 1);"),
+        f"{LOCAL}/prefill/page-size/16",
+        ("K in the pool: non-finite results", "never written"),
+    ),
+    Fault(
+        "page origin ignored",
+        _edit("origin = p.page_origins[request];", "origin = 0;"),
+        f"{LOCAL}/decode/origins/different",
+        ("trap: ", BODY),
+    ),
+    Fault(
+        "layer offset dropped",
+        _edit(_OFFSET, "return (long long)page * layout.page_stride;", OFFSETS),
+        f"{LOCAL}/prefill/serving/untouched",
+        ("K in the pool, outside the call's slots: ", "must not touch was written", "layer 0"),
+    ),
+    Fault(
+        "K and V blocks exchanged",
+        _edit("is_v ? kv_layer_v_offset", "!is_v ? kv_layer_v_offset", OFFSETS),
+        f"{LOCAL}/prefill/closed-form",
+        ("K in the pool: ", "V in the pool: "),
+    ),
+    Fault(
+        "int32 offset",
+        _edit(_OFFSET, f"return (int)({_OFFSET[7:-1]});", OFFSETS),
+        f"{LOCAL}/prefill/pool/past-int32",
+        ("global_out_of_bounds: ",),
+    ),
+    Fault(
+        "uint32 offset",
+        _edit(_OFFSET, f"return (unsigned)({_OFFSET[7:-1]});", OFFSETS),
+        f"{GLOBAL}/decode/pool/past-uint32",
+        ("in the pool, outside the call's slots: ", "must not touch was written"),
+    ),
+    Fault(
+        "Q's head stride used for K",
+        _edit("((long long)token * num_heads + first_head)", "((long long)token * p.num_qo_heads + first_head)"),
+        f"{LOCAL}/prefill/random/seed2/tokens2/page16",
+        ("global_out_of_bounds: ",),
+    ),
+    Fault(
+        "one unwritten column",
+        _edit(
+            _STORE_ROW,
+            """const uint4 packed = pack8(y[chunk]);
+    if (chunk * kChunkColumns + lane * 8 + 8 == kHeadDim) {
+      for (int i = 0; i < 7; ++i) row[kHeadDim - 8 + i] = reinterpret_cast<const bf16_bits*>(&packed)[i];
+    } else {
+      reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = packed;
+    }""",
+        ),
+        f"{LOCAL}/contiguous/closed-form",
+        ("unwritten_output: ", "q_out"),
+    ),
+    Fault(
+        "one K column unwritten in the pool",
+        _edit(
+            "store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]",
+            """if (!is_q && lane == 31) out[(r + 1) * kHeadDim - 1] = 0xffff;
+        if (is_q || lane != 31) store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]""",
+        ),
+        f"{GLOBAL}/decode/closed-form",
+        ("K in the pool: non-finite results", "dim 511"),
+    ),
+    Fault(
+        "a lane missing in the shuffle mask",
+        _edit("kAllLanes = 0xffffffffu;", "kAllLanes = 0x7fffffffu;"),
+        f"{LOCAL}/contiguous/random/seed1/tokens1",
+        ("shuffle",),
+    ),
+    Fault(
+        "a lane that has left before the shuffle",
+        _edit("float sum = 0.0f;\n", "float sum = 0.0f;\n  if (threadIdx.x % kWarpSize == 31) return 0.0f;\n"),
+        f"{LOCAL}/contiguous/random/seed1/tokens1",
+        ("shuffle",),
+    ),
+    Fault(
+        "missing trap: page id",
+        _edit(_PAGE_TRAP, ""),
+        "trap/12b-local/prefill/page-id-past-pool",
+        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+    ),
+    Fault(
+        "missing trap: page origin",
+        _edit("if (origin < 0 || logical_page < origin) __trap();", "if (logical_page < origin) __trap();"),
+        "trap/12b-local/decode/origin-negative",
+        ("no trap: the kernel ran to its end",),
+    ),
+    Fault(
+        "missing trap: row too short",
+        _edit("if (logical_page - origin >= row_end - row_begin) __trap();", ""),
+        "trap/12b-global/decode/row-too-short",
+        ("no trap: the kernel ran to its end",),
+    ),
+    Fault(
+        "missing trap: position",
+        _edit(_POSITION_TRAP, "if (position < 0) __trap();"),
+        "trap/e2b-global/decode/position-past-table",
+        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+    ),
+    Fault(
+        "a trap after the first store",
+        (
+            (BODY, _PAGE_TRAP, ""),
+            (BODY, "  if (is_v) {\n#pragma unroll", f"  {_LATE_TRAP}\n  if (is_v) {{\n#pragma unroll"),
+        ),
+        "trap/12b-local/prefill/page-id-negative",
+        ("trapped after it had written",),
+    ),
+)  # fmt: skip
+
+
+def _seed(directory: Path, edits: tuple[tuple[str, str, str], ...]) -> None:
+    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
+    for source, old, new in edits:
+        path = directory / source
+        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
+        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
+        path.write_text(text.replace(old, new))
+
+
+def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
+    return code, json.loads(record.read_text())
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    _seed(kernels, fault.edits)
+    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), "--case", fault.case)
+    shown = capsys.readouterr().out
+    assert code == 1, shown
+    assert [case["status"] for case in record["cases"]] == ["failed"], shown
+    assert fault.case in shown
+    for words in fault.words:
+        assert words in shown
+
+
+def test_an_untouched_copy_is_green_on_all_of_these_cases(tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    for source in BUILT_IN_KERNELS_DIRECTORY.glob("prep*"):
+        (kernels / source.name).write_text(source.read_text())
+    cases = [argument for case in sorted({fault.case for fault in FAULTS}) for argument in ("--case", case)]
+    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *cases)
+    assert code == 0
+    assert record["summary"] == {"passed": len(cases) // 2, "failed": 0, "error": 0, "skipped": 0}
+
+
+# --- faults of the caller's tables: only another implementation's vectors can see them ---------------------------
+
+
+def _golden_with(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    with np.load(GOLDEN / "12b-global_short.npz") as archive:
+        arrays = dict(archive)
+    edit(arrays)
+    path = tmp_path / "12b-global_short.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def _tables_from(frequencies: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(arrays: dict[str, Any]) -> None:
+        angles = arrays["positions"].astype(np.float32)[:, None] * frequencies[None, :]
+        for name, values in (("cos_bf16", np.cos(angles)), ("sin_bf16", np.sin(angles))):
+            arrays[name] = (values.astype(np.float32).view(np.uint32) + 0x8000 >> 16).astype(np.uint16)
+
+    return edit
+
+
+def _frequencies(denominator: int) -> Any:
+    pair = np.arange(256)
+    return np.where(pair < 64, 1e6 ** (-2 * pair / denominator), 0).astype(np.float32)
+
+
+def test_exponent_over_the_rotated_span_is_seen_by_the_recordings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = _golden_with(tmp_path, _tables_from(_frequencies(512)))
+    assert _smoke(tmp_path / "right.json", "--golden", str(right))[0] == 0
+    wrong = _golden_with(tmp_path, _tables_from(_frequencies(128)))
+    capsys.readouterr()
+    code, record = _smoke(tmp_path / "wrong.json", "--golden", str(wrong))
+    assert code == 1
+    assert record["summary"]["failed"] == len(record["cases"]) == 1
+    shown = capsys.readouterr().out
+    assert "q_out: " in shown
+    assert "0.016 of the rotated pair's magnitude" in shown

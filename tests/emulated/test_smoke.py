@@ -1,0 +1,149 @@
+"""``g4kv smoke`` end to end on the emulated device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from g4kv_cli.main import run as g4kv
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = g4kv(["smoke", "--device", "emulated", "--json", str(record), *arguments])
+    return code, json.loads(record.read_text())
+
+
+def _digests(record: dict[str, Any]) -> dict[str, str]:
+    return {case["id"]: case["output_digest"] for case in record["cases"]}
+
+
+def test_12b_local_is_green_and_nothing_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit = tmp_path / "run.xml"
+    code, record = _smoke(tmp_path / "run.json", "--junit", str(junit))
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    total = len(record["cases"])
+    assert record["summary"] == {"passed": total, "failed": 0, "error": 0, "skipped": 0}
+    assert total >= 70
+    assert {case["geometry"] for case in record["cases"]} == {"12b-local"}
+    assert record["run"]["device"]["kind"] == "emulated"
+    assert all(len(case["output_digest"]) == 64 for case in record["cases"])
+    assert shown.splitlines()[0].startswith("device   emulated, ")
+    assert f"{total} passed, 0 failed, 0 error, 0 skipped of {total} cases" in shown.splitlines()[-1]
+    assert f'tests="{total}"' in junit.read_text()
+
+
+def test_recorded_vectors_of_another_implementation(tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--golden", str(GOLDEN))
+    assert code == 0
+    assert record["summary"] == {"passed": 24, "failed": 0, "error": 0, "skipped": 0}
+    files = {case["id"].split("/")[1] for case in record["cases"]}
+    assert files == {path.stem for path in GOLDEN.glob("*.npz")}
+
+
+@pytest.mark.parametrize("name", ["12b-global", "e2b-global", "31b-global"])
+def test_the_global_family(tmp_path: Path, name: str) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--geometry", name, "--case", f"prep/{name}/*/closed-form",
+                          "--case", f"prep/{name}/*/tokens5/*", "--case", f"prep/{name}/*/rotary*")  # fmt: skip
+    assert code == 0
+    assert record["summary"]["passed"] == len(record["cases"]) == 11
+
+
+def test_a_rank_of_several(tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--geometry", "12b-global", "--tp", "2", "--case", "*/closed-form")
+    assert code == 0
+    assert [case["geometry"] for case in record["cases"]] == ["12b-global@tp2"] * 2
+    assert all("--tp 2" in case["rerun"] for case in record["cases"])
+
+
+@pytest.mark.parametrize("page_size", ["1", "4", "256"])
+def test_another_page_size(tmp_path: Path, page_size: str) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--page-size", page_size, "--geometry", "e4b-local", "--jobs", "1",
+                          "--case", "*/closed-form", "--case", "*/page-size/*", "--case", "*/padding/*",
+                          "--case", "*/page-origin/*", "--case", "trap/*/page-id*")  # fmt: skip
+    assert code == 0
+    assert f"prep/e4b-local/prefill/page-size/{page_size}" in _digests(record)
+
+
+def test_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    chosen = (
+        "--case",
+        "prep/12b-local/*/closed-form",
+        "--case",
+        "prep/12b-local/*/tokens5/*",
+        "--case",
+        "trap/12b-local/*",
+    )
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    first_code, first = _smoke(one, *chosen, "--jobs", "1")
+    second_code, second = _smoke(two, *chosen, "--jobs", "2", "--same-bits-as", str(one))
+    assert (first_code, second_code) == (0, 0)
+    assert list(_digests(first).items()) == list(_digests(second).items())
+
+
+def test_other_bits_than_the_record_are_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.json"
+    chosen = ("--jobs", "1", "--case", "prep/12b-local/*/closed-form")
+    code, record = _smoke(path, *chosen)
+    assert code == 0
+    record["cases"][1]["output_digest"] = "00" * 32
+    del record["cases"][2]
+    path.write_text(json.dumps(record))
+    code, again = _smoke(tmp_path / "two.json", *chosen, "--same-bits-as", str(path))
+    assert code == 1
+    assert [case["status"] for case in again["cases"]] == ["passed", "failed", "failed"]
+    assert "the outputs differ in bits from" in again["cases"][1]["reason"]
+    assert "has no output digest of this case" in again["cases"][2]["reason"]
+    assert "2 failed" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.json"
+    chosen = ("--jobs", "1", "--case", "prep/12b-local/contiguous/closed-form")
+    _smoke(path, *chosen)
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / "unused.cuh").write_text("// another digest\n")
+    target = tmp_path / "two.json"
+    for words, more in (("other kernel sources", ("--kernels", str(kernels))), ("made with --seed 1", ("--seed", "2"))):
+        code = g4kv(
+            ["smoke", "--device", "emulated", *chosen, *more, "--same-bits-as", str(path), "--json", str(target)]
+        )
+        assert code == 2
+        assert words in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_a_faulted_case_costs_only_itself(tmp_path: Path) -> None:
+    """The device is replaced after a fault: the cases behind a trap, and behind a wild store, run as if alone."""
+    from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+
+    source = BUILT_IN_KERNELS_DIRECTORY / "kv_offsets.cuh"
+    text = "return (long long)page * layout.page_stride"
+    assert source.read_text().count(text) == 1
+    (tmp_path / source.name).write_text(
+        source.read_text().replace(text, "return (page == 7 ? -999 : page) * layout.page_stride")
+    )
+    code, record = _smoke(
+        tmp_path / "run.json", "--jobs", "1", "--kernels", str(tmp_path), "--case", "*12b-local/contiguous/closed-form",
+        "--case", "*12b-local/prefill/closed-form", "--case", "*12b-local/prefill/start/zero",
+    )  # fmt: skip
+    assert code == 1
+    assert [case["status"] for case in record["cases"]] == ["passed", "failed", "passed"]
+    assert "global_out_of_bounds" in record["cases"][1]["reason"]
+    assert "kv_offsets.cuh" in record["cases"][1]["reason"] or "prep_body.cuh" in record["cases"][1]["reason"]
+
+
+def test_rerun_command_runs_just_that_case(tmp_path: Path) -> None:
+    wanted = "prep/12b-local/prefill/random/seed9/tokens1/page16"
+    _, record = _smoke(tmp_path / "run.json", "--seed", "9", "--case", wanted)
+    words = record["cases"][0]["rerun"].split()
+    assert words[:2] == ["g4kv", "smoke"]
+    code = g4kv([*words[1:], "--json", str(tmp_path / "again.json"), "--same-bits-as", str(tmp_path / "run.json")])
+    assert code == 0
+    assert [case["id"] for case in json.loads((tmp_path / "again.json").read_text())["cases"]] == [wanted]
