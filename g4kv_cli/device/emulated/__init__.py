@@ -1,0 +1,39 @@
+"""Runs CUDA kernels without a GPU by interpreting the PTX that NVRTC emits, with all memory and race checks on.
+
+    machine = Machine()
+    address = machine.allocate(nbytes, "q_out")
+    kernel = Module(ptx_text).kernel("prep")
+    report = machine.launch(kernel, grid=(4, 1, 1), block=(128, 1, 1), arguments=[...])
+
+A library of its own: it needs NumPy only. A launch either returns a LaunchReport or raises LaunchFault with one Fault for each
+broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was recorded to do; nothing here says anything about speed,
+occupancy, memory ordering or faults of the assembler.
+"""
+
+from .faults import (
+    EmulatorError,
+    Fault,
+    LaunchConfigurationError,
+    LaunchFault,
+    LaunchReport,
+    PoisonedMachine,
+    PtxSyntaxError,
+    UnsupportedOpcode,
+)
+from .machine import Machine, shared_limit
+from .translate import Kernel, Module
+
+__all__ = [
+    "EmulatorError",
+    "Fault",
+    "Kernel",
+    "LaunchConfigurationError",
+    "LaunchFault",
+    "LaunchReport",
+    "Machine",
+    "Module",
+    "PoisonedMachine",
+    "PtxSyntaxError",
+    "UnsupportedOpcode",
+    "shared_limit",
+]

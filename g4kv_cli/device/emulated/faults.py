@@ -1,0 +1,141 @@
+"""What can go wrong in an emulated launch, and the words it is reported in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FATAL_KINDS = frozenset(
+    {
+        "trap",
+        "global_out_of_bounds",
+        "misaligned",
+        "use_after_free",
+        "shared_out_of_bounds",
+        "local_out_of_bounds",
+        "deadlock",
+        "watchdog",
+    }
+)
+"""Kinds that stop the launch at once and poison the machine, as a sticky CUDA error does."""
+
+FINDING_KINDS = frozenset(
+    {
+        "uninitialised_read",
+        "unwritten_output",
+        "block_write_conflict",
+        "shared_uninitialised_read",
+        "shared_race",
+        "divergent_barrier",
+        "exited_lane_shuffle",
+    }
+)
+"""Kinds that hardware would not notice: the launch runs to its end and raises then."""
+
+
+class EmulatorError(Exception):
+    """Base of every error of the emulator; ``str(error)`` is one readable line."""
+
+
+class PtxSyntaxError(EmulatorError):
+    """The PTX text could not be read."""
+
+
+class UnsupportedOpcode(EmulatorError):
+    """PTX uses an opcode, modifier or directive that the emulator does not know completely.
+
+    ``opcode`` is the complete opcode string, ``ptx_line`` its 1-based line in the PTX text.
+    """
+
+    def __init__(self, opcode: str, ptx_line: int, reason: str = "") -> None:
+        detail = f": {reason}" if reason else ""
+        super().__init__(f"the emulator does not support '{opcode}' (PTX line {ptx_line}){detail}")
+        self.opcode = opcode
+        self.ptx_line = ptx_line
+
+
+class LaunchConfigurationError(EmulatorError):
+    """Grid, block, shared memory or arguments that hardware would refuse before running."""
+
+
+class PoisonedMachine(EmulatorError):
+    """A launch after a fatal fault; like a sticky CUDA error, only reads are still allowed."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One broken rule, where it was first seen.
+
+    ``source_line`` is the innermost line of inlined code and ``call_line`` the line that it was inlined into;
+    both come from ``-lineinfo`` and are None without it. ``block`` and ``thread`` are (x, y, z) of the first lane;
+    they are None where the fault belongs to no thread (``unwritten_output``). ``address`` is a device address, or a
+    byte offset for shared and local memory. ``lanes`` counts the lanes that broke the rule at this instruction.
+    """
+
+    kind: str
+    message: str
+    kernel: str
+    source_file: str | None = None
+    source_line: int | None = None
+    call_file: str | None = None
+    call_line: int | None = None
+    ptx_line: int | None = None
+    opcode: str | None = None
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    address: int | None = None
+    label: str | None = None
+    offset: int | None = None
+    lanes: int = 0
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether hardware too would have ended the launch (or hung)."""
+        return self.kind in FATAL_KINDS
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind}: {self.message}"]
+        where = f"kernel {self.kernel}"
+        if self.source_line is not None:
+            where += f", {self.source_file or 'source'}:{self.source_line}"
+            if self.call_line is not None:
+                where += f" (inlined at line {self.call_line})"
+        if self.block is not None and self.thread is not None:
+            where += f", block {self.block}, thread {self.thread}"
+        parts.append(where)
+        if self.opcode is not None:
+            parts.append(f"{self.opcode} at PTX line {self.ptx_line}, {self.lanes} lane(s)")
+        return "; ".join(parts)
+
+
+class LaunchFault(EmulatorError):
+    """A launch broke one or more rules.
+
+    ``faults`` are in the order found, one for each kind and instruction; ``fatal`` is the one that stopped the launch, or
+    None when it ran to its end.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = list(faults)
+        self.fatal = next((fault for fault in self.faults if fault.is_fatal), None)
+        shown = self.fatal or self.faults[0]
+        more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
+        super().__init__(f"{shown}{more}")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of all faults, in order."""
+        return [fault.kind for fault in self.faults]
+
+
+@dataclass(frozen=True)
+class LaunchReport:
+    """What a clean launch did. ``thread_instructions`` counts PTX instructions times active threads."""
+
+    kernel: str
+    blocks: int
+    threads_per_block: int
+    thread_instructions: int
+    stored_bytes: int
+    shared_bytes: int
+    """Static plus dynamic shared memory of one block."""

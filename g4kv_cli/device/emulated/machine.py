@@ -1,0 +1,195 @@
+"""The emulated device: memory and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .allocation import keep_freed_memory
+from .faults import EmulatorError, LaunchConfigurationError, LaunchFault, LaunchReport, PoisonedMachine
+from .memory import GLOBAL_BASE, Bytes, DeviceMemory
+from .run import Run, shared_total
+from .store_log import Ranges, clip_ranges, union_ranges
+from .translate import Kernel, Module
+
+MAX_THREADS_PER_BLOCK = 1024
+MAX_BLOCK = (1024, 1024, 64)
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_SHARED_BYTES = {"sm_75": 65536, "sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448}
+"""Opt-in shared memory of one block, CUDA programming guide, table of compute capabilities; see ``shared_limit``."""
+MAX_PARAMETER_BYTES = 32764
+
+Extent = tuple[int, int, int]
+
+
+def shared_limit(target: str) -> int:
+    """Shared bytes a block may have on a PTX target such as ``sm_90a``."""
+    number = "".join(character for character in target.split(",")[0] if character.isdigit())
+    known = MAX_SHARED_BYTES.get(f"sm_{number}")
+    if known is not None:
+        return known
+    return 232448 if number.startswith("10") else 101376
+
+
+class Machine:
+    """One device memory and everything launched on it.
+
+    Host mistakes raise EmulatorError, refused launches LaunchConfigurationError, and rules broken by a kernel LaunchFault.
+    After a fatal fault the machine is poisoned: further launches raise PoisonedMachine, reads are allowed.
+    """
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        self._memory = DeviceMemory()
+        self._written: list[Ranges] = []
+        self._modules: dict[Module, dict[str, int]] = {}
+        self.poisoned_by: LaunchFault | None = None
+
+    def allocate(self, nbytes: int, label: str = "", sparse: bool = False) -> int:
+        """Address of ``nbytes`` new, uninitialised bytes, 256-byte aligned with a guard gap behind them.
+
+        Only touched pages cost memory. ``sparse`` keeps the pages small, for pools far larger than what is touched.
+        """
+        return self._memory.allocate(nbytes, label or f"allocation {len(self._memory.allocations)}", sparse).begin
+
+    def free(self, address: int) -> None:
+        """End an allocation; later kernel accesses are ``use_after_free`` faults."""
+        self._memory.free(address)
+
+    def write(self, address: int, values: npt.NDArray[Any] | bytes | bytearray | memoryview) -> None:
+        """Copy host bytes (an array of any dtype, or bytes) to the device."""
+        if isinstance(values, np.ndarray):
+            raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        else:
+            raw = np.frombuffer(values, np.uint8)
+        self._memory.write(address, raw)
+
+    def read(self, address: int, nbytes: int) -> Bytes:
+        """A copy of ``nbytes`` device bytes, uint8."""
+        return self._memory.read(address, nbytes)
+
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set bytes."""
+        self._memory.fill(address, nbytes, byte)
+
+    def initialised(self, address: int, nbytes: int) -> npt.NDArray[np.bool_]:
+        """For each byte, whether host or kernel ever wrote it."""
+        return self._memory.initialised(address, nbytes)
+
+    def written_ranges(self, address: int) -> Ranges:
+        """Byte ranges [n, 2], (begin, end) relative to the allocation at ``address``, that kernels stored to since
+        ``clear_written``; sorted and merged."""
+        allocation = self._memory.block(address)
+        self._written = [union_ranges(self._written)]
+        begin = allocation.begin - GLOBAL_BASE
+        return clip_ranges(self._written[0], begin, begin + allocation.nbytes) - begin
+
+    def clear_written(self) -> None:
+        """Forget what kernels stored."""
+        self._written = []
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[bytes],
+        dynamic_shared_bytes: int = 0,
+        must_write: Sequence[tuple[int, int]] = (),
+        may_collide: Sequence[tuple[int, int]] = (),
+        reverse_blocks: bool = False,
+        chunk_threads: int = 16384,
+        max_instructions: int | None = None,
+    ) -> LaunchReport:
+        """Run a kernel with all checks on.
+
+        arguments: the bytes of each parameter, a struct by value as one.
+        must_write: (address, nbytes) of outputs of which every byte must be stored by this launch.
+        may_collide: (address, nbytes) of memory that several blocks may store to by contract.
+        reverse_blocks: run the blocks in descending order, to find results that depend on their order.
+        chunk_threads: threads executed together; only speed depends on it.
+        max_instructions: thread instructions after which the watchdog ends the launch.
+
+        Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
+        """
+        if self.poisoned_by is not None:
+            raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
+        blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
+        symbols = [np.array([address], np.uint64) for address in self._load(kernel.module).values()]
+        run = Run(self._memory, kernel, grid, block, blob, dynamic_shared_bytes, symbols, max_instructions)
+        reached_end = run.execute(chunk_threads, reverse_blocks)
+        ranges = run.finish(must_write, may_collide, reached_end)
+        self._written.append(ranges)
+        faults = run.collector.faults
+        if faults:
+            error = LaunchFault(faults)
+            if error.fatal is not None:
+                self.poisoned_by = error
+            raise error
+        return LaunchReport(
+            kernel.name,
+            grid[0] * grid[1] * grid[2],
+            block[0] * block[1] * block[2],
+            run.thread_instructions,
+            int((ranges[:, 1] - ranges[:, 0]).sum()),
+            run.shared_bytes,
+        )
+
+    def _check_launch(
+        self, kernel: Kernel, grid: Extent, block: Extent, arguments: Sequence[bytes], dynamic_shared_bytes: int
+    ) -> bytes:
+        def refuse(words: str) -> LaunchConfigurationError:
+            return LaunchConfigurationError(f"launch of {kernel.name} refused: {words}")
+
+        for name, extent, limit in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+            for axis, size, most in zip("xyz", extent, limit, strict=True):
+                if not 1 <= size <= most:
+                    raise refuse(f"{name}.{axis} is {size}, must be 1 to {most}")
+        threads = block[0] * block[1] * block[2]
+        if threads > MAX_THREADS_PER_BLOCK:
+            raise refuse(f"{threads} threads in a block, at most {MAX_THREADS_PER_BLOCK} are allowed")
+        if kernel.max_threads and threads > kernel.max_threads:
+            raise refuse(f"{threads} threads in a block, the kernel was compiled for at most {kernel.max_threads}")
+        if dynamic_shared_bytes < 0:
+            raise refuse(f"dynamic shared memory of {dynamic_shared_bytes} bytes")
+        target = kernel.module.parsed.target
+        shared = shared_total(kernel, dynamic_shared_bytes)
+        if shared > shared_limit(target):
+            raise refuse(f"{shared} bytes of shared memory in a block, {target} has {shared_limit(target)}")
+        if len(arguments) != len(kernel.parameters):
+            raise refuse(f"{len(arguments)} arguments given, the kernel has {len(kernel.parameters)} parameters")
+        blob = bytearray(kernel.parameter_bytes)
+        for number, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
+            if len(argument) != parameter.nbytes:
+                raise refuse(f"argument {number} has {len(argument)} bytes, the parameter {parameter.nbytes}")
+            blob[parameter.offset : parameter.offset + parameter.nbytes] = argument
+        if len(blob) > MAX_PARAMETER_BYTES:
+            raise refuse(f"{len(blob)} bytes of parameters, at most {MAX_PARAMETER_BYTES} are allowed")
+        return bytes(blob)
+
+    def _load(self, module: Module) -> dict[str, int]:
+        """Addresses of the module's global and constant variables, placed at the first launch."""
+        known = self._modules.get(module)
+        if known is not None:
+            return known
+        addresses: dict[str, int] = {}
+        variables = [v for v in module.parsed.variables.values() if v.space in ("global", "const")]
+        for variable in variables:
+            if variable.external:
+                raise EmulatorError(f"variable {variable.name} is external; the emulator does not link modules")
+            addresses[variable.name] = self.allocate(variable.nbytes, variable.name)
+        for variable in variables:
+            data = np.zeros(variable.nbytes, np.uint8)
+            for index, value in variable.initial:
+                bits = addresses[value] if isinstance(value, str) else value
+                size = variable.element_bytes
+                data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
+            self.write(addresses[variable.name], data)
+        self._modules[module] = addresses
+        return addresses
+
+
+__all__ = ["Machine", "shared_limit"]
