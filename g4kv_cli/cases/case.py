@@ -12,7 +12,7 @@ from g4kv_cli.errors import UsageError
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
 
-Form = Literal["contiguous", "prefill", "decode"]
+Form = Literal["contiguous", "prefill", "decode", "batch_prefill"]
 
 SPARSE_POOL_BYTES = 192 << 20
 """Pools above this are never copied to the host as a whole on a device that records what was written."""
@@ -21,8 +21,8 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a paged call writes. ``rows`` holds page ids: one row for prefill, one a token for decode; row index i is
-    the request's page ``origins[..] + i``. The ids ``unread`` (out of range) follow each row and must never be used.
+    """Where a paged call writes. ``rows`` holds page ids, one row a request; row index i is the request's page
+    ``origins[..] + i``. The ids ``unread`` (out of range) follow each row and must never be used.
     ``padding_page``, if any, is shared by padding rows: what stands in their slots afterwards is unspecified."""
 
     page_size: int
@@ -33,18 +33,6 @@ class Placement:
     origins: tuple[int, ...]
     unread: tuple[int, ...] = ()
     padding_page: int | None = None
-
-    def page_and_slot(self, positions: tuple[int, ...]) -> tuple[list[int], list[int]]:
-        """(page id, slot) of each token."""
-        pages, slots = [], []
-        for token, position in enumerate(positions):
-            row = 0 if len(self.rows) == 1 else token
-            index = position // self.page_size - self.origins[row]
-            if not 0 <= index < len(self.rows[row]):
-                raise ValueError(f"position {position} lies outside the pages of row {row}")
-            pages.append(self.rows[row][index])
-            slots.append(position % self.page_size)
-        return pages, slots
 
     def pool_shape(self, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int, int, int]:
         """[page][layer][K, V][slot][head][dim]."""
@@ -68,7 +56,8 @@ class RawMetadata:
 class Case:
     """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
     the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. With
-    ``trap`` the kernel gets that metadata and must trap before it writes to the pool.
+    ``trap`` the kernel gets that metadata and must trap before it writes to the pool. ``requests`` (start_pos, q_len)
+    are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind its tokens.
     """
 
     id: str
@@ -84,6 +73,29 @@ class Case:
     against_contiguous: bool = False
     golden: Path | None = None
     trap: RawMetadata | None = None
+    requests: tuple[tuple[int, int], ...] = ()
+    padding_rows: int = 0
+
+    @property
+    def token_rows(self) -> tuple[int, ...]:
+        """The row of page ids that each token uses."""
+        if self.form == "batch_prefill":
+            return tuple(row for row, (_, q_len) in enumerate(self.requests) for _ in range(q_len))
+        return tuple(range(len(self.positions))) if self.form == "decode" else (0,) * len(self.positions)
+
+    def page_and_slot(self) -> tuple[list[int], list[int]]:
+        """(page id, slot) of each token. ValueError if the placement has no page for one."""
+        place = self.placement
+        if place is None:
+            raise ValueError(f"{self.id} writes to no pool")
+        pages, slots = [], []
+        for position, row in zip(self.positions, self.token_rows, strict=True):
+            index = position // place.page_size - place.origins[row]
+            if not 0 <= index < len(place.rows[row]):
+                raise ValueError(f"{self.id}: position {position} lies outside the pages of row {row}")
+            pages.append(place.rows[row][index])
+            slots.append(position % place.page_size)
+        return pages, slots
 
     @property
     def has_v_input(self) -> bool:

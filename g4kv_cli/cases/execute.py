@@ -19,11 +19,21 @@ from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries import prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
-from g4kv_cli.oracle.compare import POISON_BYTE, ROWS, Axes, compare_bits, compare_values
+from g4kv_cli.oracle.compare import (
+    POISON_BITS,
+    POISON_BYTE,
+    ROWS,
+    Axes,
+    compare_bits,
+    compare_untouched,
+    compare_values,
+)
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.records import CaseResult, Mismatch, Status
 
@@ -102,7 +112,7 @@ def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
 def _execute(run: _Run) -> None:
     case, problem = run.case, run.problem
     arguments = _inputs_on_device(run, problem.inputs)
-    q_out = run.poisoned(problem.inputs.q.shape, "q_out")
+    q_out = run.poisoned((len(case.positions) + case.padding_rows, *problem.inputs.q.shape[1:]), "q_out")
     arguments["q_out"] = q_out
     if case.placement is None:
         _contiguous(run, arguments, q_out)
@@ -128,11 +138,16 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
         paged["start_pos"] = case.positions[0]
         paged["page_row"] = _page_row(run, placement)
         paged["page_origin"] = placement.origins[0]
-    else:
+    elif case.form == "decode":
         paged["batch"] = _batch(run, placement)
+    else:
+        paged["plan"] = _plan(run, placement)
     _entry(case.entry)(run.library, **paged)
 
-    q = device.read(q_out)
+    rows = device.read(q_out)
+    q = rows[: len(case.positions)]
+    if case.padding_rows:
+        run.found(compare_untouched("q_out, padding rows", rows, slice(len(case.positions)), Axes(ROWS)))
     stored = check.read(device, pool)
     _check_rows(run, "q_out", q, problem.q)
     _check_pool_rows(run, check, "K", stored.k, problem.k)
@@ -152,7 +167,7 @@ def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[
     )
     arguments: dict[str, Any] = {"pool": PagedPool(layout, pool), "layer": placement.layer}
     if run.problem.inputs.v is not None:
-        arguments["v"] = run.upload(run.problem.inputs.v, "v")
+        arguments["v"] = run.upload(_padded(run, run.problem.inputs.v), "v")
     return arguments
 
 
@@ -220,13 +235,21 @@ def _entry(name: str) -> Callable[..., None]:
 
 def _inputs_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
     return {
-        "q": run.upload(inputs.q, "q"),
-        "k": run.upload(inputs.k, "k"),
+        "q": run.upload(_padded(run, inputs.q), "q"),
+        "k": run.upload(_padded(run, inputs.k), "k"),
         "q_norm_weight": run.upload(inputs.q_weight, "q_norm_weight"),
         "k_norm_weight": run.upload(inputs.k_weight, "k_norm_weight"),
         "rope": RopeTables(_table(run, inputs, inputs.cos, "cos"), _table(run, inputs, inputs.sin, "sin")),
         "rotary_dim": inputs.rotary_dim,
     }
+
+
+def _padded(run: _Run, rows: Array) -> Array:
+    """The rows with NaN rows behind them that nobody may use."""
+    if not run.case.padding_rows:
+        return rows
+    padding = np.full((run.case.padding_rows, *rows.shape[1:]), POISON_BITS, dtype=np.uint16).view(BF16)
+    return np.concatenate([rows, padding])
 
 
 def _table(run: _Run, inputs: PrepInputs, rows: Array, label: str) -> DeviceArray:
@@ -277,3 +300,21 @@ def _batch(run: _Run, placement: Placement) -> PagedBatch:
         upload(placement.origins, "page_origins"),
         padding_page=placement.padding_page,
     )
+
+
+def _plan(run: _Run, placement: Placement) -> PrefillPagedPlan:
+    geometry, size = run.case.geometry, placement.page_size
+    requests = []
+    for (start, q_len), row, origin in zip(run.case.requests, placement.rows, placement.origins, strict=True):
+        last_page_len = start + q_len - (origin + len(row) - 1) * size
+        requests.append(PlanRequest(start, q_len, row, last_page_len, origin))
+    shape = PlanShape(
+        num_qo_heads=geometry.num_qo_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        page_size=size,
+        window_left=geometry.window_left,
+    )
+    plan = PrefillPagedPlan.batch(run.device, requests, shape=shape)
+    run.arrays.extend(plan.buffers.by_name().values())
+    return plan

@@ -45,7 +45,7 @@ class PoolCheck:
     def __init__(self, case: Case, placement: Placement) -> None:
         self.case, self.placement = case, placement
         self.shape = placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
-        pages, slots = placement.page_and_slot(case.positions)
+        pages, slots = case.page_and_slot()
         self.pages, self.slots = np.asarray(pages, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         # Padding rows may share a slot, and what stands there is nobody's business.
         self.is_padding = self.pages == (-1 if placement.padding_page is None else placement.padding_page)

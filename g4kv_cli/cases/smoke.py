@@ -6,6 +6,7 @@ spread over the lines so that each value occurs without a full cross product.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ def smoke_cases(
             cases.extend(table.contiguous())
         cases.extend(table.prefill())
         cases.extend(table.decode())
+        cases.extend(table.batch_prefill())
     size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
     return cases + trap_cases(geometries, size, once_an_entry=not every_trap)
 
@@ -132,6 +134,27 @@ class _Table:
         yield self._padded_decode()
         yield from self._large_pools("decode")
 
+    def batch_prefill(self) -> Iterator[Case]:
+        """Chunks of several requests in one launch, by a plan."""
+        size = self.page_size
+        # A chunk inside a page, one that crosses pages, a single token, one without any, one from position 0 on.
+        ragged = ((1, 2), (size - 1, size + 2), (3 * size, 1), (size, 0), (0, 3))
+        yield self._batch("closed-form", "closed-form", ragged)
+        yield self._batch(f"random/seed{self.seed}", "random", ragged)
+        yield self._batch("near-eps", "tiny", ragged)
+        yield self._batch("large", "large", ragged)
+        for rotary_dim in self.partial_rotary_dims[:1]:
+            yield self._batch(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
+        yield self._batch("one-request", "random", ((size // 2, size + 1),))
+        yield self._batch("padding/rows-behind-the-tokens", "random", ragged, padding_rows=3)
+        for page_size in self.page_sizes:
+            requests = ((page_size - 1, 3), (2 * page_size, 1))
+            yield self._batch(f"page-size/{page_size}", "random", requests, page_size=page_size)
+        if self.geometry.window is not None:
+            # The plan demands every page that a query still sees; those before it are gone.
+            start = self.geometry.window + 3 * size + size // 2
+            yield self._batch("page-origin/window-crossing", "random", ((start, size), (1, 2)))
+
     # --- how one case is put together ------------------------------------------------------------------------
 
     def _token_counts(self, form: Form) -> list[int]:
@@ -205,6 +228,27 @@ class _Table:
             placement = Placement(size, num_pages, 2, 1, rows, tuple(first), unread=unread)
         return self._case("decode", name, kind, positions, placement, seed=seed, rotary_dim=rotary_dim,
                           spare_rows=spare_rows)  # fmt: skip
+
+    def _batch(
+        self, name: str, kind: InputKind, requests: tuple[tuple[int, int], ...], *, page_size: int | None = None,
+        rotary_dim: int | None = None, padding_rows: int = 0,
+    ) -> Case:  # fmt: skip
+        size = self.page_size if page_size is None else page_size
+        window_left = self.geometry.window_left
+        origins = [0 if window_left < 0 else max(0, start - window_left) // size for start, _ in requests]
+        lengths = [
+            max(1, -(-(start + q_len) // size) - origin)
+            for (start, q_len), origin in zip(requests, origins, strict=True)
+        ]
+        num_pages = sum(lengths) + 2
+        ids = _shuffler(name).sample(range(num_pages), sum(lengths))
+        rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
+        positions = [start + token for start, q_len in requests for token in range(q_len)]
+        case = self._case(
+            "batch_prefill", name, kind, positions, Placement(size, num_pages, 2, 1, rows, tuple(origins)),
+            rotary_dim=rotary_dim,
+        )  # fmt: skip
+        return dataclasses.replace(case, requests=requests, padding_rows=padding_rows)
 
     def _random_decode(self, tokens: int, seed: int) -> Case:
         # Many requests take small pages, one page each, so that the pool stays small enough to compare whole.

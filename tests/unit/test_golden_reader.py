@@ -146,4 +146,4 @@ def test_far_positions_keep_their_rows() -> None:
     assert case.positions == (1023, 131073, 262143)
     assert case.table_positions == 262144
     assert case.placement is not None
-    assert case.placement.page_and_slot(case.positions) == ([3, 2, 1], [15, 1, 15])
+    assert case.page_and_slot() == ([3, 2, 1], [15, 1, 15])

@@ -28,7 +28,7 @@ def test_every_case_is_consistent(page_size) -> None:
         if case.placement is None:
             continue
         place = case.placement
-        pages, slots = place.page_and_slot(case.positions)
+        pages, slots = case.page_and_slot()
         assert all(0 <= page < place.num_pages for page in pages), case.id
         assert all(page >= place.num_pages for page in place.unread), case.id
         assert 0 <= place.layer < place.num_layers, case.id
@@ -50,9 +50,7 @@ def test_what_each_paged_entry_is_run_with(name: str, form: str) -> None:
     assert len({case.rotary_dim for case in cases}) == 4
     assert 0 in {case.positions[0] for case in cases}
     assert any(max(case.positions) == case.table_positions - 1 for case in cases)
-    assert any(
-        place.num_pages - 1 in place.page_and_slot(case.positions)[0] for case, place in zip(cases, places, strict=True)
-    )
+    assert any(place.num_pages - 1 in case.page_and_slot()[0] for case, place in zip(cases, places, strict=True))
     assert any(origin > 0 for place in places for origin in place.origins)
     assert any(place.layer > 0 for place in places)
     assert any(place.layer < place.num_layers - 1 for place in places)
@@ -66,7 +64,7 @@ def test_head_counts_of_the_global_family() -> None:
     assert {case.entry for case in cases} == {
         f"{stem}_{form}_hd512_{tail}plain_into"
         for stem, tail in (("qk_norm_rope_paged", "k_eq_v_"), ("qkv_norm_rope_paged", ""))
-        for form in ("prefill", "decode")
+        for form in ("prefill", "decode", "batch_prefill")
     }
 
 
@@ -84,7 +82,7 @@ def test_large_pools_straddle_the_edges() -> None:
         place = case.placement
         assert place is not None
         page_elems = 40 * 2 * 16 * 8 * 256
-        pages, _ = place.page_and_slot(case.positions)
+        pages, _ = case.page_and_slot()
         assert min(pages) * page_elems < edge < max(pages) * page_elems
         assert any(page * page_elems <= edge < (page + 1) * page_elems for page in pages)
 
@@ -94,7 +92,7 @@ def test_decode_positions_are_unordered_and_padding_shares_a_page() -> None:
     assert list(case.positions) != sorted(case.positions)
     (padded,) = select_cases(ALL, ["prep/12b-local/decode/padding/shared-page"])
     assert padded.placement is not None
-    pages, slots = padded.placement.page_and_slot(padded.positions)
+    pages, slots = padded.page_and_slot()
     assert [page for page in pages if page == padded.placement.padding_page] == [0] * 5
     assert slots[3:] == [0] * 5
 
