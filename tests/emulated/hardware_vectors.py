@@ -7,6 +7,7 @@ by a kernel of one inline-assembly statement, ``assembly(name)``: %0 is the resu
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -189,3 +190,39 @@ def statements(text: str) -> list[tuple[str, list[str]]]:
         if opcode and opcode != ".reg":
             found.append((opcode, [part.strip() for part in re.findall(r"\s*\{[^}]*\}|[^,]+", rest)]))
     return found
+
+
+@cache
+def _more() -> dict[str, Any]:
+    with np.load(DATA / "vec_more.npz") as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def more_signatures() -> dict[str, list[str]]:
+    """vec_more.npz: a second recording on the same machine, of every other opcode of the table: result kind and
+    operand kinds by opcode. The three words of ``carry.VERB.TYPE`` stand for ``carry_assembly``."""
+    signatures: dict[str, list[str]] = json.loads(str(_more()["signatures"]))
+    return signatures
+
+
+def more_inputs(kinds: list[str]) -> list[Any]:
+    """Operands of the second recording: by kind and position."""
+    arrays = [_more()[f"in.{kind}.{position}"] for position, kind in enumerate(kinds)]
+    return [array != 0 if kind == "pred" else array for kind, array in zip(kinds, arrays, strict=True)]
+
+
+def more_output(name: str, kind: str) -> Any:
+    """Output of the second recording."""
+    bits = _more()[f"out.{name}"]
+    return np.unpackbits(bits, count=_more()["in.b32.0"].size).astype(bool) if kind == "pred" else bits
+
+
+def carry_assembly(name: str) -> str:
+    """What was recorded as carry.add.u64 and its kin: all three carry forms, folded into one word."""
+    _, verb, type_name = name.split(".")
+    bits = f"b{type_name[1:]}"
+    return (
+        f"{{.reg .{bits} x,y,z; {verb}.cc.{type_name} x, %1, %2; {verb}c.cc.{type_name} y, %2, %1; "
+        f"{verb}c.{type_name} z, %1, %1; shl.{bits} y, y, 1; xor.{bits} x, x, y; shl.{bits} z, z, 2; "
+        f"xor.{bits} %0, x, z;}}"
+    )

@@ -108,6 +108,48 @@ def test_wide_fields_beyond_255_raise(name: str) -> None:
             op.function(*beyond)
 
 
+def check_more(name: str, kinds: list[str]) -> None:
+    operands, expected = hardware.more_inputs(kinds[1:]), hardware.more_output(name, kinds[0])
+    if name.startswith("carry."):
+        got = run(hardware.carry_assembly(name), operands, expected.dtype)
+    else:
+        op = ELEMENTWISE[name]
+        assert list(op.results + op.operands) == kinds, name
+        got = op.function(*operands)
+    assert differing(expected, got) == 0, name
+
+
+SIGNATURES = hardware.more_signatures()
+
+
+@pytest.mark.parametrize("family", sorted({name.split(".")[0] for name in SIGNATURES}))
+def test_equals_the_second_recording(family: str) -> None:
+    """All opcodes of one family; a failure names the opcode."""
+    for name, kinds in SIGNATURES.items():
+        if name.split(".")[0] == family:
+            check_more(name, kinds)
+
+
+def test_every_opcode_of_the_table_was_recorded() -> None:
+    direct = {name for _, name in hardware.cases(hardware.SUPPORTED)}
+    used = {
+        opcode
+        for group, name in hardware.cases(hardware.SUPPORTED)
+        for opcode, _ in hardware.statements(hardware.assembly(group, name))
+    }
+    carried = {
+        opcode
+        for name in SIGNATURES
+        if name.startswith("carry.")
+        for opcode, _ in hardware.statements(hardware.carry_assembly(name))
+    }
+    assert sorted(set(ELEMENTWISE) - direct - used - carried - set(SIGNATURES)) == NEVER_RECORDED
+
+
+NEVER_RECORDED = ["addc.cc.u32", "subc.cc.u32"]
+"""Opcodes of the table without a vector of their own; their s32 twins have one."""
+
+
 def test_the_check_sees_a_single_wrong_bit() -> None:
     operands, expected = hardware.inputs("T"), hardware.output("T", "fma.rn.f32")
     wrong = expected.copy()

@@ -117,8 +117,8 @@ def saturate_f32(a: U32) -> U32:
 
 
 def f64_from_f32_ftz(a: U32) -> U64:
-    """``cvt.ftz.f64.f32``."""
-    return f64_from_f32(flush(a))
+    """``cvt.ftz.f64.f32``: here a NaN becomes the one NaN of f32 first."""
+    return f64_from_f32(flush_f32(a))
 
 
 def saturate_f32_ftz(a: U32) -> U32:

@@ -50,8 +50,9 @@ class IntegerType(NamedTuple):
 INTEGER_TYPES = tuple(IntegerType(sign, width) for sign in (False, True) for width in (8, 16, 32, 64))
 
 
-def _from_float(values: F64, mode: str, target: IntegerType) -> Bits:
-    """Rounded and saturated; values are exact f64 images of f32 or f16 inputs."""
+def _from_float(values: F64, mode: str, target: IntegerType, nan: int) -> Bits:
+    """Rounded and saturated; values are f64 or exact f64 images of narrower floats, nan the integer of a
+    NaN."""
     rounded = INTEGRAL_ROUNDING[mode](values)
     limit = float(target.greatest + 1)  # a power of two: exact
     below, above = rounded < target.least, rounded >= limit
@@ -59,27 +60,33 @@ def _from_float(values: F64, mode: str, target: IntegerType) -> Bits:
     result = safe.astype(i64).view(u64) if target.is_signed else safe.astype(u64)
     result = np.where(above, u64(target.greatest), result)
     result = np.where(below, u64(target.least & (2**64 - 1)), result)
-    return target.write(np.where(np.isnan(values), u64(2**63 if target.width == 64 else 0), result))
+    return target.write(np.where(np.isnan(values), u64(nan & (2**64 - 1)), result))
+
+
+def _nan_of_narrow(target: IntegerType) -> int:
+    """What a NaN of 32 bits or fewer becomes: 0, but the top bit alone in 64 bits."""
+    return -(1 << 63) if target.width == 64 else 0
 
 
 def integer_from_f32(a: U32, mode: str, target: IntegerType, ftz: bool) -> Bits:
     """``cvt.rzi.s32.f32`` and its kin."""
-    return _from_float(as_f32(flush(a) if ftz else a).astype(f64), mode, target)
+    return _from_float(as_f32(flush(a) if ftz else a).astype(f64), mode, target, _nan_of_narrow(target))
 
 
 def integer_from_f16(a: U16, mode: str, target: IntegerType) -> Bits:
     """``cvt.rzi.s32.f16`` and its kin."""
-    return _from_float(a.view(np.float16).astype(f64), mode, target)
+    return _from_float(a.view(np.float16).astype(f64), mode, target, _nan_of_narrow(target))
 
 
 def integer_from_bf16(a: U16, mode: str, target: IntegerType) -> Bits:
     """``cvt.rzi.s32.bf16`` and its kin."""
-    return _from_float(as_float32(a, "bf16").astype(f64), mode, target)
+    return _from_float(as_float32(a, "bf16").astype(f64), mode, target, _nan_of_narrow(target))
 
 
 def integer_from_f64(a: U64, mode: str, target: IntegerType) -> Bits:
-    """``cvt.rzi.s32.f64`` and its kin."""
-    return _from_float(a.view(f64), mode, target)
+    """``cvt.rzi.s32.f64`` and its kin: a NaN gives the top bit alone, in every width."""
+    top_bit = 1 << (target.width - 1)
+    return _from_float(a.view(f64), mode, target, -top_bit if target.is_signed else top_bit)
 
 
 def f32_from_integer(a: Bits, source: IntegerType) -> U32:

@@ -40,6 +40,8 @@ def _integer_to_integer() -> dict[str, Op]:
                 integer_conversions.integer_from_integer_saturated, target=target, source=source
             )
             table[f"cvt.{target.name}.{source.name}"] = _to_integer(target, _kind(source), plain)
+            if source.least >= target.least and source.greatest <= target.greatest:
+                continue  # nothing to saturate: not PTX
             table[f"cvt.sat.{target.name}.{source.name}"] = _to_integer(target, _kind(source), clamped)
     for sign in "us":
         table[f"cvt.{sign}64.u32"] = inline("b64", ("b32",), "{0}.astype(u64)")
@@ -58,7 +60,7 @@ def _integer_to_float() -> dict[str, Op]:
             "cvt.rn.f64": ("b64", integer_conversions.f64_from_integer),
             "cvt.rn.f16": ("b16", integer_conversions.f16_from_integer),
         }
-        if source.width <= 32:
+        if source.width in (16, 32):
             results["cvt.rn.bf16"] = ("b16", integer_conversions.bf16_from_integer)
         for mode in rounding.DIRECTIONS:
             directed = partial(integer_conversions.f32_from_integer_directed, mode=mode)
@@ -80,6 +82,8 @@ def _float_to_integer() -> dict[str, Op]:
                 ("bf16", "b16", integer_conversions.integer_from_bf16),
                 ("f64", "b64", integer_conversions.integer_from_f64),
             ):
+                if form == "bf16" and target.width == 8:
+                    continue  # not PTX
                 convert = partial(function, mode=mode, target=target)
                 table[f"cvt.{mode}.{target.name}.{form}"] = _to_integer(target, operand, convert)
         table |= _to_integral(mode)
@@ -118,7 +122,6 @@ def _float_to_float() -> dict[str, Op]:
         "cvt.f64.f32": call("b64", single, conversions.f64_from_f32),
         "cvt.ftz.f64.f32": call("b64", single, conversions.f64_from_f32_ftz),
         "cvt.rn.f32.f64": call("b32", ("b64",), float64.f32_from_f64),
-        "cvt.rn.ftz.f32.f64": call("b32", ("b64",), float64.f32_from_f64_ftz),
         "cvt.rz.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rz")),
         "cvt.rm.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rm")),
         "cvt.rp.f32.f64": call("b32", ("b64",), partial(float64.f32_from_f64_directed, mode="rp")),
