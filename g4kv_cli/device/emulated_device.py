@@ -1,0 +1,276 @@
+"""The emulated device: the PTX interpreter of ``device/emulated`` behind the interface of all devices.
+
+The architecture chooses the PTX dialect and the limits; the arithmetic is always the H200's (sm_90), the one that
+was recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.device.emulated import (
+    EmulatorError,
+    Fault,
+    Kernel,
+    LaunchConfigurationError,
+    LaunchFault,
+    Machine,
+    Module,
+)
+from g4kv_cli.device.interface import (
+    Allocation,
+    Device,
+    DeviceArray,
+    DeviceLimits,
+    HostArray,
+    Launch,
+    LoadedKernel,
+    contiguous_strides,
+)
+from g4kv_cli.device.validation import (
+    check_launch,
+    check_parameters,
+    require_contiguous,
+    require_own,
+    require_same_kind,
+)
+from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
+from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+
+DEFAULT_ARCH = "sm_90"
+ARITHMETIC_ARCH = "sm_90"
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedArch:
+    """A chip to stand in for: its opt-in shared bytes of a block, and the multiprocessors of a typical card."""
+
+    max_shared_bytes_per_block: int
+    multiprocessors: int
+    card: str
+
+
+# Shared memory: CUDA C++ Programming Guide, technical specifications per compute capability ("maximum amount of
+# shared memory per thread block", KB of 1024 bytes). Multiprocessors: NVIDIA's data sheets of the cards named.
+ARCHS: dict[str, EmulatedArch] = {
+    "sm_80": EmulatedArch(163 * 1024, 108, "A100"),
+    "sm_86": EmulatedArch(99 * 1024, 84, "A40"),
+    "sm_89": EmulatedArch(99 * 1024, 142, "L40S"),
+    "sm_90": EmulatedArch(227 * 1024, 132, "H200"),
+    "sm_100": EmulatedArch(227 * 1024, 148, "B200"),
+    "sm_120": EmulatedArch(99 * 1024, 188, "RTX PRO 6000"),
+}
+
+
+class EmulatedDevice(Device):
+    """A device without hardware. Raises UsageError for an arch that it does not know.
+
+    A launch runs at once, with all checks on, and raises DeviceFault with every rule that the kernel broke. After
+    a fault that would have ended it on hardware too (a trap, a wild address) every further call raises it again.
+    """
+
+    image_kind: ImageKind = "ptx"
+
+    def __init__(self, arch: str = DEFAULT_ARCH, reason: str = "") -> None:
+        plain = arch.rstrip("af")  # sm_90a: the same chip
+        known = ARCHS.get(plain)
+        if known is None:
+            raise UsageError(f"the emulated device does not know {arch!r}; it knows {', '.join(ARCHS)}")
+        note = "" if plain == ARITHMETIC_ARCH else f", arithmetic of {ARITHMETIC_ARCH}"
+        self.info = DeviceInfo("emulated", f"emulated {plain} ({known.card} limits{note})", arch, "", reason)
+        self.limits = DeviceLimits(
+            max_threads_per_block=1024,
+            max_grid=(2**31 - 1, 65535, 65535),
+            max_shared_bytes_per_block=known.max_shared_bytes_per_block,
+            multiprocessors=known.multiprocessors,
+            memory_bytes=_host_memory_bytes(),
+        )
+        self.launch_count = 0
+        self._machine = Machine()
+        self._modules: dict[bytes, Module] = {}
+        self._allocations: list[Allocation] = []
+        self._fault: DeviceFault | None = None
+        self._closed = False
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False
+    ) -> DeviceArray:
+        """Uninitialised memory. Pages cost host memory when they are touched; ``sparse`` keeps those few."""
+        self._require_usable()
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        in_use = sum(allocation.nbytes for allocation in self._allocations if allocation.owner != "sparse")
+        if not sparse and in_use + nbytes > self.limits.memory_bytes:
+            raise DeviceUnavailable(
+                f"the host has not the memory for {label}: {nbytes} bytes asked, "
+                f"{self.limits.memory_bytes - in_use} of {self.limits.memory_bytes} bytes free"
+            )
+        address = self._reserve(nbytes, label, sparse)
+        allocation = Allocation(self, address, nbytes, label, owner="sparse" if sparse else None)
+        self._allocations.append(allocation)
+        return DeviceArray(allocation, 0, tuple(shape), kind, contiguous_strides(tuple(shape), kind.itemsize))
+
+    def free(self, array: DeviceArray) -> None:
+        """Return the array's whole allocation; a later access of a kernel to it is a fault."""
+        require_own(self, array)
+        array.allocation.freed = True
+        self._allocations.remove(array.allocation)
+        self._machine.free(array.allocation.address)
+
+    def write(self, array: DeviceArray, values: HostArray) -> None:
+        """Copy host values into the array."""
+        require_own(self, array)
+        require_contiguous(array, "write")
+        require_same_kind(array, values)
+        self._require_usable()
+        self._machine.clear_written(array.allocation.address)
+        if array.nbytes:
+            self._machine.write(array.address, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+    def read(self, array: DeviceArray) -> HostArray:
+        """Copy the array to the host."""
+        require_own(self, array)
+        require_contiguous(array, "read")
+        self._require_usable()
+        if array.nbytes == 0:
+            return np.empty(array.shape, array.dtype)
+        values: HostArray = self._machine.read(array.address, array.nbytes).view(array.dtype)
+        return values.reshape(array.shape)
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """Set every byte of the array."""
+        require_own(self, array)
+        require_contiguous(array, "fill")
+        self._require_usable()
+        self._machine.clear_written(array.allocation.address)
+        if array.nbytes:
+            self._machine.fill(array.address, array.nbytes, byte)
+
+    def load(self, image: KernelImage, name: str) -> LoadedKernel:
+        """Translate PTX once and find a kernel in it. Raises CompileError, also for PTX that it cannot run."""
+        self._require_usable()
+        if image.kind != "ptx":
+            raise CompileError(f"the emulated device runs PTX, not the {image.kind} of {image.name}")
+        key = hashlib.sha256(image.data).digest()
+        try:
+            module = self._modules.get(key)
+            if module is None:
+                module = self._modules[key] = Module(image.data.decode(), image.name)
+            if name not in module.kernel_names:
+                names = ", ".join(module.kernel_names) or "none"
+                raise CompileError(f"{image.name} has no kernel {name}; it has {names}")
+            kernel = module.kernel(name)
+        except EmulatorError as error:
+            raise CompileError(f"the emulated device cannot run {name} of {image.name}: {error}") from error
+        return LoadedKernel(name, image, kernel)
+
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        """Run one launch to its end. Raises DeviceFault if the kernel breaks a rule."""
+        self._require_usable()
+        handle: Kernel = kernel.handle
+        check_launch(self.limits, launch, kernel.name)
+        check_parameters(launch, kernel.name, handle.parameter_bytes)
+        self.launch_count += 1
+        try:
+            self._machine.launch(
+                handle,
+                launch.grid,
+                launch.block,
+                [launch.parameters] if launch.parameters else [],
+                dynamic_shared_bytes=launch.dynamic_shared_bytes,
+                must_write=_spans(launch.must_write),
+                may_collide=_spans(launch.may_collide),
+            )
+        except LaunchFault as error:
+            fault = DeviceFault([report_line(item) for item in error.faults], [item.kind for item in error.faults])
+            if error.fatal is not None:
+                self._fault = fault
+            raise fault from error
+        except LaunchConfigurationError as error:
+            raise ContractError(
+                "launch_refused", kernel.name, launch.block, "a launch that fits", str(error)
+            ) from error
+        except EmulatorError as error:
+            raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending; raises the fault of an earlier launch that hardware would not have survived."""
+        self._require_usable()
+
+    def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64]:
+        """Byte ranges [n, 2] (begin, end) of the array, relative to its first byte, that kernels stored to."""
+        require_own(self, array)
+        require_contiguous(array, "look at the stores to")
+        ranges = self._machine.written_ranges(array.allocation.address) - array.offset_bytes
+        inside = ranges[(ranges[:, 1] > 0) & (ranges[:, 0] < array.nbytes)]
+        return np.clip(inside, 0, array.nbytes)
+
+    def close(self) -> None:
+        """Give the memory back. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for allocation in self._allocations:
+            allocation.freed = True
+        self._allocations.clear()
+        self._modules.clear()
+        del self._machine
+
+    def _reserve(self, nbytes: int, label: str, sparse: bool) -> int:
+        """Address space is never used twice, so that a late access is seen; start afresh once nothing is live."""
+        try:
+            return self._machine.allocate(nbytes, label, sparse)
+        except EmulatorError as error:
+            if self._allocations:
+                raise DeviceUnavailable(f"the emulated device has not the memory for {label}: {error}") from error
+        self._machine = Machine()
+        try:
+            return self._machine.allocate(nbytes, label, sparse)
+        except EmulatorError as error:
+            raise DeviceUnavailable(f"the emulated device has not the memory for {label}: {error}") from error
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise ValueError("the device was closed")
+        if self._fault is not None:
+            raise self._fault
+
+
+def report_line(fault: Fault) -> str:
+    """A fault in one line: kind, source line, block, thread, what happened (address as label + offset), lanes."""
+    parts = [fault.kind]
+    if fault.source_line is not None:
+        inlined = f" (inlined at line {fault.call_line})" if fault.call_line is not None else ""
+        parts.append(f"{fault.source_file or 'source'}:{fault.source_line}{inlined}")
+    if fault.block is not None and fault.thread is not None:
+        parts.append(f"block {fault.block} thread {fault.thread}")
+    parts.append(" ".join(fault.message.split()))
+    where = f"kernel {fault.kernel}"
+    if fault.opcode is not None:
+        where += f", {fault.opcode}"
+    if fault.lanes:
+        where += f", {fault.lanes} lane{'s' if fault.lanes > 1 else ''}"
+    return f"{': '.join(parts)} [{where}]"
+
+
+def _spans(arrays: Sequence[DeviceArray]) -> list[tuple[int, int]]:
+    for array in arrays:
+        require_contiguous(array, "watch the stores to")
+    return [(array.address, array.nbytes) for array in arrays]
+
+
+def _host_memory_bytes() -> int:
+    """Physical memory of the host, where the system tells it."""
+    sysconf: Any = getattr(os, "sysconf", None)
+    try:
+        return int(sysconf("SC_PAGE_SIZE")) * int(sysconf("SC_PHYS_PAGES"))
+    except (TypeError, ValueError, OSError):
+        return 1 << 34
