@@ -78,7 +78,7 @@ def probe_small_pool(library: KernelLibrary) -> ProbeGroup:
     """
     pages, layers, _, slots, heads, dims = _SMALL_POOL_SHAPE
     small = KvLayout.derive(page_size=slots, num_layers=layers, num_kv_heads=heads, head_dim=dims)
-    return _probe(library, "every coordinate of a small pool", small, pages, _all_coordinates())
+    return _probe(library, "every coordinate", small, pages, _all_coordinates())
 
 
 def probe_layout(library: KernelLibrary, layout: KvLayout) -> tuple[ProbeGroup, ...]:

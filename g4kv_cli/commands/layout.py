@@ -234,7 +234,7 @@ def _probe(
     device = open_device(device_spec, require_gpu)
     try:
         library = KernelLibrary(device, kernels_directory)
-        lines = [_probe_line("mixed extents", probe_small_pool(library))]
+        lines = [_probe_line("a small pool", probe_small_pool(library))]
         for one in shown:
             lines += [
                 _probe_line(_layout_name(one.geometry, one.layout), group)

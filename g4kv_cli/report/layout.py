@@ -115,11 +115,12 @@ def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]
     """Which device computed the offsets, each disagreement, and the summary line."""
     console.print(Text(f"device twin on {device_text(device)}", style="bold"), soft_wrap=True)
     for line in lines:
-        for mismatch in line.mismatches:
-            console.print(
-                Text.assemble(("wrong ", "bold red"), f"{line.subject}, {line.coordinates}: {mismatch_text(mismatch)}"),
-                soft_wrap=True,
-            )
+        if line.mismatches:
+            # A wrong block makes every row and element in it wrong: one line says it, and names the others.
+            first, *others = line.mismatches
+            too = f"; wrong too: {', '.join(other.operation for other in others)}" if others else ""
+            found = f"{line.subject}, {line.coordinates}: {mismatch_text(first)}{too}"
+            console.print(Text.assemble(("wrong ", "bold red"), found), soft_wrap=True)
     total = sum(line.total for line in lines)
     agreeing = total - sum(line.disagreeing for line in lines)
     for line in lines:
@@ -145,7 +146,7 @@ def mismatch_text(mismatch: Mismatch) -> str:
     else:
         worst = coordinate_text(mismatch.worst)
         places = f"{first}; worst at {worst}: got {mismatch.worst_got}, want {mismatch.worst_want}"
-    return f"{mismatch.operation} differs at {mismatch.count} of {mismatch.total} coordinates, {places}"
+    return f"{mismatch.operation} is wrong at {mismatch.count} of {mismatch.total} coordinates, {places}"
 
 
 def coordinate_text(coordinate: Mapping[str, int | str]) -> str:
@@ -158,8 +159,9 @@ def coordinate_text(coordinate: Mapping[str, int | str]) -> str:
 
 def device_text(device: DeviceInfo) -> str:
     """The device in a few words, with the reason it was chosen if there is one."""
+    arch = "" if device.arch in device.name else f", {device.arch}"
     reason = f" ({device.reason})" if device.reason else ""
-    return f"{device.name}, {device.arch}{reason}"
+    return f"{device.name}{arch}{reason}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -223,14 +224,12 @@ def test_bad_requests_get_one_line_and_exit_2(
     assert words in captured.err
 
 
-def test_without_a_probe_neither_numpy_nor_cuda_is_imported(run_g4kv: Any) -> None:
+def test_without_a_probe_neither_numpy_nor_cuda_is_imported() -> None:
     script = (
         "import sys; from g4kv_cli.main import run; "
         "code = run(['layout', '--no-probe', '--context', '4096']); "
         "loaded = {'numpy', 'cuda', 'ml_dtypes'} & set(sys.modules); "
         "sys.exit(code or (3 if loaded else 0))"
     )
-    import subprocess
-
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
