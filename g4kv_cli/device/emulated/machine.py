@@ -81,15 +81,26 @@ class Machine:
 
     def written_ranges(self, address: int) -> Ranges:
         """Byte ranges [n, 2], (begin, end) relative to the allocation at ``address``, that kernels stored to since
-        ``clear_written``; sorted and merged."""
+        ``clear_written`` of it; sorted and merged."""
         allocation = self._memory.block(address)
         self._written = [union_ranges(self._written)]
         begin = allocation.begin - GLOBAL_BASE
         return clip_ranges(self._written[0], begin, begin + allocation.nbytes) - begin
 
-    def clear_written(self) -> None:
-        """Forget what kernels stored."""
-        self._written = []
+    def clear_written(self, address: int | None = None) -> None:
+        """Forget what kernels stored, to the allocation at ``address`` or to all memory."""
+        if address is None:
+            self._written = []
+            return
+        if not self._written:
+            return
+        allocation = self._memory.block(address)
+        begin = allocation.begin - GLOBAL_BASE
+        merged = union_ranges(self._written)
+        self._written = [
+            clip_ranges(merged, 0, begin),
+            clip_ranges(merged, begin + allocation.nbytes, self._memory.capacity_bytes),
+        ]
 
     def launch(
         self,
