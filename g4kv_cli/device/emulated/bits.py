@@ -40,7 +40,7 @@ ALL_ONES_64 = u64(0xFFFFFFFFFFFFFFFF)
 
 def as_f32(bits: U32) -> F32:
     """The same bits read as float32."""
-    return cast(F32, bits.view(f32))
+    return bits.view(f32)
 
 
 def f32_bits(values: F32) -> U32:
