@@ -39,6 +39,7 @@ from g4kv_cli.records import CaseResult, Mismatch, Status
 
 Array = npt.NDArray[Any]
 
+MAX_FAULT_LINES = 6
 SPARSE_TABLE_BYTES = 32 << 20
 """RoPE tables above this are not built on the host: only the rows that are named are written."""
 
@@ -95,7 +96,7 @@ def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
         run = _Run(case, library, build_problem(case))
         _execute(run)
     except DeviceFault as fault:
-        return result("failed", "\n".join(fault.reports), tuple(run.mismatches) if run else ())
+        return result("failed", _fault_text(fault), tuple(run.mismatches) if run else ())
     except CompileError:
         raise
     except G4kvError as error:
@@ -107,6 +108,12 @@ def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
     if run.mismatches:
         return result("failed", "", tuple(run.mismatches), run.digest.hexdigest())
     return result("passed", digest=run.digest.hexdigest())
+
+
+def _fault_text(fault: DeviceFault) -> str:
+    shown = list(fault.reports[:MAX_FAULT_LINES])
+    left = len(fault.reports) - len(shown)
+    return "\n".join([*shown, f"and {left} more of this launch"] if left else shown)
 
 
 def _execute(run: _Run) -> None:

@@ -17,7 +17,7 @@ from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records import CaseResult
 
-MIN_CASES_PER_JOB = 4
+MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
 
 _runner: CaseRunner | None = None
@@ -42,18 +42,18 @@ def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs
 
 def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
     done = 0
-    with _pool(settings, jobs) as pool:
-        futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
-        try:
-            while futures:
-                result, _ = futures.popleft().result()
-                done += 1
-                yield result
-            return
-        except BrokenProcessPool:
-            pass
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    pool = _pool(settings, jobs)
+    futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
+    try:
+        while futures:
+            result, _ = futures.popleft().result()
+            done += 1
+            yield result
+        return
+    except BrokenProcessPool:
+        pass
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
     # Which case killed the worker is unknown: run the rest alone, one worker at a time.
     yield from _one_worker_each_fault(cases[done:], settings)
 
@@ -74,11 +74,11 @@ def _one_worker_each_fault(cases: Sequence[Case], settings: RunSettings) -> Iter
                 poisoned = True
             yield result
             if poisoned:
-                pool.shutdown(wait=False)
+                pool.shutdown()
                 pool = None
     finally:
         if pool is not None:
-            pool.shutdown(wait=False)
+            pool.shutdown()
 
 
 def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:

@@ -79,7 +79,7 @@ class PoolCheck:
         device.synchronize()
         written = device.written_ranges(pool)
         stray = self._stray_in_chunks(device, pool) if written is None else self._stray_ranges(written)
-        rows = [self._read_rows(device, pool, kv) for kv in (0, 1)]
+        rows = [self._read_rows(device, pool, kv, written) for kv in (0, 1)]
         total = hashlib.sha256(rows[0].tobytes() + rows[1].tobytes())
         return Stored(rows[0], rows[1], total.digest(), stray)
 
@@ -113,11 +113,20 @@ class PoolCheck:
         begin = np.concatenate(begins).astype(np.int64)
         return np.stack([begin, begin + row_elems], axis=1)
 
-    def _read_rows(self, device: Device, pool: DeviceArray, kv: int) -> Array:
+    def _read_rows(
+        self, device: Device, pool: DeviceArray, kv: int, written_bytes: npt.NDArray[np.int64] | None
+    ) -> Array:
+        """The tokens' rows; where the device knows that nobody wrote (it was never filled), they read as poison."""
         heads, head_dim = self.shape[4:]
         tokens = len(self.pages)
-        begins = self._row_ranges()[kv * tokens : (kv + 1) * tokens, 0]
-        rows = [device.read(pool.view((heads, head_dim), offset_elems=int(begin))) for begin in begins]
+        rows = []
+        for begin, end in self._row_ranges()[kv * tokens : (kv + 1) * tokens]:
+            row = device.read(pool.view((heads, head_dim), offset_elems=int(begin))).copy()
+            if written_bytes is not None:
+                flat = bits(row).reshape(-1)
+                for low, high in _subtract(np.array([[begin, end]]), written_bytes // BF16.itemsize):
+                    flat[low - begin : high - begin] = POISON_BITS
+            rows.append(row)
         return np.stack(rows)
 
     def _stray_ranges(self, written_bytes: npt.NDArray[np.int64]) -> tuple[Mismatch, ...]:
@@ -151,8 +160,7 @@ class PoolCheck:
         return () if first < 0 else (self._stray_mismatch(self._coordinate(first), count, text),)
 
     def _coordinate(self, element: int) -> dict[str, int]:
-        where = np.unravel_index(element, self.shape)
-        return {name: int(at) for name, at in zip(_POOL_AXES, where, strict=True)}
+        return Axes(_POOL_AXES).coordinate(tuple(int(at) for at in np.unravel_index(element, self.shape)))
 
     def _stray_mismatch(self, first: dict[str, int], count: int, got: str) -> Mismatch:
         kv = "V" if first.pop("kv") else "K"

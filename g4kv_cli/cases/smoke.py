@@ -100,6 +100,9 @@ class _Table:
             yield self._prefill(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
         yield self._prefill("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
                             rotary_dim=self.partial_rotary_dims[0])  # fmt: skip
+        wide = self._first_wide_tokens("prefill")
+        name = f"rotary{self.partial_rotary_dims[0]}/tokens{wide}"
+        yield self._prefill(name, "random", tokens=wide, rotary_dim=self.partial_rotary_dims[0])
         yield self._prefill("start/zero", "random", tokens=3, start=0)
         yield self._prefill("start/mid-page", "random", tokens=size + 2, start=size + size // 2)
         yield self._prefill("start/last-of-table", "random", tokens=3, start=3 * size + 90, spare_rows=0)
@@ -158,11 +161,13 @@ class _Table:
     # --- how one case is put together ------------------------------------------------------------------------
 
     def _token_counts(self, form: Form) -> list[int]:
-        geometry = self.geometry
-        entry = PREP_ENTRIES[entry_name(geometry, form)]
-        wide = first_wide_token_count(entry, geometry.num_qo_heads, geometry.num_kv_heads)
+        wide = self._first_wide_tokens(form)
         # The kernels change to several head rows a warp at a size of their own: both sides of it are run.
         return list(dict.fromkeys((1, 2, 5, self.page_size, self.page_size + 1, 257, max(wide, 257))))
+
+    def _first_wide_tokens(self, form: Form) -> int:
+        entry = PREP_ENTRIES[entry_name(self.geometry, form)]
+        return first_wide_token_count(entry, self.geometry.num_qo_heads, self.geometry.num_kv_heads)
 
     def _case(
         self, form: Form, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,

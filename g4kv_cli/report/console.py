@@ -36,7 +36,8 @@ class SmokeConsole:
     def start(self, run: RunInfo) -> None:
         """The first lines: device, name, arch, driver, compiler, why this device; kernels and seed."""
         device = run.device
-        words = [device.kind, device.name, device.arch]
+        words = [device.name if device.name.startswith(device.kind) else f"{device.kind}, {device.name}"]
+        words += [device.arch] if device.arch not in device.name else []
         if device.driver:
             words.append(f"driver {device.driver}")
         words += [f"NVRTC {run.nvrtc}", device.reason]

@@ -38,15 +38,17 @@ def _edit(old: str, new: str, source: str = BODY) -> tuple[tuple[str, str, str],
     return ((source, old, new),)
 
 
-_STORE_V = (
-    "store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inverse_rms<kHeadDim>(raw_rows[r], p.eps), lane);"
-)
+_INV_RMS = "inverse_rms<kHeadDim>(raw_rows[r], p.eps)"
+_STORE_V = f"store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], {_INV_RMS}, lane);"
 _STORE_V_EQ_K = "if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
 _OFFSET = "return (long long)page * layout.page_stride + (long long)layer * layout.layer_stride;"
 _STORE_ROW = "reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = pack8(y[chunk]);"
 _PAGE_TRAP = "if (page < 0 || page >= p.num_pages) __trap();"
 _POSITION_TRAP = "if (position < 0 || position >= p.cos_max_pos) __trap();"
-_LATE_TRAP = "if (p.pool != nullptr) p.pool[0] = 0; if (p.page_row_len == 2 && p.page_indices[1] < 0) __trap();"
+_LATE_TRAP = (
+    "if (kForm != Form::contiguous && group == 0 && lane == 0) p.pool[0] = 0; "
+    "if (p.page_row_len == 2 && p.page_indices[1] < 0) __trap();"
+)
 _POSITION = "p.positions[token] : p.start_pos + token;"
 
 FAULTS = (
@@ -148,7 +150,7 @@ FAULTS = (
         "page size off by one",
         _edit("position / p.layout.page_size;", "position / (p.layout.page_size + 1);"),
         f"{LOCAL}/prefill/page-size/16",
-        ("K in the pool: non-finite results", "never written"),
+        ("global_out_of_bounds: ", "'pool'"),
     ),
     Fault(
         "page origin ignored",
@@ -178,7 +180,7 @@ FAULTS = (
         "uint32 offset",
         _edit(_OFFSET, f"return (unsigned)({_OFFSET[7:-1]});", OFFSETS),
         f"{GLOBAL}/decode/pool/past-uint32",
-        ("in the pool, outside the call's slots: ", "must not touch was written"),
+        ("never written", "K in the pool, outside the call's slots: ", "page 0, slot 0"),
     ),
     Fault(
         "Q's head stride used for K",
@@ -201,14 +203,13 @@ FAULTS = (
         ("unwritten_output: ", "q_out"),
     ),
     Fault(
-        "one K column unwritten in the pool",
+        "the K columns of one lane unwritten in the pool",
         _edit(
             "store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]",
-            """if (!is_q && lane == 31) out[(r + 1) * kHeadDim - 1] = 0xffff;
-        if (is_q || lane != 31) store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]""",
+            """if (is_q || lane != 31) store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]""",
         ),
         f"{GLOBAL}/decode/closed-form",
-        ("K in the pool: non-finite results", "dim 511"),
+        ("K in the pool: non-finite results", "never written", "dim 248"),
     ),
     Fault(
         "a lane missing in the shuffle mask",
