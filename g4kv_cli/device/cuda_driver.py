@@ -65,6 +65,6 @@ def driver_error(driver: Any, status: Any, what: str) -> G4kvError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its type's name."""
+    """The first line of an exception's text without its full stop, or its type's name."""
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -19,7 +19,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import cuda.core
 
     def fail() -> tuple[object, ...]:
-        raise RuntimeError("libcuda.so.1 was not found\nand more")
+        raise RuntimeError("libcuda.so.1 was not found.\nand more")
 
     monkeypatch.setattr(cuda.core, "Device", SimpleNamespace(get_all_devices=fail))
 
