@@ -70,9 +70,7 @@ def test_random_bits_agree_with_the_reference(form: str) -> None:
     b = random.integers(0, 2**16, (tiles, 16, 8)).astype(np.uint16)
     c = random.integers(0, 2**32, (tiles, 16, 8)).astype(np.uint32)
     moderate = slice(0, 200)
-    keep, base = (
-        (np.uint16(0x87FF), np.uint16(0x3C00)) if form == "bf16" else (np.uint16(0x9FFF), np.uint16(0x2000))
-    )
+    keep, base = (np.uint16(0x87FF), np.uint16(0x3C00)) if form == "bf16" else (np.uint16(0x9FFF), np.uint16(0x2000))
     a[moderate], b[moderate] = (a[moderate] & keep) | base, (b[moderate] & keep) | base
     c[moderate] = (c[moderate] & np.uint32(0x83FFFFFF)) | np.uint32(0x3C000000)
     assert (mma(a, b, c, form) == mma_reference(a, b, c, form)).all()
@@ -107,9 +105,7 @@ def tile(row: list[float], column: list[float], addend: float, form: Any) -> flo
 def test_addends_are_cut_toward_zero(form: Any) -> None:
     """By hand. E = 0 here, so addends are cut to multiples of 2^-25 and the sum to 24 significant bits."""
     assert tile([1.0], [1.0], 2.0**-25, form) == 1.0  # 1 + 2^-25 cut to 24 bits
-    assert (
-        tile([1.0], [1.0], -(2.0**-25), form) == 1.0 - 2.0**-24
-    )  # below 1 the step is 2^-24: cut toward zero
+    assert tile([1.0], [1.0], -(2.0**-25), form) == 1.0 - 2.0**-24  # below 1 the step is 2^-24: cut toward zero
     assert tile([1.0], [1.0], -(2.0**-26), form) == 1.0  # the addend itself is cut to zero
     assert tile([1.0, 1.0], [1.0, -1.0], 2.0**-26, form) == 0.0  # also where 1 - 1 leaves nothing else
     assert tile([1.0, 1.0], [1.0, -1.0], 2.0**-25, form) == 2.0**-25
@@ -137,9 +133,7 @@ def test_special_results(form: Any) -> None:
         ([0x3F80], [0x3F80], 0xFFC00001),
     ],
 )
-def test_invalid_operations_give_the_one_nan(
-    row: list[int], column: list[int], addend: int, form: Any
-) -> None:
+def test_invalid_operations_give_the_one_nan(row: list[int], column: list[int], addend: int, form: Any) -> None:
     a, b, c = (
         np.zeros((1, 16, 16), np.uint16),
         np.zeros((1, 16, 8), np.uint16),

@@ -116,9 +116,7 @@ def test_fma_equals_exact_arithmetic(kind: str, opcode: str) -> None:
     count = 800 if opcode == "fma.rn.f32" else 200
     a, b, c = CASES[kind](random, count)
     mode, ftz = opcode.split(".")[1], "ftz" in opcode
-    expected = [
-        expected_fma(*triple, mode, ftz) for triple in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-    ]
+    expected = [expected_fma(*triple, mode, ftz) for triple in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)]
     with np.errstate(all="ignore"):
         got = ELEMENTWISE[opcode].function(a, b, c)
     assert got.tolist() == expected

@@ -95,9 +95,7 @@ def first_recording() -> Iterator[tuple[list[Any], list[Case]]]:
 
 def split(operands: list[Any], cases: list[Case]) -> Iterator[tuple[list[Any], list[Case]]]:
     """Kernels of one result width and a limited number of opcodes."""
-    for _, same in groupby(
-        sorted(cases, key=lambda case: case.expected.itemsize), lambda c: c.expected.itemsize
-    ):
+    for _, same in groupby(sorted(cases, key=lambda case: case.expected.itemsize), lambda c: c.expected.itemsize):
         chosen = list(same)
         for start in range(0, len(chosen), OPCODES_PER_KERNEL):
             yield operands, chosen[start : start + OPCODES_PER_KERNEL]
@@ -108,8 +106,7 @@ def second_recording() -> Iterator[tuple[list[Any], list[Case]]]:
     by_kinds = sorted(signatures, key=lambda name: (signatures[name], name))
     for kinds, names in groupby(by_kinds, lambda name: signatures[name]):
         operands = [
-            array.astype(np.uint16) if array.dtype == bool else array
-            for array in hardware.more_inputs(kinds[1:])
+            array.astype(np.uint16) if array.dtype == bool else array for array in hardware.more_inputs(kinds[1:])
         ]
         cases = [second_case(name, kinds) for name in names]
         yield from split(operands, cases)

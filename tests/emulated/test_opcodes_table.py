@@ -66,9 +66,7 @@ def check_one(name: str) -> None:
             assert single[0] == result[thread], name
     for index in range(len(op.operands)):  # one operand the same for all threads
         mixed = [array[:1] if index == other else array for other, array in enumerate(full)]
-        spread = [
-            np.repeat(array[:1], THREADS) if index == other else array for other, array in enumerate(full)
-        ]
+        spread = [np.repeat(array[:1], THREADS) if index == other else array for other, array in enumerate(full)]
         if index in uniform(name, op):
             continue
         for one, many in zip(outcome(op, mixed), outcome(op, spread), strict=True):

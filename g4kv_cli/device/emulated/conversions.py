@@ -86,10 +86,6 @@ def packed(high: U16, low: U16) -> U32:
     return (high.astype(u32) << u32(16)) | low
 
 
-def f32_from_bf16(a: U16) -> U32:
-    return a.astype(u32) << u32(16)
-
-
 def f32_from_f16(a: U16) -> U32:
     return f32_bits(a.view(np.float16).astype(f32))
 

@@ -86,22 +86,6 @@ def mul_hi_s64(a: U64, b: U64) -> U64:
     return high - np.where(signed(a) < 0, b, zero) - np.where(signed(b) < 0, a, zero)
 
 
-def mul_wide_u16(a: Bits, b: Bits) -> U32:
-    return a.astype(u32) * b
-
-
-def mul_wide_s16(a: Bits, b: Bits) -> U32:
-    return cast(U32, unsigned(signed(a).astype(i32) * signed(b)))
-
-
-def mul_wide_u32(a: U32, b: U32) -> U64:
-    return cast(U64, a.astype(u64) * b)
-
-
-def mul_wide_s32(a: U32, b: U32) -> U64:
-    return cast(U64, unsigned(signed(a).astype(i64) * signed(b)))
-
-
 def _s24(a: U32) -> Bits:
     return signed(a << u32(8)).astype(i64) >> i64(8)
 

@@ -27,7 +27,6 @@ from g4kv_cli.device.emulated.mma_reference import mma_reference
 from g4kv_cli.device.emulated.packed16 import Format, as_float32
 
 I16 = npt.NDArray[np.int16]
-I32 = npt.NDArray[np.int32]
 
 _FRACTION_BITS = 25
 _EXPONENT_LIMIT = 100

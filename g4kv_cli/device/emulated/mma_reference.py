@@ -82,13 +82,9 @@ def mma_reference(a: U16, b: U16, c: U32, form: Format) -> U32:
     minus = (left.infinite | right.infinite) & negative
     plus_infinity = plus.any(2) | (base.infinite & ~base.negative)
     minus_infinity = minus.any(2) | (base.infinite & base.negative)
-    zero_times_infinity = (left.infinite & (right.significand == 0)) | (
-        right.infinite & (left.significand == 0)
-    )
+    zero_times_infinity = (left.infinite & (right.significand == 0)) | (right.infinite & (left.significand == 0))
     nan = (left.nan | right.nan | zero_times_infinity).any(2) | base.nan | (plus_infinity & minus_infinity)
-    result = np.where(
-        plus_infinity, u32(0x7F800000), np.where(minus_infinity, u32(0xFF800000), _pack(total, unit))
-    )
+    result = np.where(plus_infinity, u32(0x7F800000), np.where(minus_infinity, u32(0xFF800000), _pack(total, unit)))
     return np.where(nan, F32_NAN, result)
 
 

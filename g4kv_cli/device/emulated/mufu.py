@@ -188,9 +188,7 @@ def lg2_ftz(bits: U32) -> U32:
     fixed = ((exponent - 127) << 36) + np.floor(_tables()["lg2"].at_mantissa(mantissa)).astype(i64)
     magnitude = np.where(fixed < 0, ~fixed, fixed)  # below 2^44: exact in f64
     leading = np.frexp(magnitude.astype(f64))[1] - 1
-    cut = np.where(
-        leading >= 23, magnitude >> np.maximum(leading - 23, 0), magnitude << np.maximum(23 - leading, 0)
-    )
+    cut = np.where(leading >= 23, magnitude >> np.maximum(leading - 23, 0), magnitude << np.maximum(23 - leading, 0))
     out = ((leading - 36 + 126).astype(i64) << 23) + cut
     result = out.astype(u32) | np.where(fixed < 0, F32_SIGN, u32(0))
     result = np.where(bits == u32(0x3F800000), u32(0), result)

@@ -49,12 +49,8 @@ def _comparisons() -> dict[str, dict[str, Op]]:
     for width, view in ((16, "np.int16"), (32, "i32"), (64, "i64")):
         pair = (f"b{width}", f"b{width}")
         signed = f"{{0}}.view({view})", f"{{1}}.view({view})"
-        table[f"b{width}"] = {
-            name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _EQUALITY.items()
-        }
-        table[f"u{width}"] = {
-            name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _UNSIGNED.items()
-        }
+        table[f"b{width}"] = {name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _EQUALITY.items()}
+        table[f"u{width}"] = {name: inline("pred", pair, f"{{0}} {sign} {{1}}") for name, sign in _UNSIGNED.items()}
         table[f"s{width}"] = {
             name: inline("pred", pair, f"{signed[0]} {sign} {signed[1]}") for name, sign in _SIGNED.items()
         }
@@ -65,17 +61,13 @@ def _comparisons() -> dict[str, dict[str, Op]]:
             name: inline("pred", pair, source.format(*floats)) for name, source in FLOAT_COMPARISONS.items()
         }
     compare = {name: _compiled(source) for name, source in FLOAT_COMPARISONS.items()}
-    table["ftz.f32"] = {
-        name: call("pred", ("b32", "b32"), partial(_flushed, c)) for name, c in compare.items()
-    }
+    table["ftz.f32"] = {name: call("pred", ("b32", "b32"), partial(_flushed, c)) for name, c in compare.items()}
     table["bf16"] = {name: call("pred", ("b16", "b16"), partial(_widened, c)) for name, c in compare.items()}
     return table
 
 
 def _compiled(source: str) -> Callable[..., Predicate]:
-    function: Callable[..., Predicate] = eval(
-        f"lambda a, b: {source.format('a', 'b')}", dict(EXPRESSION_NAMES)
-    )
+    function: Callable[..., Predicate] = eval(f"lambda a, b: {source.format('a', 'b')}", dict(EXPRESSION_NAMES))
     return function
 
 

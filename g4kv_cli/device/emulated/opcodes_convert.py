@@ -36,9 +36,7 @@ def _integer_to_integer() -> dict[str, Op]:
     for target in INTEGER_TYPES:
         for source in INTEGER_TYPES:
             plain = partial(integer_conversions.integer_from_integer, target=target, source=source)
-            clamped = partial(
-                integer_conversions.integer_from_integer_saturated, target=target, source=source
-            )
+            clamped = partial(integer_conversions.integer_from_integer_saturated, target=target, source=source)
             table[f"cvt.{target.name}.{source.name}"] = _to_integer(target, _kind(source), plain)
             if source.least >= target.least and source.greatest <= target.greatest:
                 continue  # nothing to saturate: not PTX
@@ -155,7 +153,5 @@ def _packing() -> dict[str, Op]:
             table[f"cvt.rn.satfinite.{word}{name}x2.f32"] = call("b16", two, convert)
             from_halves = partial(conversions.f8x2_from_f16x2, name=name, relu=relu)
             table[f"cvt.rn.satfinite.{word}{name}x2.f16x2"] = call("b16", ("b32",), from_halves)
-        table[f"cvt.rn.f16x2.{name}x2"] = call(
-            "b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name)
-        )
+        table[f"cvt.rn.f16x2.{name}x2"] = call("b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name))
     return table

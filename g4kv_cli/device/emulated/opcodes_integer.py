@@ -105,9 +105,7 @@ def _fields_and_counts(width: int) -> dict[str, Op]:
         f"bfind.u{width}": call("b32", (kind,), highest),
         f"bfind.s{width}": call("b32", (kind,), highest_signed),
         f"bfind.shiftamt.u{width}": call("b32", (kind,), lambda a: bitfield.find_shift(highest(a), width)),
-        f"bfind.shiftamt.s{width}": call(
-            "b32", (kind,), lambda a: bitfield.find_shift(highest_signed(a), width)
-        ),
+        f"bfind.shiftamt.s{width}": call("b32", (kind,), lambda a: bitfield.find_shift(highest_signed(a), width)),
         f"bfe.u{width}": call(kind, field, bitfield.extract),
         f"bfe.s{width}": call(kind, field, bitfield.extract_signed),
         f"bfi.{kind}": call(kind, (kind, *field), bitfield.insert),
@@ -125,9 +123,7 @@ def _wide_products() -> dict[str, Op]:
         }
         for sign, product in products.items():
             table[f"mul.wide.{sign}{narrow}"] = inline(result, (operand, operand), product)
-            table[f"mad.wide.{sign}{narrow}"] = inline(
-                result, (operand, operand, result), f"{product} + {{2}}"
-            )
+            table[f"mad.wide.{sign}{narrow}"] = inline(result, (operand, operand, result), f"{product} + {{2}}")
     return table
 
 
@@ -168,9 +164,7 @@ def _words() -> dict[str, Op]:
         for part in ("lo", "hi"):
             product = getattr(integer, f"mul24_{part}_{sign}32")
             table[f"mul24.{part}.{sign}32"] = call("b32", two, product)
-            table[f"mad24.{part}.{sign}32"] = call(
-                "b32", three, lambda a, b, c, product=product: product(a, b) + c
-            )
+            table[f"mad24.{part}.{sign}32"] = call("b32", three, lambda a, b, c, product=product: product(a, b) + c)
         for other in "us":
             a_signed, b_signed = sign == "s", other == "s"
             dot = partial(integer.dot4, a_signed=a_signed, b_signed=b_signed)

@@ -20,8 +20,6 @@ from g4kv_cli.device.emulated.numerics import INTEGRAL_ROUNDING
 from g4kv_cli.device.emulated.rounding import round_to_odd, to_zero, two_sum
 
 Format: TypeAlias = Literal["bf16", "f16"]
-BF16: Format = "bf16"
-F16: Format = "f16"
 
 NAN = u16(0x7FFF)
 _SIGN = u16(0x8000)
