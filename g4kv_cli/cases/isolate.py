@@ -7,6 +7,7 @@ the order of the cases.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -89,6 +90,7 @@ def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:
 
 def _start_worker(settings: RunSettings) -> None:
     global _runner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
     _runner = CaseRunner(settings)
 
 

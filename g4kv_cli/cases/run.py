@@ -14,7 +14,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import PREP_ENTRIES
-from g4kv_cli.records import CaseResult, DeviceInfo
+from g4kv_cli.records import CaseResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class RunSettings:
         return shlex.join([*self.rerun, "--case", case.id])
 
 
-def device_spec_of(info: DeviceInfo, asked: str) -> str:
-    """The explicit spec of an open device, so that a worker or a rerun gets the same one."""
-    if info.kind == "emulated":
-        return f"emulated:{info.arch}"
-    return asked if asked.startswith("cuda:") else "cuda:0" if asked == "cuda" else "cuda"
+def device_spec_of(device: Device) -> str:
+    """The explicit spec of an open device, so that a worker or a rerun gets the same one, whatever was asked for."""
+    if device.info.kind == "emulated":
+        return f"emulated:{device.info.arch}"
+    return f"cuda:{getattr(device, 'ordinal', 0)}"
 
 
 def compile_for(device: Device, kernels_directory: Path | None, cases: list[Case]) -> None:

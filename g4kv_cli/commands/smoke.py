@@ -124,9 +124,9 @@ def smoke(
         _require_comparable(earlier, run)
         compile_for(opened, kernels, cases)
         settings = RunSettings(
-            device_spec=device_spec_of(opened.info, device),
+            device_spec=device_spec_of(opened),
             kernels_directory=kernels,
-            rerun=request.rerun(device_spec_of(opened.info, device)),
+            rerun=request.rerun(device_spec_of(opened)),
         )
         record = JsonRecord(json_path, run) if json_path is not None else None
         results: list[CaseResult] = []

@@ -85,17 +85,17 @@ class SmokeConsole:
                 self._geometry = group[0].geometry
                 self._out.print(Text(self._geometry, style="bold"))
             bad = any(result.status in ("failed", "error") for result in group)
-            mark = Text("  FAIL  " if bad else "  ok    ", style="bold red" if bad else "green")
+            mark = ("  FAIL  ", "bold red") if bad else ("  ok    ", "green")
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
             kind, entry, _ = _group_of(group[0])
             name = entry if kind != "trap" else f"{entry}, traps"
-            self._out.print(mark + Text(f"{name:<57} {counts}, {seconds_text(seconds)}"))
+            self._out.print(Text.assemble(mark, f"{name:<57} {counts}, {seconds_text(seconds)}"))
         for result in notable:
             write_result(self._out, result)
 
     def _line(self, label: str, text: str) -> None:
-        self._out.print(Text(label, style="dim") + Text(text))
+        self._out.print(Text.assemble((label, "dim"), text))
 
     # --- progress ------------------------------------------------------------------------------------------
 
@@ -141,14 +141,14 @@ def _group_of(result: CaseResult) -> tuple[str, str, str]:
 
 def write_result(out: Console, result: CaseResult) -> None:
     """A case that did not pass, in full, with the command that runs just it."""
-    out.print(Text(f"    {result.status.upper()}  ", style=_COLORS[result.status]) + Text(result.id))
+    out.print(Text.assemble((f"    {result.status.upper()}  ", _COLORS[result.status]), result.id))
     for line in result.reason.splitlines():
         out.print(Text(f"      {line}"))
     for mismatch in result.mismatches:
         for line in mismatch_lines(mismatch):
             out.print(Text(f"      {line}"))
     if result.rerun and result.status != "skipped":
-        out.print(Text("      again  ", style="dim") + Text(result.rerun))
+        out.print(Text.assemble(("      again  ", "dim"), result.rerun))
 
 
 def mismatch_lines(mismatch: Mismatch) -> list[str]:

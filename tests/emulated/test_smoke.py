@@ -33,7 +33,7 @@ def test_12b_local_is_green_and_nothing_is_skipped(tmp_path: Path, capsys: pytes
     assert {case["geometry"] for case in record["cases"]} == {"12b-local"}
     assert record["run"]["device"]["kind"] == "emulated"
     assert all(len(case["output_digest"]) == 64 for case in record["cases"])
-    assert shown.splitlines()[0].startswith("device   emulated, ")
+    assert shown.splitlines()[0].startswith("device   emulated sm_90")
     assert f"{total} passed, 0 failed, 0 error, 0 skipped of {total} cases" in shown.splitlines()[-1]
     assert f'tests="{total}"' in junit.read_text()
 

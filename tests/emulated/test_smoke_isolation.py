@@ -1,0 +1,87 @@
+"""What a GPU needs of the runner, tried without one: a process for each fault, and pools read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from g4kv_cli.cases import pool as pool_module
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.isolate import _one_worker_each_fault
+from g4kv_cli.cases.pool import PoolCheck
+from g4kv_cli.cases.run import RunSettings, device_spec_of
+from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.smoke import smoke_cases
+from g4kv_cli.device.interface import Device
+from g4kv_cli.device.open import open_device
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BYTE
+
+TABLE = smoke_cases([GEOMETRIES["e2b-local"]])
+
+
+def _cases(*ids: str) -> list[Case]:
+    return select_cases(TABLE, ids)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    opened = open_device("emulated")
+    yield opened
+    opened.close()
+
+
+def test_cases_in_a_worker_of_their_own() -> None:
+    cases = _cases("trap/e2b-local/prefill/*", "prep/e2b-local/prefill/start/zero")
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"))
+    results = list(_one_worker_each_fault(cases, settings))
+    assert [result.id for result in results] == [case.id for case in cases]
+    assert {result.status for result in results} == {"passed"}
+
+
+def test_a_worker_that_dies_is_an_error_of_its_case() -> None:
+    cases = _cases("prep/e2b-local/contiguous/closed-form", "prep/e2b-local/prefill/start/zero")
+    settings = RunSettings("emulated:sm_7", None, ("g4kv", "smoke"))  # no worker can start on it
+    results = list(_one_worker_each_fault(cases, settings))
+    assert [result.status for result in results] == ["error", "error"]
+    assert "the worker process died" in results[0].reason
+    assert results[1].rerun == "g4kv smoke --case prep/e2b-local/prefill/start/zero"
+
+
+@pytest.mark.parametrize("chunk_bytes", [4096, 10_000, 1 << 30])
+def test_a_pool_read_in_pieces_is_compared_whole(
+    device: Device, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(pool_module, "_READ_CHUNK_BYTES", chunk_bytes)
+    (case,) = _cases("prep/e2b-local/prefill/closed-form")
+    assert case.placement is not None
+    check = PoolCheck(case, case.placement)
+    pool = device.allocate((int(np.prod(check.shape)),), BF16, "pool")
+    device.fill(pool, POISON_BYTE)
+    assert check._stray_in_chunks(device, pool) == ()
+
+    # The tokens' own rows may hold anything; pool[page][layer][K, V][slot][head][dim]
+    for page, slot in zip(check.pages, check.slots, strict=True):
+        begin = int(np.ravel_multi_index((page, 1, 1, slot, 0, 0), check.shape))
+        device.write(pool.view((256,), offset_elems=begin), np.ones(256, BF16))
+    assert check._stray_in_chunks(device, pool) == ()
+
+    for where in ((8, 0, 1, 15, 0, 255), (2, 1, 0, 4, 0, 7)):
+        offset = int(np.ravel_multi_index(where, check.shape))
+        device.write(pool.view((1,), offset_elems=offset), np.ones(1, BF16))
+    (found,) = check._stray_in_chunks(device, pool)
+    assert (found.count, found.first_got) == (2, "0x3f80")
+    assert found.first == {"page": 2, "layer": 1, "slot": 4, "head": 0, "dim": 7}
+    assert found.operation == "K in the pool, outside the call's slots"
+
+
+@pytest.mark.parametrize("asked", ["emulated", "emulated:sm_80"])
+def test_the_spec_that_a_worker_opens(asked: str) -> None:
+    opened = open_device(asked)
+    again = open_device(device_spec_of(opened))
+    assert again.info.arch == opened.info.arch == (asked.partition(":")[2] or "sm_90")
+    for one in (opened, again):
+        one.close()
