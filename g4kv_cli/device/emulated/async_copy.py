@@ -1,7 +1,7 @@
 """cp.async: copies from global to shared memory that take effect only when their group is waited for.
 
-The source is read when the copy is issued; the destination changes at ``wait_group`` or ``wait_all``, so that a forgotten
-wait shows as old or uninitialised data. Both moments count as writes for the race check.
+The source is read when the copy is issued; the destination changes at ``wait_group`` or ``wait_all``, so that a
+forgotten wait shows as old or uninitialised data. Both moments count as writes for the race check.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def copy_async(
         chunk = lanes.chunk
         units = chunk.shared.units(lanes, destination, span_of(destination), destination_offset, shift, site)
         data = np.zeros((lanes.count, nbytes), np.uint8)
-        for size in np.unique(np.minimum(source_bytes, nbytes)):
-            everywhere = source_bytes.shape[0] == 1
-            position = np.arange(lanes.count) if everywhere else np.flatnonzero(np.minimum(source_bytes, nbytes) == size)
+        sizes = np.broadcast_to(np.minimum(source_bytes, nbytes), (lanes.count,))
+        for size in np.unique(sizes):
+            position = np.flatnonzero(sizes == size)
             part = lanes if position.size == lanes.count else lanes.subset(position)
             base = source if source.shape[0] == 1 or part is lanes else source.take(position)
             if size:

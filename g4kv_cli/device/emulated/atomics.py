@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def apply_in_turns(view: Array, units: npt.NDArray[np.int64], update: Update, b:
     found = np.empty(count, view.dtype)
     by_turn = np.argsort(turn, kind="stable")
     bounds = np.searchsorted(turn[by_turn], np.arange(int(turn.max()) + 2))
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in pairwise(bounds.tolist()):
         now = order[by_turn[begin:end]]
         place = units[now]
         old = view.take(place)

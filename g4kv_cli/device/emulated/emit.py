@@ -1,7 +1,7 @@
 """Turns one basic block into the source of a Python function; families of instructions add their own emitters.
 
-The function takes a Group and works on local variables, one for each live register; a variable is reused once its register
-is dead. Objects that the source needs (constants, functions) are bound to global names.
+The function takes a Group and works on local variables, one for each live register; a variable is reused once its
+register is dead. Objects that the source needs (constants, functions) are bound to global names.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ def real_bits(value: float, kind: str) -> int:
 
 def constant_array(bits: int, kind: str) -> Any:
     """A uniform value: one read-only element."""
-    if kind == "pred":
-        array = np.array([bits != 0])
-    else:
-        array = np.array([bits & ((1 << _KIND_BITS[kind]) - 1)], DTYPES[kind])
+    value = bits != 0 if kind == "pred" else bits & ((1 << _KIND_BITS[kind]) - 1)
+    array = np.array([value], DTYPES[kind])
     array.setflags(write=False)
     return array
 
@@ -250,10 +248,9 @@ class BlockEmitter:
         """Results of an expression without side effects; ``targets`` pair a register with its Python expression
         of ``expression``'s value, named ``{}`` (identity for one result)."""
         results: dict[Register, str] = {}
-        if len(targets) == 1 and targets[0][0] is not None:
-            register, form = targets[0]
-            value = form.format(expression)
-            results[register] = self._guarded(instruction, register, value)
+        first = targets[0][0]
+        if len(targets) == 1 and first is not None:
+            results[first] = self._guarded(instruction, first, targets[0][1].format(expression))
         else:
             raw = [self.temporary() for _ in targets]
             self.emit(f"{', '.join(raw)} = {expression}")

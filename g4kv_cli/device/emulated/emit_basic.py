@@ -1,4 +1,4 @@
-"""Emitters of elementwise opcodes (from the table), mov, cvta, and the waiting or fencing opcodes that do nothing here."""
+"""Emitters of elementwise opcodes (from the table), mov, cvta, and the fencing or hinting opcodes that do nothing."""
 
 from __future__ import annotations
 

@@ -54,8 +54,10 @@ def _element(emitter: BlockEmitter, instruction: Instruction, vector: str | None
     return element
 
 
-def _items(emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int) -> list[Operand | None]:
-    items = list(operand.items) if isinstance(operand, Vector) else [operand]
+def _items(
+    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
+) -> list[Operand | None]:
+    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
     if len(items) != count:
         raise emitter.unsupported(instruction, f"expected {count} vector elements")
     return items

@@ -100,10 +100,8 @@ def _emit_vote(emitter: BlockEmitter, number: int, instruction: Instruction, fou
 def _emit_match(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
     target, value, mask = instruction.operands
     mode, bits = found.groups()
-    if mode == "all":
-        targets = _pair(emitter, instruction, target)
-    else:
-        targets = [_register(emitter, instruction, target)]
+    pair = _pair(emitter, instruction, target)
+    targets = pair if mode == "all" else pair[:1]
     arguments = [emitter.source(value, f"b{bits}", instruction), emitter.source(mask, "b32", instruction)]
     emitter.effect(number, instruction, targets, match(emitter.site(instruction), mode), arguments)
 
@@ -154,7 +152,7 @@ def _emit_mma(emitter: BlockEmitter, number: int, instruction: Instruction, foun
 def _fragment(
     emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
 ) -> list[Operand | None]:
-    items = list(operand.items) if isinstance(operand, Vector) else [operand]
+    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
     if len(items) != count:
         raise emitter.unsupported(instruction, f"expected {count} registers")
     return items

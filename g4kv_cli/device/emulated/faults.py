@@ -111,8 +111,8 @@ class Fault:
 class LaunchFault(EmulatorError):
     """A launch broke one or more rules.
 
-    ``faults`` are in the order found, one for each kind and instruction; ``fatal`` is the one that stopped the launch, or
-    None when it ran to its end.
+    ``faults`` are in the order found, one for each kind and instruction; ``fatal`` is the one that stopped the
+    launch, or None when it ran to its end.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:

@@ -11,7 +11,10 @@ from .parse import Address, Instruction, Negated, Operand, ParsedKernel, Predica
 EXITS = frozenset({"ret", "ret.uni", "exit"})
 BRANCHES = frozenset({"bra", "bra.uni"})
 _NO_RESULT = frozenset(
-    ["st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent"]
+    (
+        *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
+        *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol"),
+    )
 )
 _WITH_RESULT = ("bar.red", "barrier.red", "barrier.cta.red")
 

@@ -73,7 +73,8 @@ def store_generic(site: Site, offset: int, element: Element) -> Storer:
             "global_out_of_bounds", "store to the read-only parameters", site, lanes, 0, lanes.count, span[0]
         )
 
-    storers: list[Storer] = [refuse, *(maker(site, offset, element) for maker in (store_local, store_shared, store_global))]
+    makers = (store_local, store_shared, store_global)
+    storers: list[Storer] = [refuse, *(maker(site, offset, element) for maker in makers)]
 
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
         space = space_of(span[0] + offset)

@@ -79,7 +79,7 @@ def pack_lanes(flags: Array) -> npt.NDArray[np.uint32]:
 
 def unpack_lanes(masks: Array) -> npt.NDArray[np.bool_]:
     """(warps, ...) bit masks -> (warps, ..., 32) bool."""
-    return (masks[..., None] & _LANE_BITS) != 0
+    return np.asarray((masks[..., None] & _LANE_BITS) != 0, np.bool_)
 
 
 class LaneSet:

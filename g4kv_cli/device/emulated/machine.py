@@ -37,8 +37,8 @@ def shared_limit(target: str) -> int:
 class Machine:
     """One device memory and everything launched on it.
 
-    Host mistakes raise EmulatorError, refused launches LaunchConfigurationError, and rules broken by a kernel LaunchFault.
-    After a fatal fault the machine is poisoned: further launches raise PoisonedMachine, reads are allowed.
+    Host mistakes raise EmulatorError, refused launches LaunchConfigurationError, and rules broken by a kernel
+    LaunchFault. After a fatal fault the machine is poisoned: further launches raise PoisonedMachine, reads are allowed.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """ldmatrix, stmatrix and mma.sync: fragments of 8x8 matrices across the lanes of a warp.
 
-Fragment order as recorded from an NVIDIA H200: lane 4g + t holds row g, columns 2t and 2t + 1 of an 8x8 matrix; A register
-2 * (k half) + (row half), B register (k half), C registers 2 * (row half) + (column parity).
+Fragment order as recorded from an NVIDIA H200: lane 4g + t holds row g, columns 2t and 2t + 1 of an 8x8 matrix;
+A register 2 * (k half) + (row half), B register (k half), C registers 2 * (row half) + (column parity).
 """
 
 from __future__ import annotations

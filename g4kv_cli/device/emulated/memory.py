@@ -181,7 +181,7 @@ class DeviceMemory:
         allocation, offset = self.span(address, nbytes)
         if allocation.fully_initialised:
             return np.ones(nbytes, np.bool_)
-        return self.state.of[0][offset : offset + nbytes] != 0
+        return np.asarray(self.state.of[0][offset : offset + nbytes] != 0, np.bool_)
 
     def owners(self, addresses: npt.NDArray[np.uint64], nbytes: int) -> npt.NDArray[np.int64]:
         """Index into ``allocations`` for each access of ``nbytes`` bytes; -1 outside, -2 in freed memory."""

@@ -44,7 +44,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A literal. ``bits`` for 0f/0d literals and integers; ``real`` for decimal floats, whose width the opcode decides."""
+    """A literal: ``bits`` of 0f, 0d and integers; ``real`` of decimal floats, whose width the opcode decides."""
 
     bits: int
     real: float | None = None

@@ -92,7 +92,7 @@ class _BodyParser:
             rest = line.strip()
             if not rest:
                 continue
-            if not statement and rest.startswith(".loc"):
+            if not statement and rest.startswith((".loc\t", ".loc ")):
                 self._set_location(rest)
                 continue
             while rest:

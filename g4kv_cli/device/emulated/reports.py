@@ -40,7 +40,7 @@ class FaultCollector:
         label: str | None = None,
         offset: int | None = None,
     ) -> None:
-        """Record a fault of ``count`` lanes, the first at ``position`` of the set; raises LaunchStopped if it is fatal."""
+        """Record a fault of ``count`` lanes, the first at ``position`` of the set; a fatal one raises LaunchStopped."""
         key = (kind, site.number)
         known = self._faults.get(key)
         if known is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,7 @@ class Run:
         self.block_steps = 0
         self.max_instructions = max_instructions
 
-    def _parameter(self, offset: int, nbytes: int, is_signed: bool, register_bytes: int) -> npt.NDArray[np.unsignedinteger]:
+    def _parameter(self, offset: int, nbytes: int, is_signed: bool, register_bytes: int) -> npt.NDArray[Any]:
         raw = self.parameter_views.of[0][offset : offset + nbytes].view(UNSIGNED[nbytes])
         if is_signed and register_bytes > nbytes:
             return raw.view(SIGNED[nbytes]).astype(SIGNED[register_bytes]).view(UNSIGNED[register_bytes])

@@ -35,28 +35,35 @@ class SharedMemory:
         """Checked chunk offsets in units of 1 << shift bytes."""
         size = 1 << shift
         if span[0] + offset < 0 or span[1] + offset + size > self.nbytes:
-            self._out_of_bounds(lanes, base, offset, size, site)
+            addresses = self._check_lanes(lanes, base, offset, size, site)
+        else:
+            addresses = base.astype(np.int64) + offset
         if (span[2] | offset) & (size - 1):
             check_alignment(lanes, base, offset, size, site, "shared memory")
-        units: Units = base.astype(np.int64) + (lanes.shared_base + offset)
+        units: Units = addresses + lanes.shared_base
         if shift:
             units >>= shift
         return units
 
-    def _out_of_bounds(self, lanes: LaneSet, base: Array, offset: int, size: int, site: Site) -> None:
-        addresses = base.astype(np.int64) + offset
+    def _check_lanes(self, lanes: LaneSet, base: Array, offset: int, size: int, site: Site) -> Units:
+        """The addresses lane by lane; a 32-bit register plus its offset wraps at 32 bits."""
+        addresses: Units = base.astype(np.int64) + offset
+        if base.dtype == np.uint32:
+            addresses &= 0xFFFFFFFF
         bad = np.flatnonzero((addresses < 0) | (addresses + size > self.nbytes))
-        position = int(bad[0])
-        address = int(addresses[position])
-        self.chunk.run.collector.add(
-            "shared_out_of_bounds",
-            f"access of {size} bytes at shared offset {address}, outside the block's {self.nbytes} bytes",
-            site,
-            lanes,
-            position,
-            lanes.count if addresses.size == 1 else bad.size,
-            address,
-        )
+        if bad.size:
+            position = int(bad[0])
+            address = int(addresses[position])
+            self.chunk.run.collector.add(
+                "shared_out_of_bounds",
+                f"access of {size} bytes at shared offset {address}, outside the block's {self.nbytes} bytes",
+                site,
+                lanes,
+                position,
+                lanes.count if addresses.size == 1 else bad.size,
+                address,
+            )
+        return addresses
 
     def check_initialised(self, lanes: LaneSet, units: Units, shift: int, site: Site) -> None:
         """Report lanes that read shared bytes which nobody wrote."""
@@ -93,10 +100,8 @@ class SharedMemory:
         self.state.of[shift][units] = ALL_INITIALISED[shift]
         if data.shape[0] > 1 and units.shape[0] > 1:
             kept = view.take(units)
-            if shift == 4:
-                lost = (kept.view(np.uint64) != data.view(np.uint64)).reshape(-1, 2).any(1)
-            else:
-                lost = kept != data
+            # Complex numbers compare as floats; their bits are meant.
+            lost = kept != data if shift < 4 else (kept.view(np.uint64) != data.view(np.uint64)).reshape(-1, 2).any(1)
             if lost.any():
                 bad = np.flatnonzero(lost)
                 self._report_lost(units, shift, lanes, site, int(bad[0]), bad.size)

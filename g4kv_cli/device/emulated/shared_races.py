@@ -1,8 +1,8 @@
 """Races between the warps of a block in shared memory.
 
-Accesses are logged and looked at when a barrier of all threads completes: between two such barriers a location may be touched
-by several warps only if none of them writes it (atomics may meet atomics). When a barrier of only some warps completed in
-between, vector clocks decide which accesses it ordered. A warp counts as ordered in itself.
+Accesses are logged and looked at when a barrier of all threads completes: between two such barriers a location may
+be touched by several warps only if none of them writes it (atomics may meet atomics). When a barrier of only some
+warps completed in between, vector clocks decide which accesses it ordered. A warp counts as ordered in itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class RaceLog:
 
     def full_barrier(self, complete: Flags | None) -> None:
         """Check all accesses since the last barrier; ``complete`` flags the blocks that passed it (None: all)."""
-        chosen, kept = self.accesses, []
+        chosen = self.accesses
+        kept: list[SharedAccess] = []
         if complete is not None:
             chosen = []
             for access in self.accesses:
@@ -159,10 +160,8 @@ class RaceLog:
             split = granules.size // access.lanes.count
             slots = np.repeat(access.lanes.block_slot, split)
             own = tags.astype(np.int64) - 1
-            if access.clocks is None:
-                known = np.zeros((granules.size, warps), np.int32)
-            else:
-                known = access.clocks[slots, own]
+            clocks = access.clocks
+            known = clocks[slots, own] if clocks is not None else np.zeros((granules.size, warps), np.int32)
             segment = known[np.arange(granules.size), own] + 1
             others = np.arange(warps) != own[:, None]
             clash = np.zeros(granules.size, np.bool_)

@@ -116,7 +116,8 @@ def translate(module: Module, name: str) -> Kernel:
         source.append(f"def block_{number}(G):\n L = G.lanes; R = G.registers\n")
         source.extend(f" {line}\n" for line in emitter.lines)
     barriers = [_barrier_call(context, block) for block in flow.blocks]
-    sites = [context.sites.add(block.final or block.body[0]) if block.final or block.body else None for block in flow.blocks]
+    firsts = [block.final or (block.body[0] if block.body else None) for block in flow.blocks]
+    sites = [context.sites.add(first) if first is not None else None for first in firsts]
     exec(compile("".join(source), f"<{name}>", "exec"), context.namespace)
     blocks = []
     for number, block in enumerate(flow.blocks):

@@ -1,0 +1,215 @@
+"""Each check of warp-wide operations and asynchronous copies on a kernel that breaks it, and on a twin that does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from launch_helper import faults_of, pointer, read_as, upload
+from nvrtc_helper import DIALECTS, compile_kernel, line_of
+
+from g4kv_cli.device.emulated import Fault, Machine
+
+
+def run(source: str, arch: str = "90", block: int = 64) -> tuple[list[Fault], np.ndarray]:
+    machine = Machine()
+    out = machine.allocate(4096, "out")
+    faults = faults_of(machine, compile_kernel(source, arch), pointer(out), block=block)
+    return faults, read_as(machine, out, 1024, np.int32)
+
+
+EXITED = """
+extern "C" __global__ void kernel(int* out) {
+  int lane = threadIdx.x % 32;
+  if (threadIdx.x >= LIMIT) return;
+  out[threadIdx.x] = __shfl_xor_sync(MASK, lane * 3, 1);   // MARK: shuffle
+}
+"""
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_a_shuffle_whose_partner_has_exited(arch: str) -> None:
+    faults, values = run(EXITED.replace("LIMIT", "64").replace("MASK,", "~0u,"), arch)
+    assert not faults
+    np.testing.assert_array_equal(values[:64], (np.arange(64) % 32 ^ 1) * 3)
+    source = EXITED.replace("LIMIT", "59").replace("MASK,", "~0u,")
+    (fault,), values = run(source, arch)
+    assert (fault.kind, fault.is_fatal) == ("exited_lane_shuffle", False)
+    assert fault.source_line == line_of(source, "MARK: shuffle")
+    # Lanes 27 to 31 of warp 1 are gone: its 27 lanes name absent members, and lane 26 also reads one.
+    assert (fault.block, fault.thread, fault.lanes) == ((0, 0, 0), (32, 0, 0), 28)
+    assert values[58] == 26 * 3  # its partner is gone: the lane keeps its own value
+    # With a mask of the 26 lanes 0 to 25 that stay, the shuffle is right again.
+    source = EXITED.replace("LIMIT", "58").replace("MASK,", "threadIdx.x < 32 ? ~0u : 0x03ffffffu,")
+    assert not run(source, arch)[0]
+
+
+OUTSIDE = """
+extern "C" __global__ void kernel(int* out) {
+  out[threadIdx.x] = __shfl_sync(MASK, threadIdx.x, 0);    // MARK: shuffle
+}
+"""
+
+
+def test_a_mask_without_the_executing_lane() -> None:
+    assert not run(OUTSIDE.replace("MASK,", "0xffffffffu,"), block=32)[0]
+    source = OUTSIDE.replace("MASK,", "0x00ffffffu,")
+    (fault,), _ = run(source, block=32)
+    assert (fault.kind, fault.thread, fault.lanes) == ("exited_lane_shuffle", (24, 0, 0), 8)
+    assert fault.source_line == line_of(source, "MARK: shuffle")
+    assert "not in its member mask 0x00ffffff" in fault.message
+
+
+DIVERGENT = """
+extern "C" __global__ void kernel(int* out) {
+  int lane = threadIdx.x % 32, value = 0;
+  if (lane < 8) value = __ballot_sync(MASK, lane & 1);     // MARK: vote
+  out[threadIdx.x] = value;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_a_vote_that_waits_for_lanes_elsewhere(arch: str) -> None:
+    faults, values = run(DIVERGENT.replace("MASK,", "0xffu,"), arch, block=32)
+    assert not faults
+    assert values[:9].tolist() == [0xAA] * 8 + [0]
+    source = DIVERGENT.replace("MASK,", "0xffffffffu,")
+    (fault,), _ = run(source, arch, block=32)
+    assert (fault.kind, fault.thread, fault.lanes) == ("exited_lane_shuffle", (0, 0, 0), 8)
+    assert fault.source_line == line_of(source, "MARK: vote")
+    assert "lane 8 is in the member mask" in fault.message
+
+
+HALF_WARP_BLOCK = """
+extern "C" __global__ void kernel(int* out) {
+  out[threadIdx.x] = __reduce_add_sync(MASK, threadIdx.x); // MARK: redux
+}
+"""
+
+
+def test_a_block_that_is_no_multiple_of_a_warp() -> None:
+    faults, values = run(HALF_WARP_BLOCK.replace("MASK,", "threadIdx.x < 32 ? ~0u : 0xffffu,"), block=48)
+    assert not faults
+    # Sums of 0..31 and of 32..47.
+    assert values[:48].tolist() == [496] * 32 + [632] * 16
+    (fault,), _ = run(HALF_WARP_BLOCK.replace("MASK,", "~0u,"), block=48)
+    assert (fault.kind, fault.thread, fault.lanes) == ("exited_lane_shuffle", (32, 0, 0), 16)
+
+
+PIPELINE = """
+extern "C" __global__ void kernel(const int* in, int* out) {
+  __shared__ __align__(16) int stage[2][256];
+  int t = threadIdx.x;
+  for (int i = t; i < 512; i += 64) stage[0][i] = -1;
+  __syncthreads();
+#define ISSUE(s) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\\n cp.async.commit_group;" :: \\
+    "r"((unsigned)__cvta_generic_to_shared(&stage[s][t * 4])), "l"(in + s * 256 + t * 4) : "memory");  // MARK: copy
+  ISSUE(0)
+  ISSUE(1)
+  WAIT_ONE                                              // the first group is complete
+  BARRIER
+  out[t] = stage[0][(t * 4 + 128) % 256];               // MARK: first
+  WAIT_ALL
+  __syncthreads();
+  out[64 + t] = stage[1][(t * 4 + 128) % 256];          // MARK: second
+}
+"""
+
+
+def run_pipeline(arch: str, one: str, barrier: str, everything: str) -> tuple[list[Fault], np.ndarray, str]:
+    source = PIPELINE.replace("WAIT_ONE", one).replace("BARRIER", barrier).replace("WAIT_ALL", everything)
+    machine = Machine()
+    values = upload(machine, np.arange(512, dtype=np.int32), "in")
+    out = machine.allocate(512, "out")
+    faults = faults_of(machine, compile_kernel(source, arch), pointer(values), pointer(out), block=64)
+    return faults, read_as(machine, out, 128, np.int32), source
+
+
+ONE, ALL = 'asm volatile("cp.async.wait_group 1;" ::: "memory");', 'asm volatile("cp.async.wait_all;" ::: "memory");'
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_a_pipeline_of_asynchronous_copies(arch: str) -> None:
+    faults, values, _ = run_pipeline(arch, ONE, "__syncthreads();", ALL)
+    assert not faults
+    wanted = (np.arange(64) * 4 + 128) % 256
+    np.testing.assert_array_equal(values, np.concatenate((wanted, 256 + wanted)))
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_a_forgotten_wait_shows_old_data(arch: str) -> None:
+    faults, values, _ = run_pipeline(arch, "", "__syncthreads();", ALL)
+    assert (values[:64] == -1).all()  # the copy has not arrived
+    np.testing.assert_array_equal(values[64:], 256 + (np.arange(64) * 4 + 128) % 256)
+    # The late copy of the first stage is also a write after the reads, with no barrier between.
+    assert [fault.kind for fault in faults] == ["shared_race"]
+    faults, values, _ = run_pipeline(arch, ONE, "__syncthreads();", "")
+    assert not faults
+    assert (values[64:] == -1).all()
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_a_forgotten_barrier_after_the_wait_is_a_race(arch: str) -> None:
+    faults, _, source = run_pipeline(arch, ONE, "", ALL)
+    assert {fault.kind for fault in faults} == {"shared_race"}
+    assert {fault.source_line for fault in faults} == {line_of(source, "MARK: first")}
+    assert "cp.async" in faults[0].message
+
+
+ATOMICS = """
+extern "C" __global__ void kernel(unsigned* out) {
+  unsigned t = threadIdx.x + blockIdx.x * blockDim.x;
+  atomicAdd(out, t);
+  atomicMax(out + 1, t * 7 % 64);
+  atomicMin((int*)out + 2, (int)t - 5);
+  atomicOr(out + 3, 1u << (t % 32));
+  atomicXor(out + 4, t);
+  atomicAnd(out + 5, ~(1u << (t % 3)));
+  unsigned ticket = atomicInc(out + 6, 40);
+  out[64 + t] = ticket;
+  if (t < 5) atomicExch(out + 7, t + 100);
+  atomicCAS(out + 8, t, t + 1);
+  atomicAdd((float*)out + 9, 0.5f);
+  atomicAdd((unsigned long long*)(out + 10), 1ull << 33);
+}
+"""
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_atomics_take_turns(arch: str) -> None:
+    machine = Machine()
+    out = machine.allocate(2048, "out")
+    machine.fill(out, 2048, 0)
+    machine.write(out + 20, np.array([0xFF], np.uint32))
+    assert not faults_of(machine, compile_kernel(ATOMICS, arch), pointer(out), grid=4, block=32)
+    got = read_as(machine, out, 512, np.uint32)
+    numbers = np.arange(128)
+    assert got[0] == numbers.sum()
+    assert got[1] == 63
+    assert got[2] == 0xFFFFFFFB  # -5
+    assert got[3] == 0xFFFFFFFF
+    assert got[4] == np.bitwise_xor.reduce(numbers)
+    assert got[5] == 0xF8
+    assert got[6] == 128 % 41
+    np.testing.assert_array_equal(np.sort(got[64:192]), np.sort(numbers % 41))
+    assert 100 <= got[7] <= 104
+    assert got[8] == 128  # each thread t finds t and makes it t + 1, in turn
+    assert got[9:10].view(np.float32)[0] == 64.0
+    assert got[10:12].view(np.uint64)[0] == 128 << 33
+
+
+def test_a_plain_store_and_an_atomic_of_two_blocks_conflict() -> None:
+    source = """
+extern "C" __global__ void kernel(int* out) {
+  if (blockIdx.x == 0) atomicAdd(out, 1);
+  else STORE;                                          // MARK: store
+}
+"""
+    for statement, expected in (("atomicAdd(out, 2)", 0), ("out[1] = 2", 0), ("out[0] = 2", 1)):
+        text = source.replace("STORE", statement)
+        machine = Machine()
+        out = upload(machine, np.zeros(4, np.int32), "out")
+        faults = faults_of(machine, compile_kernel(text), pointer(out), grid=2, block=1, chunk_threads=1)
+        assert [fault.kind for fault in faults] == ["block_write_conflict"] * expected
+        if faults:
+            assert (faults[0].source_line, faults[0].block) == (line_of(text, "MARK: store"), (1, 0, 0))
