@@ -3,9 +3,10 @@
 // warps, more share the RoPE row and the weights where there are many tokens.
 #include "prep_body.cuh"
 
-#define G4KV_PREP(entry, head_dim, rows, form, value)                                                       \
-  extern "C" __global__ void __launch_bounds__(256) entry##_rows##rows(const g4kv::PrepParams params) {     \
-    g4kv::prep<head_dim, rows, g4kv::Form::form, g4kv::ValueSource::value>(params);                         \
+#define G4KV_PREP(entry, head_dim, rows, form, value)                                              \
+  extern "C" __global__ void __launch_bounds__(g4kv::kMaxThreads, g4kv::kMinBlocks<head_dim>)      \
+      entry##_rows##rows(const g4kv::PrepParams params) {                                          \
+    g4kv::prep<head_dim, rows, g4kv::Form::form, g4kv::ValueSource::value>(params);                \
   }
 
 #define G4KV_PREP_ROWS(entry, head_dim, form, value) \

@@ -22,6 +22,11 @@ constexpr int kWarpSize = 32;
 constexpr int kChunkColumns = kWarpSize * 8;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+constexpr int kMaxThreads = 256;
+// Blocks of kMaxThreads that a multiprocessor holds at least: room for the registers that each head_dim takes.
+template <int kHeadDim>
+constexpr int kMinBlocks = kHeadDim == 256 ? 4 : 3;
+
 // One head row as a warp holds it: this lane's columns, still packed.
 template <int kHeadDim>
 struct Row {
