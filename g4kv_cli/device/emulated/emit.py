@@ -13,10 +13,10 @@ import numpy as np
 
 from .access import KIND_BYTES, UNSIGNED, span_of
 from .faults import UnsupportedOpcode
-from .flow import BasicBlock, definitions, uses
+from .flow import BasicBlock
+from .instruction import Address, Immediate, Instruction, Negated, Operand, Register, Symbol
 from .memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from .operation import EXPRESSION_NAMES
-from .parse import Address, Immediate, Instruction, Negated, Operand, Register, Symbol
 from .sites import Site, SiteTable
 
 DTYPES: dict[str, Any] = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "pred": np.bool_}
@@ -121,12 +121,12 @@ class BlockEmitter:
     def _last_uses(self) -> dict[Register, int]:
         last: dict[Register, int] = {}
         for number, instruction in enumerate(self.block.body):
-            for register in uses(instruction):
+            for register in instruction.reads:
                 last[register] = number
-            for register in definitions(instruction):
+            for register in instruction.writes:
                 last[register] = max(last.get(register, number), number)
         if self.block.final is not None:
-            for register in uses(self.block.final):
+            for register in self.block.final.reads:
                 last[register] = len(self.block.body)
         return last
 
@@ -163,7 +163,7 @@ class BlockEmitter:
                 self.free.append(old)
             self.names[register] = name
             self.spans.pop(register, None)
-        for register in {*uses(instruction), *results}:
+        for register in {*instruction.reads, *results}:
             if self.last_use.get(register) == number and not self.block.live_out >> self.index[register] & 1:
                 name = self.names.pop(register, "")
                 if name:

@@ -6,7 +6,7 @@ import re
 
 from .atomics import atomic, update_function
 from .emit import BlockEmitter
-from .parse import Instruction, Operand, Register
+from .instruction import Instruction, Operand, Register
 
 _ATOMIC = re.compile(
     r"(atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from .emit import WINDOWS, BlockEmitter
-from .flow import CARRY
+from .instruction import CARRY, Immediate, Instruction, Operand, PredicatePair, Register, Symbol, Vector
 from .opcodes import ELEMENTWISE
-from .parse import Immediate, Instruction, Operand, PredicatePair, Register, Symbol, Vector
 
 _MOV = re.compile(r"mov\.(?:b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64|pred)")
 _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}

@@ -7,8 +7,9 @@ import re
 from .access import Element, load_global, store_global
 from .emit import BlockEmitter, register_bytes
 from .generic_memory import load_generic, store_generic
+from .instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
 from .local_memory import load_local, load_parameter, store_local
-from .parse import TYPE_BYTES, Address, Immediate, Instruction, Operand, Register, Symbol, Vector
+from .parse import TYPE_BYTES
 from .shared_memory import load_shared, store_shared
 
 _EVICTION = r"(?:\.L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no_allocate))?"

@@ -6,9 +6,9 @@ import re
 
 from .async_copy import commit_group, copy_async, wait_group
 from .emit import BlockEmitter
+from .instruction import Immediate, Instruction, Operand, PredicatePair, Register, Vector
 from .matrix_ops import load_matrices, multiply, store_matrices
 from .packed16 import Format
-from .parse import Immediate, Instruction, Operand, PredicatePair, Register, Vector
 from .warp_ops import active_mask, elect, match, reduce_warp, shuffle, vote, warp_barrier
 
 _SHUFFLE = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
@@ -17,9 +17,7 @@ _MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
 _REDUX = re.compile(r"redux\.sync\.(?:(add|min|max)\.([us])32|(and|or|xor)\.b32)")
 _MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 _MMA = re.compile(r"mma\.sync\.aligned\.m16n8k(16|8)\.row\.col\.f32\.(bf16|f16)\.\2\.f32")
-_COPY = re.compile(
-    r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?"
-)
+_COPY = re.compile(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?")
 
 
 def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:

@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .faults import UnsupportedOpcode
-from .parse import Address, Instruction, Negated, Operand, ParsedKernel, PredicatePair, Register, Symbol, Vector
+from .instruction import Instruction, Register, Symbol
+from .parse import ParsedKernel
 
 EXITS = frozenset({"ret", "ret.uni", "exit"})
 BRANCHES = frozenset({"bra", "bra.uni"})
-_NO_RESULT = frozenset(
-    (
-        *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
-        *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol"),
-    )
-)
-_WITH_RESULT = ("bar.red", "barrier.red", "barrier.cta.red")
 
 
 @dataclass
@@ -50,60 +44,6 @@ def is_barrier(opcode: str) -> bool:
     if opcode.startswith(("bar.warp.", "bar.arrive", "barrier.arrive", "barrier.cta.arrive", "barrier.cluster")):
         return False
     return opcode.startswith(("bar.", "barrier."))
-
-
-def operand_registers(operand: Operand | None) -> Iterator[Register]:
-    """Registers that an operand mentions."""
-    if isinstance(operand, Register):
-        yield operand
-    elif isinstance(operand, Negated):
-        yield operand.register
-    elif isinstance(operand, Address):
-        if isinstance(operand.base, Register):
-            yield operand.base
-    elif isinstance(operand, Vector):
-        for item in operand.items:
-            yield from operand_registers(item)
-    elif isinstance(operand, PredicatePair):
-        if operand.first is not None:
-            yield operand.first
-        if operand.second is not None:
-            yield operand.second
-
-
-def has_result(opcode: str) -> bool:
-    """Whether the first operand is written."""
-    if opcode.startswith(_WITH_RESULT):
-        return True
-    return opcode.split(".", 1)[0] not in _NO_RESULT
-
-
-CARRY = Register("%carry", "pred")
-"""The condition-code flag that add.cc and its kin hand on."""
-
-
-def definitions(instruction: Instruction) -> list[Register]:
-    """Registers that the instruction writes."""
-    if not instruction.operands or not has_result(instruction.opcode):
-        return []
-    found = list(operand_registers(instruction.operands[0]))
-    if ".cc." in instruction.opcode:
-        found.append(CARRY)
-    return found
-
-
-def uses(instruction: Instruction) -> list[Register]:
-    """Registers that the instruction reads; under a guard also its results, which keep their value elsewhere."""
-    found: list[Register] = []
-    writes = bool(instruction.operands) and has_result(instruction.opcode)
-    for operand in instruction.operands[1:] if writes else instruction.operands:
-        found.extend(operand_registers(operand))
-    if instruction.opcode.startswith(("addc", "subc", "madc")):
-        found.append(CARRY)
-    if instruction.guard is not None:
-        found.append(instruction.guard)
-        found.extend(definitions(instruction))
-    return found
 
 
 def build_flow(kernel: ParsedKernel) -> Flow:
@@ -260,11 +200,11 @@ def _liveness(flow: Flow) -> None:
         if block.final is not None:
             instructions.append(block.final)
         for instruction in instructions:
-            for register in uses(instruction):
+            for register in instruction.reads:
                 bit = 1 << index.setdefault(register, len(index))
                 if not defined & bit:
                     used |= bit
-            for register in definitions(instruction):
+            for register in instruction.writes:
                 defined |= 1 << index.setdefault(register, len(index))
         upward.append(used)
         block.defined = defined

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from .faults import PtxSyntaxError, UnsupportedOpcode
+from .instruction import Immediate, Instruction, Register
 
 REGISTER_KINDS = {
     "pred": "pred",
@@ -22,85 +23,6 @@ TYPE_BYTES = {
     **dict.fromkeys(("b64", "u64", "s64", "f64"), 8),
     "b128": 16,
 }
-
-
-@dataclass(frozen=True)
-class Location:
-    """Source position of an instruction: innermost line, and the line it was inlined into (0: none)."""
-
-    file: str | None = None
-    line: int = 0
-    call_file: str | None = None
-    call_line: int = 0
-
-
-@dataclass(frozen=True)
-class Register:
-    """A virtual register; ``kind`` is b16, b32, b64 or pred."""
-
-    name: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Immediate:
-    """A literal: ``bits`` of 0f, 0d and integers; ``real`` of decimal floats, whose width the opcode decides."""
-
-    bits: int
-    real: float | None = None
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A special register (``%tid.x``) or the address of a variable, plus a byte offset."""
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Address:
-    """``[base + offset]``; base None: an absolute address."""
-
-    base: Register | Symbol | None
-    offset: int
-
-
-@dataclass(frozen=True)
-class Vector:
-    """``{a, b, ...}``; None stands for the sink ``_``."""
-
-    items: tuple[Operand | None, ...]
-
-
-@dataclass(frozen=True)
-class PredicatePair:
-    """``p|q``: two results; None stands for the sink ``_``."""
-
-    first: Register | None
-    second: Register | None
-
-
-@dataclass(frozen=True)
-class Negated:
-    """``!p`` as a source operand."""
-
-    register: Register
-
-
-Operand = Register | Immediate | Symbol | Address | Vector | PredicatePair | Negated
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One PTX instruction; ``guard`` is its predicate, executed where it equals not ``guard_negated``."""
-
-    opcode: str
-    operands: tuple[Operand | None, ...]
-    guard: Register | None
-    guard_negated: bool
-    ptx_line: int
-    location: Location
 
 
 @dataclass(frozen=True)

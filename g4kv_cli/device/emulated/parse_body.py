@@ -6,24 +6,8 @@ import math
 import re
 
 from .faults import PtxSyntaxError, UnsupportedOpcode
-from .parse import (
-    REGISTER_KINDS,
-    Address,
-    Instruction,
-    Location,
-    Negated,
-    Operand,
-    ParsedKernel,
-    ParsedModule,
-    PredicatePair,
-    Register,
-    Symbol,
-    Variable,
-    Vector,
-    parse_literal,
-    parse_parameters,
-    parse_variable,
-)
+from .instruction import Address, Instruction, Location, Negated, Operand, PredicatePair, Register, Symbol, Vector
+from .parse import REGISTER_KINDS, ParsedKernel, ParsedModule, Variable, parse_literal, parse_parameters, parse_variable
 
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:\s*,\s*function_name\s+[^,]+,\s*inlined_at\s+(\d+)\s+(\d+)\s+\d+)?")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)

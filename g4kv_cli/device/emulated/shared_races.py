@@ -198,9 +198,7 @@ class RaceLog:
             bad.size,
         )
 
-    def _find_other(
-        self, accesses: list[SharedAccess], serial: int, granule: int, warp: int
-    ) -> tuple[int, int] | None:
+    def _find_other(self, accesses: list[SharedAccess], serial: int, granule: int, warp: int) -> tuple[int, int] | None:
         """(serial, warp tag) of the nearest access by another warp to the location, at least one of the two writing."""
         kind = accesses[serial].kind
         found: tuple[int, int] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .parse import Instruction, Location
+from .instruction import Instruction, Location
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,6 @@ class SiteTable:
 
     def add(self, instruction: Instruction) -> Site:
         """A new site for an instruction."""
-        site = Site(
-            len(self.sites), self.kernel, instruction.opcode, instruction.ptx_line, instruction.location
-        )
+        site = Site(len(self.sites), self.kernel, instruction.opcode, instruction.ptx_line, instruction.location)
         self.sites.append(site)
         return site

@@ -131,9 +131,7 @@ class StoreLog:
             blocks.append(block)
             positions.append(position)
             serials.append(np.full(units.size, serial, np.int32))
-        key, block, serial_of, position_of = (
-            np.concatenate(part) for part in (keys, blocks, serials, positions)
-        )
+        key, block, serial_of, position_of = (np.concatenate(part) for part in (keys, blocks, serials, positions))
         order = np.argsort(key, kind="stable")
         key, block, serial_of, position_of = key[order], block[order], serial_of[order], position_of[order]
         atomic = np.array([entry.is_atomic for entry in self.entries])[serial_of]

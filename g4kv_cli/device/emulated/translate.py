@@ -14,7 +14,8 @@ from .emit_memory import emit_memory
 from .emit_warp import emit_warp
 from .faults import UnsupportedOpcode
 from .flow import BasicBlock, build_flow
-from .parse import Immediate, Parameter, ParsedKernel, ParsedModule, Register, Symbol, Vector, parse_module
+from .instruction import Immediate, Register, Symbol, Vector
+from .parse import Parameter, ParsedKernel, ParsedModule, parse_module
 from .parse_body import parse_kernel
 from .sites import Site
 
@@ -96,6 +97,16 @@ class Module:
         return found
 
 
+def _bits(flags: int) -> tuple[int, ...]:
+    """Numbers of the bits that are set."""
+    found = []
+    while flags:
+        lowest = flags & -flags
+        found.append(lowest.bit_length() - 1)
+        flags ^= lowest
+    return tuple(found)
+
+
 def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
@@ -129,7 +140,7 @@ def translate(module: Module, name: str) -> Kernel:
                 context.namespace[f"block_{number}"],
                 block.end,
                 successors,
-                tuple(bit for bit in range(len(flow.registers)) if block.live_in >> bit & 1),
+                _bits(block.live_in),
                 block.defined & block.live_out,
                 len(block.body) + (block.final is not None),
                 sites[number],
