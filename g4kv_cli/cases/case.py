@@ -43,13 +43,14 @@ class Placement:
 class RawMetadata:
     """Page metadata as a device might hold it, of one token, wrong on purpose. The host cannot see it.
 
-    Prefill uses ``page_indices`` alone.
+    Prefill uses ``page_indices`` alone, a ragged batch ``token_request`` alone.
     """
 
     page_indices: tuple[int, ...]
     position: int = 0
     page_indptr: tuple[int, int] = (0, 0)
     page_origin: int = 0
+    token_request: int = 0
 
 
 @dataclass(frozen=True, slots=True)

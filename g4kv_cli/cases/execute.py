@@ -186,6 +186,10 @@ def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metada
     indices = run.upload(np.asarray(metadata.page_indices, dtype=np.int32), "page_indices")
     if case.form == "prefill":
         paged |= {"start_pos": case.positions[0], "page_row": PageRow.from_device(indices)}
+    elif case.form == "batch_prefill":
+        plan = _plan(run, placement)
+        device.write(plan.buffers.token_requests, np.asarray([metadata.token_request], dtype=np.int32))
+        paged["plan"] = plan
     else:
         rest = (("positions", [metadata.position]), ("page_indptr", metadata.page_indptr))
         positions, indptr = (run.upload(np.asarray(values, dtype=np.int32), name) for name, values in rest)

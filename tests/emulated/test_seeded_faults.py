@@ -242,6 +242,12 @@ FAULTS = (
         ("no trap: the kernel ran to its end",),
     ),
     Fault(
+        "missing trap: request",
+        _edit("if (request < 0 || request >= p.num_requests) __trap();", "if (request < 0) __trap();"),
+        "trap/e2b-global/batch_prefill/request-past-the-batch",
+        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+    ),
+    Fault(
         "missing trap: position",
         _edit(_POSITION_TRAP, "if (position < 0) __trap();"),
         "trap/e2b-global/decode/position-past-table",

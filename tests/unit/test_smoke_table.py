@@ -128,7 +128,7 @@ def test_seed_moves_all_random_data() -> None:
 def test_every_entry_traps_once_and_every_geometry_can() -> None:
     traps = [case for case in ALL if case.trap is not None]
     assert len(traps) == len({(case.entry, case.id.rpartition("/")[2]) for case in traps})
-    assert len({case.entry for case in traps}) == 6
+    assert len({case.entry for case in traps}) == 9
     every = smoke_cases(list(GEOMETRIES.values()), every_trap=True)
-    assert len([case for case in every if case.trap is not None]) == 10 * (2 + 10)
+    assert len([case for case in every if case.trap is not None]) == 10 * (2 + 10 + 2)
     assert all(len(case.positions) == 1 for case in traps)
