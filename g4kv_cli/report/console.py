@@ -90,7 +90,7 @@ class SmokeConsole:
             counts = summary_text(summarise(list(group)))
             kind, entry, _ = _group_of(group[0])
             name = entry if kind != "trap" else f"{entry}, traps"
-            self._out.print(Text.assemble(mark, f"{name:<57} {counts}, {seconds_text(seconds)}"))
+            self._out.print(Text.assemble(mark, f"{name:<63} {counts}, {seconds_text(seconds)}"))
         for result in notable:
             write_result(self._out, result)
 
