@@ -145,7 +145,9 @@ class Device(ABC):
     launch_count: int
 
     @abstractmethod
-    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False) -> DeviceArray:
+    def allocate(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False
+    ) -> DeviceArray:
         """Uninitialised memory. ``sparse`` allows a pool far larger than what will be touched.
 
         Raises DeviceUnavailable when the memory is not there.
@@ -183,6 +185,10 @@ class Device(ABC):
     def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:
         """Byte ranges [n, 2] (begin, end) of the array that kernels stored since the last write/fill/allocate of
         the allocation, merged and sorted; None where the device cannot know (cuda)."""
+
+    def peek(self, array: DeviceArray) -> HostArray | None:
+        """What a contiguous array holds, after a fault too; None where a fault takes the memory with it."""
+        return None
 
     @abstractmethod
     def close(self) -> None:
