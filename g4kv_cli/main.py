@@ -40,6 +40,11 @@ COMMANDS: dict[str, CommandEntry] = {
         "smoke",
         "Check every pool-write kernel on real geometries, on a GPU or without one.",
     ),
+    "reject": CommandEntry(
+        "g4kv_cli.commands.reject",
+        "reject",
+        "Check that contradictory requests fail on the host, and that kernels trap behind it.",
+    ),
     "layout": CommandEntry(
         "g4kv_cli.commands.layout",
         "layout",

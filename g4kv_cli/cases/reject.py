@@ -58,14 +58,26 @@ def reject_cases() -> list[RejectCase]:
 
 
 class RejectRunner:
-    """Runs cases on one device; the arrays of an entry are made once and reused."""
+    """Runs cases on one device; the arrays of an entry are made once and reused.
 
-    def __init__(self, library: KernelLibrary, foreign: Device, rerun: Callable[[str], str]) -> None:
+    ``replace`` opens another device like it, for the case after one that has ended it; None where a process has but
+    one (a GPU): then the cases that are left are errors.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        foreign: Device,
+        rerun: Callable[[str], str],
+        replace: Callable[[], KernelLibrary] | None = None,
+    ) -> None:
         self._library = library
         self._foreign = foreign
         self._rerun = rerun
+        self._replace = replace
         self._bench: RejectBench | None = None
-        self._unchanged_twin: str | None = None
+        self._lost_by = ""
+        self._twins: dict[int, str] = {}
 
     def run_all(self, cases: Iterable[RejectCase]) -> Iterator[CaseResult]:
         """Run the cases and yield their results in order. Cases of one entry should stand together."""
@@ -78,24 +90,29 @@ class RejectRunner:
     def run(self, case: RejectCase) -> CaseResult:
         """Run one case. CompileError is passed on: it is the run's failure, not the case's."""
         begin = time.perf_counter()
-        bench = self._bench_of(case.entry)
-        reasons = self.refuse(case, bench)
-        fault = ""
+
+        def result(status: Status, reasons: Sequence[str] = ()) -> CaseResult:
+            seconds = time.perf_counter() - begin
+            rerun = self._rerun(case.id)
+            return CaseResult(case.id, case.entry, case.geometry, status, seconds, "\n".join(reasons), rerun=rerun)
+
+        if self._lost_by:
+            return result("error", [f"not run: the GPU's context was lost by {self._lost_by}"])
+        bench = self.bench_of(case.entry)
+        reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
         if not reasons:
-            reasons, fault = self._accept_twin(case.spoiled, bench)
-        if reasons:
-            # Whatever the case left behind must not become the next one's.
-            self.close(quietly=True)
-        status: Status = "failed" if reasons else "passed"
-        return CaseResult(
-            case.id,
-            case.entry,
-            case.geometry,
-            status,
-            time.perf_counter() - begin,
-            "\n".join([*reasons, *([fault] if fault else [])]),
-            rerun=self._rerun(case.id),
-        )
+            return result("passed")
+        # Whatever the case left behind must not become the next one's.
+        try:
+            self.close()
+            self._library.device.synchronize()
+        except DeviceFault:
+            self._bench = None
+            if self._replace is None:
+                self._lost_by = case.id
+            else:
+                self._library = self._replace()
+        return result("failed", reasons)
 
     def refuse(self, case: RejectCase, bench: RejectBench) -> list[str]:
         """Make the spoiled call; what is wrong with the way it was refused, empty if nothing."""
@@ -124,35 +141,28 @@ class RejectRunner:
         draft.release()
         return [f"{', '.join(changed)} changed: a refused request must write nothing"] if changed else []
 
-    def close(self, *, quietly: bool = False) -> None:
+    def close(self) -> None:
         """Free the arrays of the entry at hand."""
         bench, self._bench = self._bench, None
-        if bench is None:
-            return
-        try:
+        if bench is not None and not self._lost_by:
             bench.close()
-        except DeviceFault:
-            if not quietly:
-                raise
 
-    def _bench_of(self, entry: str) -> RejectBench:
+    def bench_of(self, entry: str) -> RejectBench:
+        """The arrays of an entry: those at hand, or new ones."""
         if self._bench is None or self._bench.entry.name != entry:
             self.close()
             self._bench = RejectBench(self._library, entry, self._foreign)
-            self._unchanged_twin = None
+            self._twins = {}
         return self._bench
 
-    def _accept_twin(self, spoiled: Spoiled, bench: RejectBench) -> tuple[list[str], str]:
-        """Launch the in-range twin; what is wrong with it, and the fault if there was one."""
-        if spoiled.twin is None and self._unchanged_twin is not None:
-            return ([], "") if not self._unchanged_twin else ([self._unchanged_twin], "")
-        draft = bench.draft()
-        reasons, fault = self._launch_twin(spoiled, draft)
-        if spoiled.twin is None:
-            self._unchanged_twin = "; ".join(reasons)
-        return reasons, fault
+    def _accept_twin(self, spoiled: Spoiled, bench: RejectBench) -> list[str]:
+        """Launch the in-range twin; what is wrong with it. A twin that several cases share is launched once."""
+        key = 0 if spoiled.twin is None else id(spoiled.twin)
+        if key not in self._twins:
+            self._twins[key] = "\n".join(self._launch_twin(spoiled, bench.draft()))
+        return self._twins[key].splitlines()
 
-    def _launch_twin(self, spoiled: Spoiled, draft: Draft) -> tuple[list[str], str]:
+    def _launch_twin(self, spoiled: Spoiled, draft: Draft) -> list[str]:
         bench, launches = draft.bench, draft.device.launch_count
         try:
             if spoiled.twin is not None:
@@ -160,13 +170,13 @@ class RejectRunner:
             draft.call()
             written = draft.written_elems()
         except ContractError as error:
-            return [f"the in-range twin was refused: {error}"], ""
+            return [f"the in-range twin was refused: {error}"]
         except CompileError:
             raise
         except DeviceFault as error:
-            return [f"the in-range twin faulted: {error}"], "\n".join(error.reports)
+            return ["the in-range twin faulted:", *error.reports]
         except Exception as error:
-            return [f"the in-range twin raised {type(error).__name__}: {error}"], ""
+            return [f"the in-range twin raised {type(error).__name__}: {error}"]
         reasons = []
         if bench.device.launch_count != launches + 1:
             reasons.append(f"the in-range twin made {bench.device.launch_count - launches} launches, want 1")
@@ -175,9 +185,4 @@ class RejectRunner:
             reasons.append(f"the in-range twin wrote {written} elements, want {expected}")
         draft.release()
         bench.poison_outputs()
-        return reasons, ""
-
-
-def rules_of(cases: Sequence[RejectCase]) -> set[str]:
-    """Codes of the rules that these cases break."""
-    return {case.rule for case in cases}
+        return reasons

@@ -18,6 +18,7 @@ U32 = 2**32
 def value_cases(entry: PrepEntry) -> list[Spoiled]:
     """Cases of all forms; those of start_pos where the form has one."""
     head_dim = entry.head_dim
+    no_eps = _argument("eps", 0.0)
     cases = [
         Spoiled("argument_type", "library-none", "library", _library(None)),
         Spoiled("argument_type", "library-device", "library", _library_is_device),
@@ -57,7 +58,7 @@ def value_cases(entry: PrepEntry) -> list[Spoiled]:
         ("text", "1e-6"),
         ("digits", 10**400),
     ):
-        cases.append(Spoiled("eps", name, "eps", _argument("eps", value), _argument("eps", 0.0)))
+        cases.append(Spoiled("eps", name, "eps", _argument("eps", value), no_eps))
     if entry.form in ("contiguous", "paged_prefill"):
         cases += _start_cases()
     return cases

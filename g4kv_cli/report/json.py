@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,16 @@ OPTION = "--json"
 
 
 class JsonRecord:
-    """The record at ``path``. Making one writes it, without cases, so an unwritable path is known at once."""
+    """The record at ``path``. Making one writes it, without cases, so an unwritable path is known at once.
 
-    def __init__(self, path: Path, run: RunInfo) -> None:
+    ``every_seconds`` spares thousands of short cases a rewrite each: a crash then loses the cases of that time, and
+    ``finish`` writes the last ones.
+    """
+
+    def __init__(self, path: Path, run: RunInfo, every_seconds: float = 0.0) -> None:
         self._path = path
+        self._every_seconds = every_seconds
+        self._written = time.monotonic()
         self._run = json.dumps(to_json(run), indent=2)
         self._results: list[CaseResult] = []
         self._texts: list[str] = []
@@ -30,7 +37,13 @@ class JsonRecord:
         """Append a case and rewrite the file."""
         self._results.append(result)
         self._texts.append(json.dumps(to_json(result)))
-        self._write()
+        if time.monotonic() - self._written >= self._every_seconds:
+            self._write()
+
+    def finish(self) -> None:
+        """Write what is outstanding."""
+        if self._every_seconds:
+            self._write()
 
     def _write(self) -> None:
         cases = "".join(f"\n    {text}," for text in self._texts).rstrip(",")
@@ -41,6 +54,7 @@ class JsonRecord:
             f'  "cases": [{cases}\n  ],\n  "summary": {summary}\n}}\n'
         )
         write_whole(self._path, text, OPTION)
+        self._written = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

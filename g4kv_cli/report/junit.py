@@ -15,9 +15,9 @@ from g4kv_cli.report.files import write_whole
 OPTION = "--junit"
 
 
-def write_junit(path: Path, results: Sequence[CaseResult]) -> None:
-    """Replace ``path`` by the XML of these results. Raises UsageError if it cannot be written."""
-    xml = JUnitXml("g4kv smoke")
+def write_junit(path: Path, results: Sequence[CaseResult], command: str = "smoke") -> None:
+    """Replace ``path`` by the XML of these results of ``g4kv <command>``. Raises UsageError if it cannot be written."""
+    xml = JUnitXml(f"g4kv {command}")
     for geometry in dict.fromkeys(result.geometry for result in results):
         suite = TestSuite(geometry)
         for result in results:
