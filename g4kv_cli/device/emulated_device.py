@@ -137,6 +137,7 @@ class EmulatedDevice(Device):
 
     def read(self, array: DeviceArray) -> HostArray:
         """Copy the array to the host."""
+        require_own(self, array)
         self._require_usable()
         return self.peek(array)
 
