@@ -45,9 +45,9 @@ def compile_ptx(source: str, arch: str = "90", name: str = "test.cu", *options: 
 
 
 @cache
-def compile_module(source: str, arch: str = "90", name: str = "test.cu") -> Module:
+def compile_module(source: str, arch: str = "90", name: str = "test.cu", *options: str) -> Module:
     """The emulator's module of a CUDA source."""
-    return Module(compile_ptx(source, arch, name), source_name=name)
+    return Module(compile_ptx(source, arch, name, *options), source_name=name)
 
 
 def compile_kernel(body: str, arch: str = "90", name: str = "kernel") -> Kernel:

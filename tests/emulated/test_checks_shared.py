@@ -19,9 +19,9 @@ extern "C" __global__ void kernel(int* out) {
 """
 
 
-def run(source: str, arch: str = "90", *, grid: int = 1, block: int = 128, nbytes: int = 4096, dynamic: int = 0) -> tuple[
-    list[Fault], np.ndarray
-]:
+def run(
+    source: str, arch: str = "90", *, grid: int = 1, block: int = 128, nbytes: int = 4096, dynamic: int = 0
+) -> tuple[list[Fault], np.ndarray]:
     """Faults and the int32 output of a kernel with one pointer argument."""
     machine = Machine()
     out = machine.allocate(nbytes, "out")

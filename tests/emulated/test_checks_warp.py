@@ -1,4 +1,4 @@
-"""Each check of warp-wide operations and asynchronous copies on a kernel that breaks it, and on a twin that does not."""
+"""Each check of warp-wide operations and asynchronous copies, on a kernel that breaks it and a twin that does not."""
 
 from __future__ import annotations
 

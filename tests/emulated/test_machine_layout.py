@@ -15,7 +15,8 @@ from g4kv_cli.device.emulated import Machine
 RECORD: dict[str, npt.NDArray[Any]] = dict(np.load(DATA / "layout.npz"))
 
 SHUFFLE = """
-extern "C" __global__ void kernel(const unsigned* v, const unsigned* b, const unsigned* c, unsigned* out, unsigned* ok) {
+extern "C" __global__ void kernel(const unsigned* v, const unsigned* b, const unsigned* c,
+                                  unsigned* out, unsigned* ok) {
   int i = blockIdx.x * 128 + threadIdx.x, n = gridDim.x * 128;
   unsigned value, p;
 #define RUN(k, mode) \\
@@ -89,7 +90,7 @@ def matrix_source(direction: str) -> str:
     registers = {1: "{%0}", 2: "{%0, %1}", 4: "{%0, %1, %2, %3}"}
     lines = []
     for number, (trans, count) in enumerate((t, c) for t in ("", ".trans") for c in (1, 2, 4)):
-        names = ", ".join(f'{"=r" if direction == "ld" else "r"}'.join(('"', f'"(r[{k}])')) for k in range(count))
+        names = ", ".join(f"{'=r' if direction == 'ld' else 'r'}".join(('"', f'"(r[{k}])')) for k in range(count))
         opcode = f"{direction}matrix.sync.aligned.m8n8.x{count}{trans}.shared.b16"
         if direction == "ld":
             text = f'asm volatile("{opcode} {registers[count]}, [%{count}];" : {names} : "r"(address));'
@@ -111,9 +112,12 @@ extern "C" __global__ void kernel(const unsigned* addresses, const unsigned* val
       {body}
   }}
   __syncthreads();
-  {'''for (int q = 0; q < 4; ++q) out[((set * 6 + form) * 4 + q) * 32 + lane] = r[q];''' if direction == "ld" else
-   '''for (int i = lane; i < 1024; i += 32)
-    out[(set * 6 + form) * 1024 + i] = reinterpret_cast<unsigned*>(memory)[i];'''}
+  {
+        '''for (int q = 0; q < 4; ++q) out[((set * 6 + form) * 4 + q) * 32 + lane] = r[q];'''
+        if direction == "ld"
+        else '''for (int i = lane; i < 1024; i += 32)
+    out[(set * 6 + form) * 1024 + i] = reinterpret_cast<unsigned*>(memory)[i];'''
+    }
 }}
 """
 

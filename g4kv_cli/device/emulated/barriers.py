@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,23 @@ import numpy.typing as npt
 
 from .lanes import WARP, Group, LaneSet
 from .sites import Site
-from .translate import BarrierCall
 
 if TYPE_CHECKING:
     from .chunk import Chunk
 
 Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class BarrierCall:
+    """How a barrier block waits. ``number`` and ``threads`` are None when they come from registers (or, for
+    ``threads``, when all threads of the block take part); ``has_operands``: the block's function returns both."""
+
+    number: int | None
+    threads: int | None
+    has_operands: bool
+    has_thread_count: bool
+    site: Site
 
 
 @dataclass
@@ -28,11 +40,30 @@ class Waiting:
 
 
 @dataclass
+class Signal:
+    """Lanes that arrived without waiting, and what their warps knew then (see shared_races.py)."""
+
+    lanes: LaneSet
+    clocks: Any
+
+
+@dataclass
+class _Votes:
+    """Predicates of a bar.red for each block: how many hold and how many were given, now and at the last release."""
+
+    held: npt.NDArray[np.int64]
+    given: npt.NDArray[np.int64]
+    last_held: npt.NDArray[np.int64]
+    last_given: npt.NDArray[np.int64]
+
+
+@dataclass
 class _Barrier:
     """One barrier number of all blocks of the chunk. ``expected`` holds the thread count of counted barriers, 0 for
     'all threads'."""
 
     waiting: list[Waiting]
+    signals: list[Signal]
     arrived: npt.NDArray[np.int64]
     expected: npt.NDArray[np.int64]
 
@@ -43,6 +74,7 @@ class Barriers:
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
         self.named: dict[int, _Barrier] = {}
+        self.votes: dict[int, _Votes] = {}
         self.exited: npt.NDArray[np.int64] | None = None
 
     @property
@@ -78,17 +110,51 @@ class Barriers:
             # The usual case: every lane that still lives arrives at once.
             self._check_exited(None, lanes, site)
             chunk.shared.races.full_barrier(None)
+            self._close_votes(number, np.ones(chunk.block_count, np.bool_))
             return True
-        barrier = self.named.get(number)
-        if barrier is None:
-            empty = np.zeros(chunk.block_count, np.int64)
-            barrier = self.named[number] = _Barrier([], empty, empty.copy())
+        barrier = self._barrier(number)
         arrivals = np.bincount(lanes.block_slot, minlength=chunk.block_count)
         barrier.arrived += arrivals
-        barrier.expected[arrivals > 0] = 0 if takes_all else threads
+        # Where lanes arrive without waiting, not all are ordered: such a barrier is never one of the whole block.
+        barrier.expected[arrivals > 0] = 0 if takes_all and not barrier.signals else threads or chunk.threads
         barrier.waiting.append(Waiting(group, following, site))
         self._release(number, barrier)
         return False
+
+    def _barrier(self, number: int) -> _Barrier:
+        barrier = self.named.get(number)
+        if barrier is None:
+            empty = np.zeros(self.chunk.block_count, np.int64)
+            barrier = self.named[number] = _Barrier([], [], empty, empty.copy())
+        return barrier
+
+    def signal(self, number: int, threads: int, lanes: LaneSet, site: Site) -> None:
+        """bar.arrive: count the lanes without making them wait."""
+        self._check_whole_warps(lanes, site)
+        barrier = self._barrier(number)
+        arrivals = np.bincount(lanes.block_slot, minlength=self.chunk.block_count)
+        barrier.arrived += arrivals
+        barrier.expected[arrivals > 0] = threads
+        barrier.signals.append(Signal(lanes, self.chunk.shared.races.signal(lanes)))
+        self._release(number, barrier)
+
+    def contribute(self, number: int, lanes: LaneSet, predicate: Flags) -> None:
+        """Give predicates to the bar.red that the lanes are about to wait at."""
+        count = self.chunk.block_count
+        votes = self.votes.get(number)
+        if votes is None:
+            votes = self.votes[number] = _Votes(*(np.zeros(count, np.int64) for _ in range(4)))
+        flags = np.broadcast_to(predicate, (lanes.count,))
+        votes.held += np.bincount(lanes.block_slot[flags], minlength=count)
+        votes.given += np.bincount(lanes.block_slot, minlength=count)
+
+    def _close_votes(self, number: int, complete: Flags) -> None:
+        votes = self.votes.get(number)
+        if votes is not None:
+            votes.last_held[complete] = votes.held[complete]
+            votes.last_given[complete] = votes.given[complete]
+            votes.held[complete] = 0
+            votes.given[complete] = 0
 
     def _live_per_block(self) -> npt.NDArray[np.int64]:
         chunk = self.chunk
@@ -102,6 +168,7 @@ class Barriers:
         complete = (barrier.arrived >= needed) & (barrier.arrived > 0)
         if not complete.any():
             return
+        self._close_votes(number, complete)
         partial = complete & (barrier.expected > 0)
         self._check_sites(barrier, complete)
         kept: list[Waiting] = []
@@ -121,13 +188,15 @@ class Barriers:
             passed.append(released.lanes)
             chunk.wait_at(waiting.following, released)
         if partial.any():
-            chunk.shared.races.partial_barrier(passed)
+            signals = [signal for signal in barrier.signals if complete[signal.lanes.block_slot].any()]
+            chunk.shared.races.partial_barrier(passed, [(s.lanes, s.clocks) for s in signals], complete)
+            barrier.signals = [signal for signal in barrier.signals if not complete[signal.lanes.block_slot].all()]
         whole = complete & ~partial
         if whole.any():
             chunk.shared.races.full_barrier(None if whole.all() else whole)
         barrier.waiting = kept
         barrier.arrived[complete] = 0
-        if not kept:
+        if not kept and not barrier.arrived.any():
             del self.named[number]
 
     def lanes_exited(self, lanes: LaneSet) -> None:
@@ -215,3 +284,38 @@ class Barriers:
                     0,
                     lanes.count,
                 )
+
+
+def signal_barrier(site: Site) -> Callable[..., None]:
+    """bar.arrive: (lanes, barrier number, thread count)."""
+
+    def run(lanes: LaneSet, number: Any, threads: Any) -> None:
+        if np.unique(number).size > 1 or np.unique(threads).size > 1:
+            raise ValueError("bar.arrive with different barrier numbers or thread counts in one instruction")
+        lanes.chunk.barriers.signal(int(number[0]), int(threads[0]), lanes, site)
+
+    return run
+
+
+def contribute_to_barrier() -> Callable[..., None]:
+    """First half of bar.red: (lanes, barrier number, predicate)."""
+
+    def run(lanes: LaneSet, number: Any, predicate: Flags) -> None:
+        if number.shape[0] > 1:
+            raise ValueError("bar.red with a barrier number that differs between threads")
+        lanes.chunk.barriers.contribute(int(number[0]), lanes, predicate)
+
+    return run
+
+
+def read_reduction(operation: str) -> Callable[..., Any]:
+    """Second half of bar.red: (lanes, barrier number) -> count (popc) or predicate (and, or)."""
+
+    def run(lanes: LaneSet, number: Any) -> Any:
+        votes = lanes.chunk.barriers.votes[int(number[0])]
+        held = votes.last_held[lanes.block_slot]
+        if operation == "popc":
+            return held.astype(np.uint32)
+        return held > 0 if operation == "or" else held == votes.last_given[lanes.block_slot]
+
+    return run

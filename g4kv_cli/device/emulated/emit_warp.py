@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 
 from .async_copy import commit_group, copy_async, wait_group
+from .barriers import contribute_to_barrier, read_reduction, signal_barrier
 from .emit import BlockEmitter
+from .flow import CONTRIBUTE, READ_REDUCTION
 from .instruction import Immediate, Instruction, Operand, PredicatePair, Register, Vector
 from .matrix_ops import load_matrices, multiply, store_matrices
 from .packed16 import Format
 from .warp_ops import active_mask, elect, match, reduce_warp, shuffle, vote, warp_barrier
 
+_ARRIVE = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.arrive(?:\.aligned)?")
+_REDUCTION = re.compile(
+    r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:(popc)(?:\.aligned)?\.u32|(and|or)(?:\.aligned)?\.pred)"
+)
 _SHUFFLE = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
 _VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
 _MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
@@ -46,6 +52,16 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
     elif opcode == "bar.warp.sync":
         mask = emitter.source(operands[0], "b32", instruction)
         emitter.effect(number, instruction, [], warp_barrier(emitter.site(instruction)), [mask])
+    elif _ARRIVE.fullmatch(opcode) is not None and len(operands) == 2:
+        values = [emitter.source(operand, "b32", instruction) for operand in operands]
+        emitter.effect(number, instruction, [], signal_barrier(emitter.site(instruction)), values)
+    elif opcode == CONTRIBUTE:
+        values = [emitter.source(operands[0], "b32", instruction), emitter.source(operands[1], "pred", instruction)]
+        emitter.effect(number, instruction, [], contribute_to_barrier(), values)
+    elif opcode.startswith(READ_REDUCTION) and (reduction := _REDUCTION.fullmatch(opcode[len(READ_REDUCTION) :])):
+        values = [emitter.source(operands[1], "b32", instruction)]
+        targets = [_register(emitter, instruction, operands[0])]
+        emitter.effect(number, instruction, targets, read_reduction(reduction.group(1) or reduction.group(2)), values)
     elif opcode == "cp.async.commit_group":
         emitter.effect(number, instruction, [], commit_group(), [])
     elif opcode == "cp.async.wait_all":

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .faults import UnsupportedOpcode
 from .instruction import Instruction, Register, Symbol
 from .parse import ParsedKernel
+
+CONTRIBUTE = "cp.reduction.contribute"
+READ_REDUCTION = "reduction.of."
+"""Stand-ins for the two halves of a bar.red around its barrier; the first, like cp, has no result."""
 
 EXITS = frozenset({"ret", "ret.uni", "exit"})
 BRANCHES = frozenset({"bra", "bra.uni"})
@@ -44,6 +48,24 @@ def is_barrier(opcode: str) -> bool:
     if opcode.startswith(("bar.warp.", "bar.arrive", "barrier.arrive", "barrier.cta.arrive", "barrier.cluster")):
         return False
     return opcode.startswith(("bar.", "barrier."))
+
+
+def is_reduction(opcode: str) -> bool:
+    """Whether the barrier also combines a predicate of all its threads."""
+    return opcode.startswith(("bar.red.", "bar.cta.red.", "barrier.red.", "barrier.cta.red."))
+
+
+def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
+    """bar.red becomes: contribute the predicate, wait, read the result (in a block of its own)."""
+    if last.guard is not None or len(last.operands) not in (3, 4):
+        raise UnsupportedOpcode(last.opcode, last.ptx_line, "under a guard, or with these operands")
+    result, number, *rest = last.operands
+    contribute = replace(last, opcode=CONTRIBUTE, operands=(number, rest[-1]))
+    wait = replace(last, operands=(number, *rest[:-1]))
+    read = replace(last, opcode=READ_REDUCTION + last.opcode, operands=(result, number))
+    block.body = [*block.body, contribute]
+    block.end, block.final, block.successors = "barrier", wait, (total + len(extra),)
+    extra.append(BasicBlock([read], "jump", None, (following,)))
 
 
 def build_flow(kernel: ParsedKernel) -> Flow:
@@ -109,6 +131,8 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             tail.end, tail.successors = "exit", ()
         elif opcode == "trap":
             tail.end, tail.successors = "trap", ()
+        elif is_reduction(opcode):
+            _cut_reduction(block, last, extra, total, number + 1)
         else:
             tail.end, tail.successors = "barrier", (number + 1,)
     return blocks + extra, 0

@@ -129,7 +129,7 @@ class Machine:
         if self.poisoned_by is not None:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
-        symbols = [np.array([address], np.uint64) for address in self._load(kernel.module).values()]
+        symbols = [np.array([self._place(kernel.module, name)], np.uint64) for name in kernel.device_variables]
         run = Run(self._memory, kernel, grid, block, blob, dynamic_shared_bytes, symbols, max_instructions)
         reached_end = run.execute(chunk_threads, reverse_blocks)
         ranges = run.finish(must_write, may_collide, reached_end)
@@ -181,26 +181,22 @@ class Machine:
             raise refuse(f"{len(blob)} bytes of parameters, at most {MAX_PARAMETER_BYTES} are allowed")
         return bytes(blob)
 
-    def _load(self, module: Module) -> dict[str, int]:
-        """Addresses of the module's global and constant variables, placed at the first launch."""
-        known = self._modules.get(module)
-        if known is not None:
-            return known
-        addresses: dict[str, int] = {}
-        variables = [v for v in module.parsed.variables.values() if v.space in ("global", "const")]
-        for variable in variables:
-            if variable.external:
-                raise EmulatorError(f"variable {variable.name} is external; the emulator does not link modules")
-            addresses[variable.name] = self.allocate(variable.nbytes, variable.name)
-        for variable in variables:
-            data = np.zeros(variable.nbytes, np.uint8)
-            for index, value in variable.initial:
-                bits = addresses[value] if isinstance(value, str) else value
-                size = variable.element_bytes
-                data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
-            self.write(addresses[variable.name], data)
-        self._modules[module] = addresses
-        return addresses
+    def _place(self, module: Module, name: str) -> int:
+        """Address of a module's global or constant variable, made and initialised when first needed."""
+        addresses = self._modules.setdefault(module, {})
+        if name in addresses:
+            return addresses[name]
+        variable = module.parsed.variables.get(name)
+        if variable is None or variable.external:
+            raise EmulatorError(f"variable {name} is defined elsewhere; the emulator does not link modules")
+        addresses[name] = self.allocate(variable.nbytes, name)
+        data = np.zeros(variable.nbytes, np.uint8)
+        size = variable.element_bytes
+        for index, value in variable.initial:
+            bits = self._place(module, value) if isinstance(value, str) else value
+            data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
+        self.write(addresses[name], data)
+        return addresses[name]
 
 
 __all__ = ["Machine", "shared_limit"]

@@ -95,20 +95,40 @@ class RaceLog:
                 self.clocks = self.clocks.copy()
                 self.clocks[complete] = 0
 
-    def partial_barrier(self, passed: list[LaneSet]) -> None:
-        """A barrier of some warps completed: their later accesses come after all their earlier ones."""
-        if not self.is_active:
-            return
+    def _clocks_with(self, lanes: list[LaneSet]) -> tuple[npt.NDArray[np.int32], Flags]:
+        """The clocks after one more event of the lanes' warps, and flags [block, warp] of those warps."""
         warps = self.chunk.lanes_per_block // 32
         shape = (self.chunk.block_count, warps)
         taking_part = np.zeros(shape, np.bool_)
-        for lanes in passed:
-            taking_part[lanes.block_slot, lanes.thread // 32] = True
+        for part in lanes:
+            taking_part[part.block_slot, part.thread // 32] = True
         clocks = np.zeros((*shape, warps), np.int32) if self.clocks is None else self.clocks.copy()
         own = np.arange(warps)
         clocks[:, own, own] += taking_part
+        return clocks, taking_part
+
+    def signal(self, lanes: LaneSet) -> npt.NDArray[np.int32] | None:
+        """Lanes arrive at a barrier without waiting; returns what their warps know, for ``partial_barrier``."""
+        if not self.is_active:
+            return None
+        self.clocks, _ = self._clocks_with([lanes])
+        return self.clocks
+
+    def partial_barrier(self, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags) -> None:
+        """A barrier of some warps completed: what waited comes after all that had arrived.
+
+        ``signals`` are the lanes that arrived without waiting, with the clocks of that moment; ``complete`` flags the
+        blocks concerned.
+        """
+        if not self.is_active:
+            return
+        clocks, taking_part = self._clocks_with(passed)
         mask = taking_part[:, :, None]
         joined = np.where(mask, clocks, 0).max(1)
+        for lanes, known in signals:
+            inside = np.flatnonzero(complete[lanes.block_slot])
+            slots, warps = lanes.block_slot[inside], lanes.thread[inside] // 32
+            np.maximum.at(joined, slots, known[slots, warps])
         self.clocks = np.where(mask, joined[:, None, :], clocks)
 
     def _granules(self, access: SharedAccess) -> tuple[Units, Array]:

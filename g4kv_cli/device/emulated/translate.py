@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .barriers import BarrierCall
 from .emit import BlockEmitter, KernelContext, constant_array
 from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
@@ -20,21 +21,9 @@ from .parse_body import parse_kernel
 from .sites import Site
 
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
-_REDUCTION = re.compile(r"bar(?:rier)?(?:\.cta)?\.red\.(popc|and|or)(?:\.aligned)?\.(u32|pred)")
+_REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
 EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic)
-
-
-@dataclass(frozen=True)
-class BarrierCall:
-    """How a barrier block waits. ``number`` and ``threads`` are None when they come from registers (or, for
-    ``threads``, when all threads of the block take part); ``has_operands``: the block's function returns both."""
-
-    number: int | None
-    threads: int | None
-    has_operands: bool
-    has_thread_count: bool
-    site: Site
 
 
 @dataclass(frozen=True)
@@ -71,6 +60,8 @@ class Kernel:
     module: Module
     instruction_count: int
     max_threads: int
+    device_variables: tuple[str, ...]
+    """Module variables that the kernel names; their addresses are the symbols of a run."""
 
 
 class Module:
@@ -164,6 +155,7 @@ def translate(module: Module, name: str) -> Kernel:
         module,
         len(parsed.instructions),
         parsed.max_threads,
+        tuple(context.device_variables),
     )
 
 
@@ -190,7 +182,8 @@ def _layout_variables(context: KernelContext, module: ParsedModule, kernel: Pars
             context.local_offsets[name] = local_bytes
             local_bytes += variable.nbytes
         elif name in module.variables:
-            context.device_variables.append(name)
+            if name in mentioned:
+                context.device_variables.append(name)
         else:
             raise UnsupportedOpcode(f".{variable.space}", 0, f"variable {name} inside a kernel")
     context.local_bytes = local_bytes
@@ -232,7 +225,7 @@ def emit_block(emitter: BlockEmitter) -> None:
 
 def _barrier_operands(emitter: BlockEmitter) -> str:
     final = emitter.block.final
-    if final is None or _BARRIER.fullmatch(final.opcode) is None:
+    if final is None or not (_BARRIER.fullmatch(final.opcode) or _REDUCTION.fullmatch(final.opcode)):
         raise UnsupportedOpcode(final.opcode if final else "barrier", final.ptx_line if final else 0)
     if all(isinstance(operand, Immediate) for operand in final.operands):
         return "None"
