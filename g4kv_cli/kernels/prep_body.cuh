@@ -12,15 +12,14 @@
 #include "bf16.cuh"
 #include "kv_offsets.cuh"
 #include "prep_params.cuh"
+#include "warp.cuh"
 
 namespace g4kv {
 
 enum class Form { contiguous, paged_prefill, paged_decode };
 enum class ValueSource { none, raw_v, raw_k };
 
-constexpr int kWarpSize = 32;
 constexpr int kChunkColumns = kWarpSize * 8;
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 constexpr int kMaxThreads = 256;
 // Blocks of kMaxThreads that a multiprocessor holds at least: room for the registers that each head_dim takes.
