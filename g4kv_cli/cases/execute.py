@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +12,13 @@ import numpy.typing as npt
 from g4kv_cli.cases.case import Case, Placement, RawMetadata, entry_name
 from g4kv_cli.cases.pool import PoolCheck
 from g4kv_cli.cases.problem import Problem, build_problem
-from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.cases.session import Session, Skip, run_session
+from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries import prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
+from g4kv_cli.errors import DeviceFault
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
@@ -35,85 +33,33 @@ from g4kv_cli.oracle.compare import (
     compare_values,
 )
 from g4kv_cli.oracle.reference import Expected
-from g4kv_cli.records import CaseResult, Mismatch, Status
+from g4kv_cli.records import CaseResult
 
 Array = npt.NDArray[Any]
 
-MAX_FAULT_LINES = 6
 SPARSE_TABLE_BYTES = 32 << 20
 """RoPE tables above this are not built on the host: only the rows that are named are written."""
 
 
-@dataclass(slots=True)
-class _Run:
-    """What one case holds on the device, and what it has found so far."""
+@dataclass(slots=True, kw_only=True)
+class _Run(Session):
+    """A prep case on the device."""
 
     case: Case
-    library: KernelLibrary
     problem: Problem
-    arrays: list[DeviceArray] = field(default_factory=list)
-    mismatches: list[Mismatch] = field(default_factory=list)
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    @property
-    def device(self) -> Device:
-        return self.library.device
-
-    def keep(self, array: DeviceArray) -> DeviceArray:
-        self.arrays.append(array)
-        return array
-
-    def upload(self, values: Array, label: str) -> DeviceArray:
-        return self.keep(self.device.upload(values, label))
-
-    def poisoned(self, shape: tuple[int, ...], label: str) -> DeviceArray:
-        array = self.keep(self.device.allocate(shape, BF16, label))
-        self.device.fill(array, POISON_BYTE)
-        return array
-
-    def found(self, mismatch: Mismatch | None) -> None:
-        if mismatch is not None:
-            self.mismatches.append(mismatch)
 
 
 def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
-    """Run a case. Wrong results and device faults are ``failed``, a refused or impossible request is ``error``; a
-    case whose pool exceeds the GPU's memory is ``skipped`` with the two numbers. CompileError is passed on."""
-    begin = time.perf_counter()
+    """Run a case; see run_session. A case whose pool exceeds the GPU's memory is skipped, with the two numbers."""
 
-    def result(status: Status, reason: str = "", mismatches: tuple[Mismatch, ...] = (), digest: str = "") -> CaseResult:
-        seconds = time.perf_counter() - begin
-        return CaseResult(
-            case.id, case.entry, case.geometry.name, status, seconds, reason, mismatches, digest, rerun
-        )  # fmt: skip
+    def make() -> _Run:
+        limits = library.device.limits
+        if library.device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > limits.memory_bytes:
+            have, need = limits.memory_bytes, case.pool_bytes
+            raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+        return _Run(library=library, case=case, problem=build_problem(case))
 
-    device = library.device
-    if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
-        have, need = device.limits.memory_bytes, case.pool_bytes
-        return result("skipped", f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
-    run = None
-    try:
-        run = _Run(case, library, build_problem(case))
-        _execute(run)
-    except DeviceFault as fault:
-        return result("failed", _fault_text(fault), tuple(run.mismatches) if run else ())
-    except CompileError:
-        raise
-    except G4kvError as error:
-        return result("error", str(error))
-    finally:
-        if run is not None:
-            with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
-                device.free_all(run.arrays)
-    if run.mismatches:
-        return result("failed", "", tuple(run.mismatches), run.digest.hexdigest())
-    return result("passed", digest=run.digest.hexdigest())
-
-
-def _fault_text(fault: DeviceFault) -> str:
-    shown = list(fault.reports[:MAX_FAULT_LINES])
-    left = len(fault.reports) - len(shown)
-    return "\n".join([*shown, f"and {left} more of this launch"] if left else shown)
+    return run_session(case, rerun, library.device, make, _execute)
 
 
 def _execute(run: _Run) -> None:

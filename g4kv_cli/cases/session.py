@@ -1,0 +1,118 @@
+"""What every kind of case has while it runs: a library, arrays to give back, findings; and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BYTE
+from g4kv_cli.records import CaseResult, Mismatch, Status
+
+Array = npt.NDArray[Any]
+
+MAX_FAULT_LINES = 6
+
+
+class Described(Protocol):
+    """What a result says of its case."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def geometry(self) -> Geometry: ...
+
+
+class Skip(Exception):
+    """A case cannot run on this device; the message names the property that is lacking."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What one case holds on the device, and what it has found so far."""
+
+    library: KernelLibrary
+    arrays: list[DeviceArray] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def device(self) -> Device:
+        return self.library.device
+
+    def keep(self, array: DeviceArray) -> DeviceArray:
+        """Have the array freed when the case ends."""
+        self.arrays.append(array)
+        return array
+
+    def upload(self, values: Array, label: str) -> DeviceArray:
+        """A device copy that is freed when the case ends."""
+        return self.keep(self.device.upload(values, label))
+
+    def poisoned(self, shape: tuple[int, ...], label: str, dtype: npt.DTypeLike = BF16) -> DeviceArray:
+        """An array of which every byte is 0xff (a NaN in bf16 and in float32)."""
+        array = self.keep(self.device.allocate(shape, np.dtype(dtype), label))
+        if array.size:
+            self.device.fill(array, POISON_BYTE)
+        return array
+
+    def found(self, mismatch: Mismatch | None) -> None:
+        """Note a finding, if it is one."""
+        if mismatch is not None:
+            self.mismatches.append(mismatch)
+
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+def run_session(
+    case: Described, rerun: str, device: Device, make: Callable[[], SessionT], execute: Callable[[SessionT], None]
+) -> CaseResult:
+    """Make a session and run a case in it. Wrong results and device faults are ``failed``, a refused or impossible
+    request is ``error``, Skip is ``skipped``. CompileError is passed on."""
+    begin = time.perf_counter()
+
+    def result(status: Status, reason: str = "", mismatches: tuple[Mismatch, ...] = (), digest: str = "") -> CaseResult:
+        seconds = time.perf_counter() - begin
+        return CaseResult(
+            case.id, case.entry, case.geometry.name, status, seconds, reason, mismatches, digest, rerun
+        )  # fmt: skip
+
+    session = None
+    try:
+        session = make()
+        execute(session)
+    except DeviceFault as fault:
+        return result("failed", _fault_text(fault), tuple(session.mismatches) if session else ())
+    except Skip as why:
+        return result("skipped", str(why))
+    except CompileError:
+        raise
+    except G4kvError as error:
+        return result("error", str(error))
+    finally:
+        if session is not None:
+            with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
+                device.free_all(session.arrays)
+    if session.mismatches:
+        return result("failed", "", tuple(session.mismatches), session.digest.hexdigest())
+    return result("passed", digest=session.digest.hexdigest())
+
+
+def _fault_text(fault: DeviceFault) -> str:
+    shown = list(fault.reports[:MAX_FAULT_LINES])
+    left = len(fault.reports) - len(shown)
+    return "\n".join([*shown, f"and {left} more of this launch"] if left else shown)
