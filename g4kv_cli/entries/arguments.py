@@ -16,6 +16,7 @@ from g4kv_cli.model.kv_layout import KvLayout
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
 VECTOR_ACCESS_BYTES = 16
 
 Int32Array = npt.NDArray[np.int32]
@@ -158,7 +159,7 @@ def require_array(
     )
     rules.SHAPE.require(same_shape, field, list(array.shape), wanted)
     rules.CONTIGUOUS.require(array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows")
-    alignment = VECTOR_ACCESS_BYTES if dtype == BF16 else dtype.itemsize
+    alignment = VECTOR_ACCESS_BYTES if dtype in (BF16, FLOAT32) else dtype.itemsize
     rules.ALIGNED.require(
         array.address % alignment == 0, field, f"address {array.address:#x}", f"a multiple of {alignment} bytes"
     )

@@ -17,6 +17,7 @@ def launch(
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
     parameters: ctypes.Structure,
+    dynamic_shared_bytes: int = 0,
     must_write: Sequence[DeviceArray] = (),
     may_collide: Sequence[DeviceArray] = (),
 ) -> None:
@@ -26,6 +27,7 @@ def launch(
         grid=grid,
         block=block,
         parameters=library.pack(parameters),
+        dynamic_shared_bytes=dynamic_shared_bytes,
         must_write=tuple(must_write),
         may_collide=tuple(may_collide),
     )

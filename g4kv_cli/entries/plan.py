@@ -16,10 +16,12 @@ import numpy as np
 
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import INT32, require_array
+from g4kv_cli.entries.attention_table import prefill_tiles
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32, require_type
 from g4kv_cli.model.prefill_plan import (
+    CTA_TILES_Q,
     CheckedPlan,
     Int32Array,
     PlanBounds,
@@ -109,7 +111,7 @@ class PrefillPagedPlan:
     def batch(cls, device: Device, requests: Sequence[PlanRequest], *, shape: PlanShape) -> PrefillPagedPlan:
         """A plan of these requests with no room for more. Raises ContractError before it allocates anything."""
         require_type("device", device, Device)  # type: ignore[type-abstract]
-        checked = check_requests(requests, shape)
+        checked = check_requests(requests, shape, plan_tiles(device, shape))
         bounds = checked.bounds
         plan = cls(
             device,
@@ -152,7 +154,7 @@ class PrefillPagedPlan:
         then is what it was before. Only if the device refuses to take the old contents back as well, the plan holds
         no requests afterwards and refuses use.
         """
-        self._fill(check_requests(requests, shape))
+        self._fill(check_requests(requests, shape, plan_tiles(self.device, shape)))
 
     def free(self) -> None:
         """Return the arrays to the device; a later use is refused (not_freed)."""
@@ -180,6 +182,14 @@ class PrefillPagedPlan:
     def _write(self, contents: Mapping[str, Int32Array]) -> None:
         for name, buffer in self.buffers.by_name().items():
             self.device.write(buffer, contents[name])
+
+
+def plan_tiles(device: Device, shape: object) -> tuple[int, ...]:
+    """The cta_tile_q that the device can run at the shape's head_dim; the usual ones where that is no head_dim."""
+    head_dim = getattr(shape, "head_dim", None)
+    if not isinstance(head_dim, int):
+        return CTA_TILES_Q
+    return prefill_tiles(head_dim, device.limits.max_shared_bytes_per_block) or CTA_TILES_Q
 
 
 def require_plan(device: Device, plan: object) -> tuple[PlanBounds, dict[str, DeviceArray]]:

@@ -32,6 +32,7 @@ from g4kv_cli.entries.arguments import (
     require_host_copy,
     require_no_overlap,
 )
+from g4kv_cli.entries.attention_table import prefill_tiles
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan, require_plan
@@ -495,6 +496,7 @@ def _paged_batch_prefill(
         num_kv_heads=request.num_kv_heads,
         rows=request.tokens,
         geometry=checked,
+        tiles=prefill_tiles(request.entry.head_dim, request.library.device.limits.max_shared_bytes_per_block),
         max_positions=request.cos_max_pos,
         cta_tile_q=tile,
     )

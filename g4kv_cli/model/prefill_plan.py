@@ -32,9 +32,8 @@ from g4kv_cli.model.checked import (
 
 Int32Array = npt.NDArray[np.int32]
 
-CTA_TILES_Q = (16, 64, 128)
-"""Packed query rows (token, head of the group) of one tile that kernels are compiled for."""
-TILE_128_MAX_HEAD_DIM = 128
+CTA_TILES_Q = (16, 64)
+"""Packed query rows (token, head of the group) of one tile, where no device says which it can run."""
 HEAD_DIMS = (256, 512)
 """head_dim of the local and of the global family."""
 
@@ -80,6 +79,8 @@ class PlanBounds:
     num_tokens: int
     num_pages: int
     num_tiles: int
+    min_q_len: int
+    max_q_len: int
     min_page_index: int
     max_page_index: int
     max_last_page_len: int
@@ -135,17 +136,14 @@ class CheckedRequest:
     page_origin: int
 
 
-def derive_cta_tile_q(packed_rows: int, num_requests: int, head_dim: int) -> int:
-    """Packed query rows of a tile, from the average of a request; integer arithmetic, as a kernel's host code does it.
+def derive_cta_tile_q(packed_rows: int, num_requests: int, tiles: Sequence[int]) -> int:
+    """Packed query rows of a tile: the smallest of ``tiles`` that holds a request of average length, else the largest.
 
-    Up to 16 rows on average a tile of 16 wastes least (decode, short chunks). Longer requests take 64; 128 only
-    where the accumulators of head_dim columns still fit the registers, which is none of Gemma 4's families (the
-    rule of FlashInfer's FA2DetermineCtaTileQ, whose threshold is the same: head_dim below 256).
+    Integer arithmetic, as FlashInfer's FA2DetermineCtaTileQ decides by the average too. ``tiles`` are those that the
+    device has the shared memory for (entries/attention_table.py), smallest first.
     """
     average = -(-packed_rows // num_requests)
-    if average <= 16:
-        return 16
-    return 128 if average > 64 and head_dim <= TILE_128_MAX_HEAD_DIM else 64
+    return next((tile for tile in tiles if average <= tile), tiles[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +154,20 @@ class CheckedPlan:
     requests: tuple[CheckedRequest, ...]
 
 
-def build_plan(requests: object, shape: object) -> PlanArrays:
-    """Validate requests (a sequence of PlanRequest) and a PlanShape, and lay out the arrays. Raises ContractError."""
-    return lay_out(check_requests(requests, shape))
-
-
-def check_requests(requests: object, shape: object) -> CheckedPlan:
-    """Validate everything that needs no arrays.
+def check_requests(requests: object, shape: object, tiles: Sequence[int] = CTA_TILES_Q) -> CheckedPlan:
+    """Validate everything that needs no arrays. ``tiles``: the cta_tile_q to choose from, smallest first.
 
     Raises ContractError: argument_type, integer, fits_i32, extent_positive, q_heads_multiple, head_dim, window_left,
     sm_scale, cta_tile_q, start_pos, q_len, page_list_not_empty, page_id_range, last_page_len, page_origin,
     length_equation, window_pages.
     """
-    checked_shape = _check_shape(require_type("shape", shape, PlanShape))
+    checked_shape = _check_shape(require_type("shape", shape, PlanShape), tiles)
     listed = require_sequence("requests", requests)
     rules.EXTENT_POSITIVE.require(len(listed) >= 1, "requests", len(listed), ">= 1 request")
     checked = tuple(
         _check_request(f"requests[{index}]", request, checked_shape) for index, request in enumerate(listed)
     )
-    return CheckedPlan(_bounds_of(checked, checked_shape), checked)
+    return CheckedPlan(_bounds_of(checked, checked_shape, tiles), checked)
 
 
 def check_capacity(bounds: PlanBounds, capacity: PlanCapacity) -> None:
@@ -196,13 +189,15 @@ def check_plan_use(
     num_kv_heads: int,
     rows: int,
     geometry: CheckedGeometry,
+    tiles: Sequence[int] = CTA_TILES_Q,
     max_positions: int | None = None,
     cta_tile_q: int | None = None,
 ) -> None:
     """Compare a plan's recorded bounds, tile and head relation with the call that is about to use it.
 
     ``rows`` are the token rows of q and of the output; ``max_positions`` the rows of the RoPE tables where there are
-    any; ``cta_tile_q`` the call's own override, None where it derives the tile.
+    any; ``tiles`` those that the device can run; ``cta_tile_q`` the call's own override, None where it derives the
+    tile.
 
     Raises ContractError: plan_head_dim, plan_heads, plan_rows, page_id_range, last_page_len, plan_page_size,
     position_range, plan_tile.
@@ -234,12 +229,12 @@ def check_plan_use(
         f"< {max_positions}",
     )
     packed_rows = bounds.num_tokens * (num_qo_heads // num_kv_heads)
-    derived = derive_cta_tile_q(packed_rows, bounds.num_requests, head_dim)
+    derived = derive_cta_tile_q(packed_rows, bounds.num_requests, tiles)
     want = derived if cta_tile_q is None else cta_tile_q
     rules.PLAN_TILE.require(bounds.cta_tile_q == want, "plan.cta_tile_q", bounds.cta_tile_q, want)
 
 
-def _check_shape(shape: PlanShape) -> PlanShape:
+def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
     """The shape in Python numbers; the head relation first, before anything divides."""
     num_qo_heads, num_kv_heads = check_head_relation(shape.num_qo_heads, shape.num_kv_heads)
     head_dim = require_i32("head_dim", shape.head_dim)
@@ -253,7 +248,7 @@ def _check_shape(shape: PlanShape) -> PlanShape:
     tile = None
     if shape.cta_tile_q is not None:
         tile = require_i32("cta_tile_q", shape.cta_tile_q)
-        rules.CTA_TILE_Q.require(tile in CTA_TILES_Q, "cta_tile_q", tile, f"one of {CTA_TILES_Q}")
+        rules.CTA_TILE_Q.require(tile in tiles, "cta_tile_q", tile, f"one of {tuple(tiles)}")
     return PlanShape(
         num_qo_heads=num_qo_heads,
         num_kv_heads=num_kv_heads,
@@ -297,11 +292,11 @@ def _check_request(name: str, request: object, shape: PlanShape) -> CheckedReque
     return CheckedRequest(start, q_len, kv_len, pages, last_page_len, origin)
 
 
-def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape) -> PlanBounds:
+def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequence[int]) -> PlanBounds:
     group = shape.num_qo_heads // shape.num_kv_heads
     num_tokens = require_i32("tokens of all requests", sum(request.q_len for request in requests))
     packed_rows = product_i32("packed query rows", num_tokens, group)
-    derived = derive_cta_tile_q(packed_rows, len(requests), shape.head_dim)
+    derived = derive_cta_tile_q(packed_rows, len(requests), tiles)
     tile = derived if shape.cta_tile_q is None else shape.cta_tile_q
     return PlanBounds(
         shape=shape,
@@ -310,6 +305,8 @@ def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape) -> PlanBoun
         num_tokens=num_tokens,
         num_pages=sum(len(request.pages) for request in requests),
         num_tiles=sum(_tiles_of(request, group, tile) for request in requests),
+        min_q_len=min(request.q_len for request in requests),
+        max_q_len=max(request.q_len for request in requests),
         min_page_index=min(min(request.pages) for request in requests),
         max_page_index=max(max(request.pages) for request in requests),
         max_last_page_len=max(request.last_page_len for request in requests),

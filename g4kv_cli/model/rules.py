@@ -92,7 +92,7 @@ PAGE_INDPTR = _rule("page_indptr", "must start at 0, never fall, and end at the 
 SLOT_UNIQUE = _rule("slot_unique", "takes the slot of another token of the same call")
 
 # Plan: what is built
-Q_LEN = _rule("q_len", "must not be negative")
+Q_LEN = _rule("q_len", "must not be negative (0 for a request without new tokens)")
 PAGE_LIST_NOT_EMPTY = _rule("page_list_not_empty", "must hold at least one page")
 LAST_PAGE_LEN = _rule("last_page_len", "must be at least 1 and at most page_size")
 LENGTH_EQUATION = _rule(
@@ -111,3 +111,9 @@ PLAN_HEAD_DIM = _rule("plan_head_dim", "is of the other family: the plan was mad
 PLAN_HEADS = _rule("plan_heads", "differs from the heads that the plan was made for")
 PLAN_PAGE_SIZE = _rule("plan_page_size", "differs from the page size that the plan was made for")
 PLAN_ROWS = _rule("plan_rows", "has fewer rows than the plan has tokens")
+
+# Attention
+GQA_GROUP = _rule("gqa_group", "is more query heads a KV head than a tile of packed rows holds")
+Q_LEN_ONE = _rule("q_len_one", "is for decode only where every request has one new token")
+NUM_SPLITS = _rule("num_splits", "must be at least 1 and at most what a grid's second axis holds")
+WORKSPACE = _rule("workspace", "is not the workspace of these tokens, heads, splits and head_dim")
