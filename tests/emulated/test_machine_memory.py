@@ -49,7 +49,7 @@ def test_host_reads_and_writes() -> None:
     assert machine.read(address + 16, 2).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("offset, nbytes", [(-1, 4), (62, 4), (64, 1), (1 << 40, 1)])
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (62, 4), (64, 1), (1 << 40, 1)])
 def test_host_access_outside_an_allocation(offset: int, nbytes: int) -> None:
     machine = Machine()
     address = machine.allocate(64, "block")
@@ -104,6 +104,9 @@ def test_written_ranges_gather_launches_until_cleared() -> None:
     store(machine, second, [63, -1])
     assert machine.written_ranges(first).tolist() == [[0, 12], [32, 40]]
     assert machine.written_ranges(second).tolist() == [[252, 256]]
+    machine.clear_written(second)
+    assert machine.written_ranges(first).tolist() == [[0, 12], [32, 40]]
+    assert machine.written_ranges(second).shape == (0, 2)
     machine.clear_written()
     assert machine.written_ranges(first).shape == (0, 2)
     store(machine, first, [5])
@@ -122,7 +125,7 @@ def test_stores_before_a_fatal_fault_are_in_the_written_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    "grid, block, words",
+    ("grid", "block", "words"),
     [
         ((1, 1, 1), (1025, 1, 1), "block.x is 1025"),
         ((1, 1, 1), (32, 33, 1), "1056 threads"),
@@ -161,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(64) kernel(int* out) {
 """
 
 
-@pytest.mark.parametrize("arch, most", [("80", 166912), ("90", 232448), ("120", 101376)])
+@pytest.mark.parametrize(("arch", "most"), [("80", 166912), ("90", 232448), ("120", 101376)])
 def test_shared_memory_and_thread_bounds(arch: str, most: int) -> None:
     kernel = compile_kernel(BOUNDED, arch)
     assert kernel.shared_bytes == 400
@@ -187,3 +190,39 @@ def test_instructions_are_counted() -> None:
     assert 0 < reports[0].thread_instructions <= 32 * kernel.instruction_count
     assert reports[1].thread_instructions == 2 * reports[0].thread_instructions
     assert reports[0].stored_bytes == 0
+
+
+MIXED = """
+extern "C" __global__ void kernel(int* out, const int* a, const int* b, int last) {
+  const int* p = threadIdx.x % 2 ? a : b;
+  out[threadIdx.x] = p[threadIdx.x == 31 ? last : threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "whole", "kinds"),
+    [(31, True, []), (31, False, ["uninitialised_read"]), (32, True, ["global_out_of_bounds"])],
+)
+def test_one_instruction_in_several_allocations(last: int, whole: bool, kinds: list[str]) -> None:
+    machine = Machine()
+    first, second = (machine.allocate(128, label) for label in "ab")
+    machine.write(first, np.arange(32 if whole else 31, dtype=np.int32))
+    machine.write(second, np.arange(100, 132, dtype=np.int32))
+    out = machine.allocate(128, "out")
+    faults = faults_of(machine, compile_kernel(MIXED), pointer(out), pointer(first), pointer(second), int32(last))
+    assert [(fault.kind, fault.thread, fault.label, fault.lanes) for fault in faults] == [
+        (kind, (31, 0, 0), "a", 1) for kind in kinds
+    ]
+    if not kinds:
+        lanes = np.arange(32)
+        np.testing.assert_array_equal(read_as(machine, out, 32, np.int32), lanes + 100 * (lanes % 2 == 0))
+
+
+def test_a_freed_one_among_several_allocations() -> None:
+    machine = Machine()
+    first, second = (upload(machine, np.zeros(32, np.int32), label) for label in "ab")
+    machine.free(second)
+    out = machine.allocate(128, "out")
+    (fault,) = faults_of(machine, compile_kernel(MIXED), pointer(out), pointer(first), pointer(second), int32(0))
+    assert (fault.kind, fault.thread, fault.label, fault.lanes) == ("use_after_free", (0, 0, 0), "b", 16)

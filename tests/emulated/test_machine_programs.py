@@ -10,7 +10,7 @@ import pytest
 from launch_helper import faults_of, float32, int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import DIALECTS, compile_kernel, compile_module, line_of
 
-from g4kv_cli.device.emulated import Kernel, Machine
+from g4kv_cli.device.emulated import Kernel, Machine, Module
 
 
 def run(kernel: Kernel, count: int, *arguments: bytes, grid: int = 1, block: int = 32, dtype: Any = np.int32) -> Any:
@@ -174,7 +174,8 @@ extern "C" __global__ void kernel(int* out) {
   int t = threadIdx.x + blockIdx.x;
   for (int round = 0; round < 3; ++round) {
     out[(round * 2 + blockIdx.x) * 96 + threadIdx.x] =
-      __syncthreads_count(t % (3 + round) == 0) * 100 + __syncthreads_and(t < 95 + round) * 10 + __syncthreads_or(t == 96);
+      __syncthreads_count(t % (3 + round) == 0) * 100 + __syncthreads_and(t < 95 + round) * 10 +
+      __syncthreads_or(t == 96);
   }
 }
 """
@@ -344,7 +345,9 @@ def test_narrow_loads_and_stores(arch: str) -> None:
     bytes_in = (np.arange(32) * 11 - 128).astype(np.int8)
     unsigned_in = (np.arange(32) * 8).astype(np.uint8)
     shorts_in = (np.arange(32) * -1111).astype(np.int16)
-    sources = [upload(machine, values, label) for label, values in zip("abc", (bytes_in, unsigned_in, shorts_in))]
+    sources = [
+        upload(machine, values, label) for label, values in zip("abc", (bytes_in, unsigned_in, shorts_in), strict=True)
+    ]
     out = machine.allocate(160 * 4, "out")
     launch_on(machine, compile_kernel(NARROW, arch), pointer(out), *(pointer(address) for address in sources))
     got = read_as(machine, out, 160, np.int32)
@@ -354,3 +357,61 @@ def test_narrow_loads_and_stores(arch: str) -> None:
     np.testing.assert_array_equal(got[96:112].view(np.int16), (np.arange(32) * -2000).astype(np.int16))
     quads = bytes_in.reshape(8, 4).astype(int) @ np.array([1, 2, 3, 4])
     np.testing.assert_array_equal(got[128:], quads[np.arange(32) % 8])
+
+
+HAND_WRITTEN = """
+.version 8.8
+.target sm_100
+.address_size 64
+.visible .entry kernel(.param .u64 out, .param .u64 in)
+{
+  .reg .pred %p<4>; .reg .b16 %rs<9>; .reg .b32 %r<20>; .reg .b64 %rd<9>;
+  ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [in];
+  mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 32; add.s64 %rd4, %rd2, %rd3; add.s64 %rd5, %rd1, %rd3;
+  ld.global.v8.b32 {%r2, %r3, %r4, %r5, %r6, %r7, _, %r9}, [%rd4];
+  mov.b64 %rd6, {%r2, %r3}; mov.b64 {%rs1, %rs2, %rs3, %rs4}, %rd6; mov.b32 %r10, {%rs4, %rs1};
+  mov.b64 {_, %r11}, %rd6;
+  setp.lt.s32 %p1|%p2, %r4, 20; selp.b32 %r12, 1, 0, %p1; selp.b32 %r13, 1, 0, %p2;
+  {
+    .reg .b32 %r<3>;
+    mov.u32 %r1, 5;
+    add.s32 %r5, %r5, %r1;
+  }
+  st.global.L1::no_allocate.L2::cache_hint.v8.b32 [%rd5], {%r2, %r10, %r11, %r12, %r13, %r5, 77, %r9}, %rd1;
+  ret;
+}
+"""
+
+
+def test_forms_that_the_compiler_seldom_emits() -> None:
+    machine = Machine()
+    values = (np.arange(256) * 0x01020305 % 2**32).astype(np.uint32).reshape(32, 8)
+    values[:, 2] = np.arange(32)
+    source, out = upload(machine, values, "in"), machine.allocate(1024, "out")
+    launch_on(machine, Module(HAND_WRITTEN).kernel("kernel"), pointer(out), pointer(source), must_write=[(out, 1024)])
+    got = read_as(machine, out, 256, np.uint32).reshape(32, 8)
+    low, high = values[:, 0].astype(np.int64), values[:, 1].astype(np.int64)
+    want = np.stack(
+        (
+            values[:, 0],
+            high >> 16 | (low & 0xFFFF) << 16,
+            high,
+            values[:, 2] < 20,
+            values[:, 2] >= 20,
+            values[:, 3] + np.uint32(5),
+            np.full(32, 77),
+            values[:, 7],
+        ),
+        1,
+    )
+    np.testing.assert_array_equal(got, want)
+    (fault,) = faults_of(machine, Module(HAND_WRITTEN).kernel("kernel"), pointer(out), pointer(source + 16))
+    assert (fault.kind, fault.lanes) == ("global_out_of_bounds", 1)
+    assert fault.thread == (31, 0, 0)
+
+
+def test_a_32_byte_access_must_be_aligned_to_32_bytes() -> None:
+    machine = Machine()
+    source, out = upload(machine, np.zeros(512, np.uint32), "in"), machine.allocate(1024, "out")
+    (fault,) = faults_of(machine, Module(HAND_WRITTEN).kernel("kernel"), pointer(out), pointer(source + 16))
+    assert (fault.kind, fault.lanes, fault.thread) == ("misaligned", 32, (0, 0, 0))

@@ -23,7 +23,7 @@ def instructions(body: str):
 
 
 @pytest.mark.parametrize(
-    "text, bits",
+    ("text", "bits"),
     [
         ("12", 12),
         ("-12", -12),
@@ -208,7 +208,7 @@ def test_device_functions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    ("text", "words"),
     [
         ("int main() {}", "not PTX"),
         (HEADER + ".visible .entry kernel()\n{ ret;", "closing brace"),

@@ -75,9 +75,9 @@ def _addresses(base: Array, offset: int) -> npt.NDArray[np.uint64]:
 def _check_lanes(lanes: LaneSet, base: Array, offset: int, size: int, site: Site) -> None:
     run = lanes.chunk.run
     addresses = _addresses(base, offset)
-    owners = run.memory.owners(addresses, size)
-    for code, kind, words in ((-1, "global_out_of_bounds", "outside every allocation"), (-2, "use_after_free", "")):
-        bad = np.flatnonzero(owners == code)
+    places = run.memory.classify(addresses, size)
+    for code, kind, words in ((0, "global_out_of_bounds", "outside every allocation"), (1, "use_after_free", "")):
+        bad = np.flatnonzero(places == code)
         if bad.size:
             position = int(bad[0])
             address = int(addresses[position])
@@ -131,9 +131,7 @@ def check_initialised(
         return
     addresses = (units << shift).astype(np.uint64) + _GLOBAL_BASE_U64
     if allocation is None:
-        owners = memory.owners(addresses, 1 << shift)
-        whole = np.array([block.fully_initialised for block in memory.allocations])
-        good |= whole[owners]
+        good |= memory.classify(addresses, 1 << shift) == 3
     bad = np.flatnonzero(~good)
     if bad.size == 0:
         return

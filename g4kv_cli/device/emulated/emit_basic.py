@@ -11,6 +11,8 @@ from .opcodes import ELEMENTWISE
 _MOV = re.compile(r"mov\.(?:b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64|pred)")
 _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}
 _CVTA = re.compile(r"cvta(\.to)?\.(global|shared|local|const|param)\.u64")
+_COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
+"""setp without a combining predicate: a second result is the complement of the first."""
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
 
 NO_OPERATION = frozenset(
@@ -74,8 +76,9 @@ def _emit_elementwise(emitter: BlockEmitter, number: int, instruction: Instructi
     results = [kind for kind in operation.results if kind != "carry"]
     sources = [kind for kind in operation.operands if kind != "carry"]
     targets = _targets(emitter, instruction, operands[0]) if operands else []
-    if len(targets) > len(results) and len(operands) - 1 == len(sources):
-        raise emitter.unsupported(instruction, "more results than the opcode has")
+    has_complement = len(targets) == 2 and _COMPARE.fullmatch(instruction.opcode) is not None
+    if has_complement:
+        results = ["pred", "pred"]
     if len(targets) != len(results) or len(operands) - 1 != len(sources):
         raise emitter.unsupported(instruction, f"expected {len(results)} results and {len(sources)} operands")
     arguments = [
@@ -94,6 +97,9 @@ def _emit_elementwise(emitter: BlockEmitter, number: int, instruction: Instructi
         expression = operation.expression.format(*arguments)
     else:
         expression = f"{emitter.context.bind(operation.function, 'E')}({', '.join(arguments)})"
+    if has_complement:
+        held = emitter.temporary()
+        expression = f"({held} := {expression}), ~{held}"
     emitter.pure(number, instruction, list(zip(targets, forms, strict=True)), expression)
 
 

@@ -24,7 +24,7 @@ PARAMETER_WINDOW = 0x7C00_0000_0000
 
 ALIGNMENT_BYTES = 256
 GUARD_BYTES = 256
-_RESERVE_BYTES = 1 << 37
+_RESERVE_BYTES = 1 << 40
 _SMALLEST_RESERVE_BYTES = 1 << 26
 _MAP_NORESERVE = 0x4000
 _INITIALISED = 1
@@ -96,6 +96,7 @@ class DeviceMemory:
         self.allocations: list[Allocation] = []
         self._begins: list[int] = []
         self._next = ALIGNMENT_BYTES
+        self._tables: tuple[npt.NDArray[Any], ...] | None = None
 
     def allocate(self, nbytes: int, label: str, sparse: bool = False) -> Allocation:
         """A new 256-byte aligned block with a guard gap behind it; contents uninitialised."""
@@ -106,6 +107,7 @@ class DeviceMemory:
             raise EmulatorError(
                 f"allocation '{label}' of {nbytes} bytes does not fit the {self.capacity_bytes}-byte device memory"
             )
+        self._tables = None
         allocation = Allocation(GLOBAL_BASE + self._next, nbytes, label)
         if sparse:
             self._advise("MADV_NOHUGEPAGE", self._next, nbytes)
@@ -151,6 +153,7 @@ class DeviceMemory:
         """Give the pages back; the addresses are never used again, so that a late access is seen."""
         allocation = self.block(address)
         allocation.is_freed = True
+        self._tables = None
         self._advise("MADV_DONTNEED", address - GLOBAL_BASE, allocation.nbytes)
 
     def write(self, address: int, values: Bytes) -> None:
@@ -167,9 +170,14 @@ class DeviceMemory:
 
     def _mark(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         if nbytes == allocation.nbytes:
-            allocation.fully_initialised = True
+            self.mark_whole(allocation)
         elif not allocation.fully_initialised:
             self.state.of[0][offset : offset + nbytes] = _INITIALISED
+
+    def mark_whole(self, allocation: Allocation) -> None:
+        """Every byte of the allocation was written; reads of it need no look at its state bytes any more."""
+        allocation.fully_initialised = True
+        self._tables = None
 
     def read(self, address: int, nbytes: int) -> Bytes:
         """A copy of device bytes."""
@@ -183,19 +191,27 @@ class DeviceMemory:
             return np.ones(nbytes, np.bool_)
         return np.asarray(self.state.of[0][offset : offset + nbytes] != 0, np.bool_)
 
-    def owners(self, addresses: npt.NDArray[np.uint64], nbytes: int) -> npt.NDArray[np.int64]:
-        """Index into ``allocations`` for each access of ``nbytes`` bytes; -1 outside, -2 in freed memory."""
-        if not self.allocations:
-            return np.full(addresses.shape, -1, np.int64)
-        begins = np.array(self._begins, np.uint64)
-        ends = np.array([allocation.end for allocation in self.allocations], np.uint64)
-        freed = np.array([allocation.is_freed for allocation in self.allocations])
-        index = np.searchsorted(begins, addresses, "right").astype(np.int64) - 1
-        known = np.maximum(index, 0)
-        size = np.uint64(nbytes)
-        # ends >= size does not hold for address 0, so compare without subtracting from the end.
-        inside = (index >= 0) & (addresses + size <= ends[known]) & (addresses + size > addresses)
-        return np.where(inside, np.where(freed[known], -2, index), -1)
+    def _lookup_tables(self) -> tuple[npt.NDArray[Any], ...]:
+        """(begins, ends, freed, fully initialised) of all allocations, with an empty one in front."""
+        if self._tables is None:
+            known = self.allocations
+            self._tables = (
+                np.array([0, *self._begins], np.uint64),
+                np.array([0, *(allocation.end for allocation in known)], np.uint64),
+                np.array([False, *(allocation.is_freed for allocation in known)]),
+                np.array([False, *(allocation.fully_initialised for allocation in known)]),
+            )
+        return self._tables
+
+    def classify(self, addresses: npt.NDArray[np.uint64], nbytes: int) -> npt.NDArray[np.int8]:
+        """For each access of ``nbytes`` bytes: 0 outside every allocation, 1 in freed memory, 2 good, 3 good and in
+        an allocation that is initialised as a whole."""
+        begins, ends, freed, whole = self._lookup_tables()
+        index = np.searchsorted(begins, addresses, "right") - 1
+        last = addresses + np.uint64(nbytes)
+        inside = (last <= ends[index]) & (last > addresses)
+        kind = np.where(freed[index], 1, np.where(whole[index], 3, 2))
+        return np.where(inside, kind, 0).astype(np.int8)
 
     def describe(self, address: int) -> tuple[str | None, int | None, str]:
         """(label, offset in the allocation, words) for a message about an address, valid or not."""

@@ -124,6 +124,9 @@ class Run:
         begin = address - GLOBAL_BASE
         missing = gaps(ranges, begin, begin + nbytes) if nbytes else empty_ranges()
         if not missing.size:
+            allocation = self.memory.find(address)
+            if allocation is not None and nbytes and (allocation.begin, allocation.nbytes) == (address, nbytes):
+                self.memory.mark_whole(allocation)
             return
         first = int(missing[0, 0]) + GLOBAL_BASE
         total = int((missing[:, 1] - missing[:, 0]).sum())
