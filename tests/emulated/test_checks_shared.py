@@ -399,3 +399,34 @@ def test_warps_meet_again_before_a_barrier_whatever_the_block_order(arch: str) -
     machine = Machine()
     out = upload(machine, np.zeros(256, np.int32), "out")
     assert not faults_of(machine, compile_kernel(REORDERED, arch), pointer(out), int32(2), block=64)
+
+
+LONG_LOOP = """
+extern "C" __global__ void kernel(int* out) {
+  __shared__ int row[128];
+  row[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  int sum = 0;
+#pragma unroll 1
+  for (int step = 0; step < 200; ++step) sum += row[(threadIdx.x + step) % 128];   // MARK: load
+  LATE
+  out[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+
+
+def test_a_long_phase_without_barriers_is_still_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of accesses is compacted on the way; the race with its first reads is found all the same."""
+    monkeypatch.setattr("g4kv_cli.device.emulated.shared_races._COMPACT_AT_LANES", 1000)
+    clean, values = run(LONG_LOOP.replace("LATE", ""), grid=2)
+    assert not clean
+    want = [sum((thread + step) % 128 for step in range(200)) for thread in range(128)]
+    assert values[:256].tolist() == want * 2
+    late = "if (blockIdx.x == 1 && threadIdx.x == 70) row[3] = 0;"
+    source = LONG_LOOP.replace("LATE", late + "  // MARK: store")
+    (fault,), _ = run(source, grid=2)
+    assert fault.kind == "shared_race"
+    assert "write-after-read" in fault.message
+    assert fault.block == (1, 0, 0)
+    assert fault.address == 12
+    assert {line_of(source, "MARK: store"), line_of(source, "MARK: load")} >= {fault.source_line}

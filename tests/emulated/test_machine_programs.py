@@ -415,3 +415,22 @@ def test_a_32_byte_access_must_be_aligned_to_32_bytes() -> None:
     source, out = upload(machine, np.zeros(512, np.uint32), "in"), machine.allocate(1024, "out")
     (fault,) = faults_of(machine, Module(HAND_WRITTEN).kernel("kernel"), pointer(out), pointer(source + 16))
     assert (fault.kind, fault.lanes, fault.thread) == ("misaligned", 32, (0, 0, 0))
+
+
+TICKETS = """
+extern "C" __global__ void kernel(int* out) {
+  if (threadIdx.x == 0) out[1 + blockIdx.x] = atomicAdd(out, 1);
+}
+"""
+
+
+@pytest.mark.parametrize("chunk_threads", [32, 128, 16384])
+def test_blocks_run_in_the_order_asked_for(chunk_threads: int) -> None:
+    kernel = compile_kernel(TICKETS)
+    for reverse in (False, True):
+        machine = Machine()
+        out = upload(machine, np.zeros(11, np.int32), "out")
+        options: dict[str, Any] = {"reverse_blocks": reverse, "chunk_threads": chunk_threads}
+        launch_on(machine, kernel, pointer(out), grid=10, **options)
+        tickets = read_as(machine, out, 11, np.int32)[1:]
+        np.testing.assert_array_equal(tickets, np.arange(10)[::-1] if reverse else np.arange(10))
