@@ -213,7 +213,7 @@ FAULTS = (
     ),
     Fault(
         "a lane missing in the shuffle mask",
-        _edit("kAllLanes = 0xffffffffu;", "kAllLanes = 0x7fffffffu;"),
+        _edit("kAllLanes = 0xffffffffu;", "kAllLanes = 0x7fffffffu;", "warp.cuh"),
         f"{LOCAL}/contiguous/random/seed1/tokens1",
         ("shuffle",),
     ),
