@@ -39,6 +39,8 @@ def count_gpus() -> int:
     try:
         count = len(CoreDevice.get_all_devices())
     except Exception as error:  # cuda.core and its loader raise types of their own that differ between versions
+        if type(error).__name__ == "DynamicLibNotFoundError":
+            raise DeviceUnavailable("no CUDA driver: libcuda is not installed") from error
         raise DeviceUnavailable(f"no CUDA driver: {first_line(error)}") from error
     if count == 0:
         raise DeviceUnavailable("the CUDA driver shows no GPU")

@@ -24,6 +24,19 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.core, "Device", SimpleNamespace(get_all_devices=fail))
 
 
+def test_a_missing_driver_library_is_said_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cuda.core
+
+    class DynamicLibNotFoundError(RuntimeError):
+        """As cuda.pathfinder names it; its own text tells a long story about search paths."""
+
+    def fail() -> tuple[object, ...]:
+        raise DynamicLibNotFoundError('"cuda" is an NVIDIA driver library and can only be found via system search.')
+
+    monkeypatch.setattr(cuda.core, "Device", SimpleNamespace(get_all_devices=fail))
+    assert open_device("auto").info.reason == "no usable CUDA GPU (no CUDA driver: libcuda is not installed)"
+
+
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Pretend that there are GPUs, some of them unusable."""
