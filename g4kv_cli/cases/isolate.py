@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records import CaseResult
@@ -25,7 +25,7 @@ _runner: CaseRunner | None = None
 """The runner of a worker process."""
 
 
-def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
+def run_cases(cases: Sequence[SmokeCase], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
     """Run all cases and yield their results in order. ``device`` is open and serves this process."""
     if device.info.kind == "emulated" and jobs > 1 and len(cases) >= jobs * MIN_CASES_PER_JOB:
         yield from _in_workers(cases, settings, jobs)
@@ -41,7 +41,7 @@ def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs
         runner.close()
 
 
-def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
+def _in_workers(cases: Sequence[SmokeCase], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
     done = 0
     pool = _pool(settings, jobs)
     futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
@@ -59,7 +59,7 @@ def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iter
     yield from _one_worker_each_fault(cases[done:], settings)
 
 
-def _one_worker_each_fault(cases: Sequence[Case], settings: RunSettings) -> Iterator[CaseResult]:
+def _one_worker_each_fault(cases: Sequence[SmokeCase], settings: RunSettings) -> Iterator[CaseResult]:
     """One worker process; a new one after each fault or crash."""
     pool: ProcessPoolExecutor | None = None
     try:
@@ -94,7 +94,7 @@ def _start_worker(settings: RunSettings) -> None:
     _runner = CaseRunner(settings)
 
 
-def _run_in_worker(case: Case) -> tuple[CaseResult, bool]:
+def _run_in_worker(case: SmokeCase) -> tuple[CaseResult, bool]:
     if _runner is None:
         raise RuntimeError("the worker was not started with settings")
     return _runner.run(case), _runner.poisoned

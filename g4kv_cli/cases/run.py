@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from g4kv_cli.cases.case import Case
-from g4kv_cli.cases.execute import run_case
+from g4kv_cli.cases.any_case import SmokeCase, run_any, sources_of
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.records import CaseResult
 
 
@@ -26,7 +25,7 @@ class RunSettings:
     kernels_directory: Path | None
     rerun: tuple[str, ...]
 
-    def rerun_command(self, case: Case) -> str:
+    def rerun_command(self, case: SmokeCase) -> str:
         """The exact command line that runs just this case again."""
         return shlex.join([*self.rerun, "--case", case.id])
 
@@ -38,9 +37,9 @@ def device_spec_of(device: Device) -> str:
     return f"cuda:{getattr(device, 'ordinal', 0)}"
 
 
-def compile_for(device: Device, kernels_directory: Path | None, cases: list[Case]) -> None:
+def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[SmokeCase]) -> None:
     """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
-    for source in dict.fromkeys(PREP_ENTRIES[case.entry].source for case in cases):
+    for source in dict.fromkeys(source for case in cases for source in sources_of(case)):
         compile_image(find_source(source, kernels_directory), arch=device.info.arch, kind=device.image_kind)
 
 
@@ -52,9 +51,9 @@ class CaseRunner:
         self.poisoned = False
         self._library = KernelLibrary(device or open_device(settings.device_spec), settings.kernels_directory)
 
-    def run(self, case: Case) -> CaseResult:
+    def run(self, case: SmokeCase) -> CaseResult:
         """Run one case; a fault of the device is the case's, and the next one starts on a fresh device."""
-        result = run_case(case, self._library, self.settings.rerun_command(case))
+        result = run_any(case, self._library, self.settings.rerun_command(case))
         if case.trap is not None or (result.status == "failed" and result.reason):
             self._replace_device()
         return result

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.oracle.attention import ROW_MAX_LIMIT, ROW_RMS_LIMIT
+from g4kv_cli.oracle.attention import ALL_RMS_LIMIT, ROW_MAX_LIMIT, ROW_RMS_LIMIT
 from g4kv_cli.oracle.compare import Axes, compare_values
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.records import Mismatch
@@ -31,18 +31,20 @@ def compare_rows(
     value: Float64,
     axes: Axes,
     max_limit: float = ROW_MAX_LIMIT,
-    rms_limit: float = ROW_RMS_LIMIT,
+    rms_limits: tuple[float, float] = (ROW_RMS_LIMIT, ALL_RMS_LIMIT),
 ) -> Mismatch | None:
-    """Each (token, head) row: largest error over the largest magnitude, and root mean squares likewise."""
+    """Each (token, head) row: largest error over the largest magnitude, and root mean squares likewise; then the root
+    mean square over all rows."""
     row_max = np.broadcast_to(max_limit * np.abs(value).max(axis=-1, keepdims=True), value.shape)
     found = compare_values(operation, got, Expected(value, row_max, f"{max_limit} of the row's largest"), axes)
     if found is not None or not value.size:
         return found
     error = got.astype(np.float64) - value
-    rms = np.sqrt(np.mean(np.square(error), axis=-1))
-    relative = rms / np.maximum(np.sqrt(np.mean(np.square(value), axis=-1)), np.finfo(np.float64).tiny)
-    wrong = relative > rms_limit
-    if not wrong.any():
+    scale = np.maximum(np.sqrt(np.mean(np.square(value), axis=-1)), np.finfo(np.float64).tiny)
+    relative = np.sqrt(np.mean(np.square(error), axis=-1)) / scale
+    all_rows = float(np.sqrt(np.mean(np.square(relative))))
+    wrong = relative > rms_limits[0]
+    if all_rows <= rms_limits[1] and not wrong.any():
         return None
     worst_row = np.unravel_index(int(np.argmax(relative)), relative.shape)
     first_row = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
@@ -61,8 +63,8 @@ def compare_rows(
         worst=axes.coordinate(worst),
         worst_got=f"{float(got[worst]):.6g}",
         worst_want=f"{float(value[worst]):.7g}",
-        limit=f"root mean square of a row's error <= {rms_limit} of the row's",
-        note=f"the worst row's is {float(relative[worst_row]):.3g}",
+        limit=f"root mean square of an error <= {rms_limits[0]} of a row's, {rms_limits[1]} over all rows",
+        note=f"the worst row's is {float(relative[worst_row]):.3g}, all rows' {all_rows:.3g}",
     )
 
 
@@ -86,4 +88,25 @@ def compare_lse(operation: str, got: Array, value: Float64, limit: Float64, axes
         worst_got=f"{float(got[worst]):.9g}",
         worst_want=f"{float(value[worst]):.9g}",
         limit=f"float32 error bound: {float(limit[worst]):.3g} at the worst",
+    )
+
+
+def compare_float32_bits(operation: str, got: Array, want: Array, axes: Axes) -> Mismatch | None:
+    """Two float32 arrays [tokens, heads], bit for bit."""
+    wrong = got.view(np.uint32) != want.view(np.uint32)
+    if not wrong.any():
+        return None
+    first = tuple(int(at) for at in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    where, got_text, want_text = axes.coordinate(first), f"{float(got[first]):.9g}", f"{float(want[first]):.9g}"
+    return Mismatch(
+        operation=operation,
+        count=int(np.count_nonzero(wrong)),
+        total=wrong.size,
+        first=where,
+        first_got=got_text,
+        first_want=want_text,
+        worst=where,
+        worst_got=got_text,
+        worst_want=want_text,
+        limit="bit-equal",
     )
