@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from g4kv_cli.cases.reject_arrays import array_cases
+from g4kv_cli.cases.reject_attention import attention_cases
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
 from g4kv_cli.cases.reject_pages import page_cases
 from g4kv_cli.cases.reject_plan import plan_cases
 from g4kv_cli.cases.reject_pool import pool_cases
-from g4kv_cli.cases.reject_request import GEOMETRY_OF_ENTRY, Draft, RejectBench, Spoiled
+from g4kv_cli.cases.reject_request import Draft, RejectBench, Spoiled
 from g4kv_cli.cases.reject_values import value_cases
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault
 from g4kv_cli.records import CaseResult, Status
 
@@ -43,15 +44,15 @@ class RejectCase:
     @property
     def geometry(self) -> str:
         """The head counts it is made with."""
-        return GEOMETRY_OF_ENTRY[self.entry]
+        return REJECT_ENTRIES[self.entry].geometry
 
 
 def reject_cases() -> list[RejectCase]:
     """The whole catalogue, entry by entry."""
-    tables = (value_cases, array_cases, pool_cases, page_cases, plan_cases)
+    tables = (value_cases, array_cases, pool_cases, page_cases, plan_cases, attention_cases)
     return [
         RejectCase(name, spoiled)
-        for name, entry in PREP_ENTRIES.items()
+        for name, entry in REJECT_ENTRIES.items()
         for table in tables
         for spoiled in table(entry)
     ]
@@ -178,11 +179,12 @@ class RejectRunner:
         except Exception as error:
             return [f"the in-range twin raised {type(error).__name__}: {error}"]
         reasons = []
-        if bench.device.launch_count != launches + 1:
-            reasons.append(f"the in-range twin made {bench.device.launch_count - launches} launches, want 1")
+        made, want = bench.device.launch_count - launches, bench.entry.launches
+        if made != want:
+            reasons.append(f"the in-range twin made {made} launches, want {want}")
         expected = draft.expected_elems()
         if written != expected:
             reasons.append(f"the in-range twin wrote {written} elements, want {expected}")
         draft.release()
-        bench.poison_outputs()
+        bench.restore_outputs()
         return reasons

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from g4kv_cli.cases.reject_entries import RejectEntry
 from g4kv_cli.cases.reject_request import Change, Draft, Spoiled, array_names, dtype_of
 from g4kv_cli.device.interface import DeviceArray, contiguous_strides
-from g4kv_cli.entries.arguments import RopeTables
+from g4kv_cli.entries.arguments import INT32, RopeTables
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.entries.table import PrepEntry
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 ArrayChange = Callable[[Draft, DeviceArray], object]
 
-BF16_BYTES = 2
 VECTOR_ELEMS = 8
 """bf16 elements of one 16-byte access."""
 
 
-def array_cases(entry: PrepEntry) -> list[Spoiled]:
+def array_cases(entry: RejectEntry) -> list[Spoiled]:
     """Every rule of an array on every array argument where it can be broken there."""
     names = array_names(entry)
-    vectors = [name for name in names if dtype_of(name).itemsize == BF16_BYTES]
-    indices = [name for name in names if name not in vectors]
+    indices = [name for name in names if dtype_of(name) == INT32]
+    numbers = [name for name in names if name not in indices]
+    output = "q_out" if entry.is_prep else "out"
     cases: list[Spoiled] = []
 
     def add(
-        rule: str,
-        variant: str,
-        among: list[str] | tuple[str, ...],
-        change: ArrayChange,
-        twin: ArrayChange | None = None,
+        rule: str, variant: str, among: Sequence[str], change: ArrayChange, twin: ArrayChange | None = None
     ) -> None:
         for name in among:
-            cases.append(Spoiled(rule, f"{name}-{variant}", name, _on(name, change), _on(name, twin) if twin else None))
+            if name in names:
+                in_range = _on(name, twin) if twin else None
+                cases.append(Spoiled(rule, f"{name}-{variant}", name, _on(name, change), in_range))
 
     add("device_array", "on-the-host", names, lambda _, array: np.zeros(array.shape, array.dtype))
-    add("device_array", "none", ["q", "q_out"], lambda _, __: None)
+    add("device_array", "none", ["q", output, "workspace.partial_max"], lambda _, __: None)
     add("not_freed", "freed", names, _freed)
     add("same_device", "elsewhere", names, _foreign)
-    add("dtype", "float16", vectors, lambda _, array: array.as_type(np.float16, array.shape))
-    add("dtype", "one-byte", ["pool"] if "pool" in names else ["k"], _one_byte)
+    add("dtype", "float16", numbers, lambda _, array: array.as_type(np.float16, array.shape))
+    add("dtype", "one-byte", ["pool"] if entry.has_pool else ["k"], _one_byte)
     add("dtype", "int64", indices, lambda draft, array: draft.fresh(array.shape, np.int64))
     add("dtype", "uint32", indices, lambda _, array: array.as_type(np.uint32, array.shape))
-    add("contiguous", "gaps", ["q", "k", "q_out", *indices], _with_gaps)
-    add("aligned", "2-bytes-on", ["q", "q_norm_weight", "rope.sin", "q_out"], _shifted(1), _shifted(VECTOR_ELEMS))
+    add("contiguous", "gaps", ["q", "k", output, "lse", *indices], _with_gaps)
+    add("aligned", "one-element-on", ["q", "q_norm_weight", "rope.sin", output], _shifted(1), _shifted(VECTOR_ELEMS))
+    add("aligned", "one-element-on", ["lse", "workspace.partial_out"], _shifted(1))
     add("aligned", "1-byte-on", indices[:1], _one_byte_on)
-    add("inside_allocation", "past-the-end", ["q", "rope.cos", "q_out"], _past_the_end, _to_the_end)
-    add("inside_allocation", "before-the-begin", ["k"], lambda _, array: array.view(array.shape, offset_elems=-8))
-    if "pool" in names:
-        add("inside_allocation", "past-the-end", ["pool"], lambda _, array: array.view((2 * array.size,)))
+    add("inside_allocation", "past-the-end", ["q", "rope.cos", output], _past_the_end, _to_the_end)
+    add("inside_allocation", "before-the-begin", ["q", "k"], lambda _, array: array.view(array.shape, offset_elems=-8))
+    add("inside_allocation", "past-the-end", ["pool"], lambda _, array: array.view((2 * array.size,)))
     cases += _shape_cases(entry, names)
-    cases += _overlap_cases(entry)
+    cases += _prep_overlap_cases(entry) if entry.is_prep else _attention_overlap_cases(entry)
     return cases
 
 
@@ -117,7 +115,7 @@ def _to_the_end(draft: Draft, array: DeviceArray) -> DeviceArray:
     return last
 
 
-def _shape_cases(entry: PrepEntry, names: tuple[str, ...]) -> list[Spoiled]:
+def _shape_cases(entry: RejectEntry, names: tuple[str, ...]) -> list[Spoiled]:
     """Widths, rows and ranks. What a request is measured by (q's rows and heads, k's heads) is other rules' affair."""
     head_dim = entry.head_dim
 
@@ -133,6 +131,18 @@ def _shape_cases(entry: PrepEntry, names: tuple[str, ...]) -> list[Spoiled]:
         shape("q", "flat", lambda _, array: array.view((array.size,))),
         shape("q", "other-head-dim", lambda draft, array: draft.fresh((*array.shape[:2], 768 - head_dim))),
         shape("q", "negative-rows", lambda _, array: array.view((-1, *array.shape[1:]))),
+    ]
+    if not entry.is_prep:
+        return [
+            *cases,
+            shape("pool", "by-pages", lambda _, array: array.view((1, array.size))),
+            shape("out", "one-row-less", dims(-1, 0, 0)),
+            shape("out", "one-head-more", dims(0, 1, 0)),
+            shape("out", "other-head-dim", lambda draft, array: draft.fresh((*array.shape[:2], 768 - head_dim))),
+            shape("lse", "one-row-less", dims(-1, 0)),
+            shape("lse", "with-columns", lambda _, array: array.view((*array.shape, 1))),
+        ]
+    cases += [
         shape("k", "one-row-less", dims(-1, 0, 0)),
         shape("k", "one-column-less", dims(0, 0, -1)),
         shape("q_norm_weight", "one-short", dims(-1)),
@@ -165,31 +175,77 @@ def _shape_cases(entry: PrepEntry, names: tuple[str, ...]) -> list[Spoiled]:
     return cases
 
 
-def _overlap_cases(entry: PrepEntry) -> list[Spoiled]:
-    def whole(draft: Draft) -> None:
-        draft.arguments["q_out"] = draft.arguments["q"]
+def _is_q(output: str) -> Change:
+    def change(draft: Draft) -> None:
+        draft.arguments[output] = draft.arguments["q"]
 
-    def sharing_rows(rows: int) -> Change:
-        """q and q_out in one allocation; the last ``rows`` rows of q are the first of q_out."""
+    return change
 
-        def change(draft: Draft) -> None:
-            q = draft.arguments["q"]
-            both = draft.fresh((2 * q.size,))
-            draft.device.fill(both, POISON_BYTE)
-            draft.arguments["q"] = both.view(q.shape)
-            draft.device.write(draft.arguments["q"], draft.device.read(q))
-            begin = q.size - rows * q.shape[1] * q.shape[2]
-            draft.arguments["q_out"] = both.view(q.shape, offset_elems=begin)
 
-        return change
+def _sharing_rows(output: str, rows: int) -> Change:
+    """q and the output in one allocation; the last ``rows`` rows of q are the first of the output."""
 
+    def change(draft: Draft) -> None:
+        q = draft.arguments["q"]
+        both = draft.fresh((2 * q.size,))
+        draft.device.fill(both, POISON_BYTE)
+        draft.arguments["q"] = both.view(q.shape)
+        draft.device.write(draft.arguments["q"], draft.device.read(q))
+        begin = q.size - rows * q.shape[1] * q.shape[2]
+        draft.arguments[output] = both.view(q.shape, offset_elems=begin)
+
+    return change
+
+
+def _in_pool(name: str) -> Change:
+    def change(draft: Draft) -> None:
+        draft.arguments[name] = draft.pool_data.view(draft.arguments[name].shape)
+
+    return change
+
+
+def _plan_in(output: str) -> Change:
+    """A plan whose positions lie where the output goes."""
+
+    def change(draft: Draft) -> None:
+        plan = PrefillPagedPlan.batch(draft.device, draft.requests, shape=draft.shape)
+        for array in plan.buffers.by_name().values():
+            draft.keep(array)
+        as_int = draft.arguments[output].as_type(np.int32, plan.buffers.positions.shape)
+        plan.buffers = replace(plan.buffers, positions=as_int)
+        draft.replaced["plan"] = plan
+
+    return change
+
+
+def _attention_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
+    def lse_in_out(draft: Draft) -> None:
+        draft.arguments["lse"] = draft.arguments["out"].as_type(np.float32, draft.arguments["lse"].shape)
+
+    cases = [
+        Spoiled("no_overlap", "out-is-q", "out", _is_q("out")),
+        Spoiled("no_overlap", "last-row-of-q", "out", _sharing_rows("out", 1), _sharing_rows("out", 0)),
+        Spoiled("no_overlap", "out-in-pool", "out", _in_pool("out")),
+        Spoiled("no_overlap", "lse-in-out", "out", lse_in_out),
+        Spoiled("no_overlap", "plan-in-out", "out", _plan_in("out")),
+    ]
+    if entry.form == "attention_split":
+
+        def one_scratch(draft: Draft) -> None:
+            draft.workspace = replace(draft.workspace, partial_sum=draft.workspace.partial_max)
+
+        cases.append(Spoiled("no_overlap", "partials-are-one", "workspace.partial_max", one_scratch))
+    return cases
+
+
+def _prep_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
     def in_weights(draft: Draft) -> None:
         weight = draft.arguments["q_norm_weight"]
         draft.arguments["q_norm_weight"] = draft.arguments["q_out"].view(weight.shape)
 
     cases = [
-        Spoiled("no_overlap", "q_out-is-q", "q_out", whole),
-        Spoiled("no_overlap", "last-row-of-q", "q_out", sharing_rows(1), sharing_rows(0)),
+        Spoiled("no_overlap", "q_out-is-q", "q_out", _is_q("q_out")),
+        Spoiled("no_overlap", "last-row-of-q", "q_out", _sharing_rows("q_out", 1), _sharing_rows("q_out", 0)),
         Spoiled("no_overlap", "weight-in-q_out", "q_out", in_weights),
     ]
     if entry.form == "contiguous":
@@ -208,16 +264,9 @@ def _overlap_cases(entry: PrepEntry) -> list[Spoiled]:
             Spoiled("no_overlap", "table-in-k_out", "k_out", table_in_k_out),
         ]
     else:
-
-        def k_in_pool(draft: Draft) -> None:
-            draft.arguments["k"] = draft.pool_data.view(draft.arguments["k"].shape)
-
-        def q_out_in_pool(draft: Draft) -> None:
-            draft.arguments["q_out"] = draft.pool_data.view(draft.arguments["q_out"].shape)
-
         cases += [
-            Spoiled("no_overlap", "k-in-pool", "pool", k_in_pool),
-            Spoiled("no_overlap", "q_out-in-pool", "q_out", q_out_in_pool),
+            Spoiled("no_overlap", "k-in-pool", "pool", _in_pool("k")),
+            Spoiled("no_overlap", "q_out-in-pool", "q_out", _in_pool("q_out")),
         ]
     if entry.form == "paged_prefill":
 
@@ -228,14 +277,5 @@ def _overlap_cases(entry: PrepEntry) -> list[Spoiled]:
 
         cases.append(Spoiled("no_overlap", "page_row-in-q_out", "q_out", row_in_q_out))
     if entry.form == "paged_batch_prefill":
-
-        def plan_in_q_out(draft: Draft) -> None:
-            plan = PrefillPagedPlan.batch(draft.device, draft.requests, shape=draft.shape)
-            for array in plan.buffers.by_name().values():
-                draft.keep(array)
-            as_int = draft.arguments["q_out"].as_type(np.int32, plan.buffers.positions.shape)
-            plan.buffers = replace(plan.buffers, positions=as_int)
-            draft.replaced["plan"] = plan
-
-        cases.append(Spoiled("no_overlap", "plan-in-q_out", "q_out", plan_in_q_out))
+        cases.append(Spoiled("no_overlap", "plan-in-q_out", "q_out", _plan_in("q_out")))
     return cases

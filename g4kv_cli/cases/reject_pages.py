@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from g4kv_cli.cases.reject_entries import RejectEntry
 from g4kv_cli.cases.reject_request import (
     DECODE_POSITIONS,
     NUM_PAGES,
@@ -17,7 +18,6 @@ from g4kv_cli.cases.reject_request import (
     Spoiled,
 )
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
-from g4kv_cli.entries.table import PrepEntry
 
 I32 = 2**31
 U32 = 2**32
@@ -25,7 +25,7 @@ SENTINEL = 9999
 """A page id that no pool here has."""
 
 
-def page_cases(entry: PrepEntry) -> list[Spoiled]:
+def page_cases(entry: RejectEntry) -> list[Spoiled]:
     """Cases of the forms that take page metadata without a plan."""
     if entry.form == "paged_prefill":
         return _row_cases()

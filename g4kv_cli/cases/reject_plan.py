@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from g4kv_cli.cases.reject_request import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_entries import RejectEntry
+from g4kv_cli.cases.reject_request import NUM_PAGES, OUTPUTS, PAGE_SIZE, WINDOW_LEFT, Change, Draft, Spoiled
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.entries.table import PrepEntry
 from g4kv_cli.model.prefill_plan import PlanRequest, check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE
 
@@ -16,14 +17,14 @@ I32 = 2**31
 U32 = 2**32
 
 
-def plan_cases(entry: PrepEntry) -> list[Spoiled]:
-    """Cases of the ragged batch form; none elsewhere."""
-    if entry.form != "paged_batch_prefill":
+def plan_cases(entry: RejectEntry) -> list[Spoiled]:
+    """Cases of every form that takes a plan; none elsewhere."""
+    if not entry.takes_plan:
         return []
     return [*_shape_cases(entry), *_request_cases(), *_capacity_cases(), *_use_cases(entry), *_type_cases()]
 
 
-def _shape_cases(entry: PrepEntry) -> list[Spoiled]:
+def _shape_cases(entry: RejectEntry) -> list[Spoiled]:
     def shape(rule: str, variant: str, field: str, value: Any, twin: Any = ...) -> Spoiled:
         in_range = None if twin is ... else _shape(**{field: twin})
         return Spoiled(rule, f"plan-{field}-{variant}", field, _shape(**{field: value}), in_range)
@@ -98,24 +99,14 @@ def _request_cases() -> list[Spoiled]:
         request("length_equation", "one-slot-less", "last_page_len", 1, last_page_len=2),
         request("length_equation", "one-slot-more", "last_page_len", 1, last_page_len=4),
         request("length_equation", "page-missing", "last_page_len", 0, page_indices=(5,)),
-        # 4 tokens fill a page: a second one with 1 slot taken is one page too many.
-        request(
-            "length_equation",
-            "surplus-page",
-            "last_page_len",
-            1,
-            _full_page,
-            start_pos=1,
-            page_indices=(1, 4),
-            last_page_len=1,
-        ),
+        Spoiled("length_equation", "surplus-page", "requests[1].last_page_len", _surplus_page, _full_page),
         request("length_equation", "released-page-counted", "last_page_len", 2, page_origin=0),
         request("window_pages", "seen-page-released", "page_origin", 2, page_origin=2, page_indices=(6,)),
         Spoiled("window_pages", "no-window", "requests[2].page_origin", _shape(window_left=-1), _no_window),
         Spoiled("window_pages", "window-one-wider", "requests[2].page_origin", _shape(window_left=6), _edge_window),
         Spoiled("slot_unique", "two-requests", "requests[1].page_indices", _shared_page, _shared_page_apart),
         Spoiled("fits_i32", "all-tokens", "tokens of all requests", _long_requests(long_request, long_request)),
-        Spoiled("fits_i32", "packed-rows", "packed query rows", _long_requests(long_request)),
+        Spoiled("fits_i32", "rows-of-all-heads", "tokens * query heads", _long_requests(long_request)),
     ]
 
 
@@ -132,27 +123,34 @@ def _capacity_cases() -> list[Spoiled]:
     return cases
 
 
-def _use_cases(entry: PrepEntry) -> list[Spoiled]:
-    tile_of_call = _argument("cta_tile_q", 64)
-    return [
+def _use_cases(entry: RejectEntry) -> list[Spoiled]:
+    cases = [
         Spoiled("plan_set", "preallocated", "plan", _unset, _refilled()),
-        Spoiled("plan_tile", "plan-overridden", "plan.cta_tile_q", _shape(cta_tile_q=64), _both_tiles),
-        Spoiled("plan_tile", "call-overridden", "plan.cta_tile_q", tile_of_call, _argument("cta_tile_q", 16)),
-        Spoiled("fits_i32", "call-tile-wraps", "cta_tile_q", _argument("cta_tile_q", U32 + 16)),
-        Spoiled("integer", "call-tile-text", "cta_tile_q", _argument("cta_tile_q", "16")),
+        Spoiled("plan_tile", "plan-overridden", "plan.cta_tile_q", _shape(cta_tile_q=64), _shape(cta_tile_q=16)),
         Spoiled("plan_head_dim", "other-family", "plan.head_dim", _shape(head_dim=768 - entry.head_dim)),
         Spoiled("plan_heads", "more-query-heads", "plan.num_qo_heads", _more_query_heads),
-        Spoiled("plan_heads", "fewer-query-heads", "plan.num_qo_heads", _fewer_query_heads),
-        Spoiled("plan_heads", "other-kv-heads", "plan.num_kv_heads", _other_kv_heads),
         Spoiled("plan_page_size", "twice", "plan.page_size", _twice_the_page_size),
         Spoiled("last_page_len", "past-the-pools-page", "plan.max_last_page_len", _long_last_page),
         Spoiled("page_id_range", "num_pages", "plan.max_page_index", _last_page(NUM_PAGES), _last_page(NUM_PAGES - 1)),
         Spoiled("page_id_range", "smaller-pool", "plan.max_page_index", _smaller_pool),
-        Spoiled("position_range", "tables-one-short", "plan.max_position", _tables(9), _tables(10)),
         Spoiled("plan_rows", "one-row-less", "q", _rows(-1), _rows(1)),
         Spoiled("not_freed", "plan-freed", "plan.page_indices", _freed_plan),
         Spoiled("same_device", "plan-elsewhere", "plan.page_indices", _foreign_plan),
     ]
+    if entry.is_prep:
+        cases += [
+            Spoiled("position_range", "tables-one-short", "plan.max_position", _tables(9), _tables(10)),
+            Spoiled("plan_heads", "fewer-query-heads", "plan.num_qo_heads", _fewer_query_heads),
+            Spoiled("plan_heads", "other-kv-heads", "plan.num_kv_heads", _other_kv_heads),
+        ]
+    if entry.takes_tile:
+        cases += [
+            Spoiled("plan_tile", "both-differ", "plan.cta_tile_q", _tiles(64, 16), _tiles(64, 64)),
+            Spoiled("plan_tile", "call-overridden", "plan.cta_tile_q", _tiles(None, 64), _tiles(None, 16)),
+            Spoiled("fits_i32", "call-tile-wraps", "cta_tile_q", _tiles(None, U32 + 16)),
+            Spoiled("integer", "call-tile-text", "cta_tile_q", _tiles(None, "16")),
+        ]
+    return cases
 
 
 def _type_cases() -> list[Spoiled]:
@@ -185,13 +183,7 @@ def _replaced(name: str, value: Any) -> Change:
     return change
 
 
-def _argument(name: str, value: Any) -> Change:
-    def change(draft: Draft) -> None:
-        draft.arguments[name] = value
-
-    return change
-
-
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
 def _shape(**fields: Any) -> Change:
     def change(draft: Draft) -> None:
         draft.shape = replace(draft.shape, **fields)
@@ -199,6 +191,7 @@ def _shape(**fields: Any) -> Change:
     return change
 
 
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
 def _request(number: int, **fields: Any) -> Change:
     def change(draft: Draft) -> None:
         requests = list(draft.requests)
@@ -208,12 +201,21 @@ def _request(number: int, **fields: Any) -> Change:
     return change
 
 
-_full_page = _request(1, start_pos=1, last_page_len=PAGE_SIZE)
-"""Request 1 ends with the last slot of its page."""
+def _full_page(draft: Draft) -> None:
+    """Request 1 ends with the last slot of its page."""
+    start = PAGE_SIZE - draft.requests[1].q_len
+    _request(1, start_pos=start, last_page_len=PAGE_SIZE)(draft)
+
+
+def _surplus_page(draft: Draft) -> None:
+    """4 tokens fill a page: a second one with 1 slot taken is one page too many."""
+    _full_page(draft)
+    _request(1, page_indices=(1, 4), last_page_len=1)(draft)
 
 
 def _one_head_less(draft: Draft) -> None:
-    draft.shape = replace(draft.shape, num_qo_heads=draft.shape.num_qo_heads - 1)
+    kv_heads = max(2, draft.shape.num_kv_heads)
+    draft.shape = replace(draft.shape, num_qo_heads=draft.shape.num_qo_heads - 1, num_kv_heads=kv_heads)
 
 
 def _no_window(draft: Draft) -> None:
@@ -229,12 +231,14 @@ def _edge_window(draft: Draft) -> None:
 
 def _shared_page(draft: Draft) -> None:
     """Requests 0 and 1 both write slot 0 of page 2."""
-    _request(1, page_indices=(2,))(draft)
+    q_len = draft.requests[1].q_len
+    _request(1, start_pos=0, page_indices=(2,), last_page_len=q_len)(draft)
 
 
 def _shared_page_apart(draft: Draft) -> None:
     """Both take page 2, for different slots: a shared prefix that nobody writes again."""
-    _request(1, start_pos=1, page_indices=(2,), last_page_len=PAGE_SIZE)(draft)
+    _full_page(draft)
+    _request(1, page_indices=(2,))(draft)
 
 
 def _long_requests(*requests: PlanRequest) -> Change:
@@ -247,6 +251,7 @@ def _long_requests(*requests: PlanRequest) -> Change:
     return change
 
 
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
 def _refilled(one_short: str = "", /, **capacity: Any) -> Change:
     """A preallocated plan with exactly the room that the valid requests take, updated with them."""
 
@@ -272,9 +277,13 @@ def _unset(draft: Draft) -> None:
     draft.replaced["plan"] = draft.keep(plan)
 
 
-def _both_tiles(draft: Draft) -> None:
-    draft.shape = replace(draft.shape, cta_tile_q=64)
-    draft.arguments["cta_tile_q"] = 64
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
+def _tiles(of_plan: Any, of_call: Any) -> Change:
+    def change(draft: Draft) -> None:
+        draft.shape = replace(draft.shape, cta_tile_q=of_plan)
+        draft.arguments["cta_tile_q"] = of_call
+
+    return change
 
 
 def _more_query_heads(draft: Draft) -> None:
@@ -291,12 +300,14 @@ def _other_kv_heads(draft: Draft) -> None:
 
 def _twice_the_page_size(draft: Draft) -> None:
     draft.shape = replace(draft.shape, page_size=2 * PAGE_SIZE)
-    draft.requests = (PlanRequest(start_pos=0, q_len=3, page_indices=(1,), last_page_len=3),)
+    q_len = draft.requests[0].q_len
+    draft.requests = (PlanRequest(start_pos=3 - q_len, q_len=q_len, page_indices=(1,), last_page_len=3),)
 
 
 def _long_last_page(draft: Draft) -> None:
     draft.shape = replace(draft.shape, page_size=2 * PAGE_SIZE)
-    draft.requests = (PlanRequest(start_pos=0, q_len=6, page_indices=(1,), last_page_len=6),)
+    q_len = draft.requests[0].q_len
+    draft.requests = (PlanRequest(start_pos=6 - q_len, q_len=q_len, page_indices=(1,), last_page_len=6),)
 
 
 def _last_page(page: int) -> Change:
@@ -315,14 +326,15 @@ def _tables(rows: int) -> Change:
 
 
 def _rows(step: int) -> Change:
-    """Token rows of q, k, v and q_out; those past the plan's tokens are padding."""
+    """Token rows of q and all that goes with it; those past the plan's tokens are padding."""
 
     def change(draft: Draft) -> None:
-        for name in ("q", "k", "v", "q_out"):
+        for name in ("q", "k", "v", "q_out", "out", "lse"):
             if name in draft.arguments:
-                rows, heads, head_dim = draft.arguments[name].shape
-                draft.arguments[name] = draft.fresh((rows + step, heads, head_dim))
-        draft.device.fill(draft.arguments["q_out"], POISON_BYTE)
+                array = draft.arguments[name]
+                draft.arguments[name] = draft.fresh((array.shape[0] + step, *array.shape[1:]), array.dtype)
+                if name in OUTPUTS:
+                    draft.device.fill(draft.arguments[name], POISON_BYTE)
 
     return change
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from g4kv_cli.cases.reject_entries import RejectEntry
 from g4kv_cli.cases.reject_request import NUM_LAYERS, NUM_PAGES, PAGE_SIZE, Change, Draft, Spoiled
-from g4kv_cli.entries.table import PrepEntry
 from g4kv_cli.model.kv_layout import KvLayout
 
 I32 = 2**31
 U32 = 2**32
 
 
-def pool_cases(entry: PrepEntry) -> list[Spoiled]:
+def pool_cases(entry: RejectEntry) -> list[Spoiled]:
     """Cases of every paged form; none in the contiguous form."""
-    if entry.form == "contiguous":
+    if not entry.has_pool:
         return []
     cases: list[Spoiled] = []
 
@@ -73,22 +74,25 @@ def pool_cases(entry: PrepEntry) -> list[Spoiled]:
     return cases
 
 
-def _product_cases(entry: PrepEntry) -> list[Spoiled]:
+def _product_cases(entry: RejectEntry) -> list[Spoiled]:
     """Products past the width that a kernel keeps them in."""
     cases = [
-        Spoiled("fits_i64", "kv_block_len", "layout.kv_block_len", _heads_and_page(I32 - 1, I32 - 1)),
-        # page_size * heads * head_dim is just below 2^63, its double is not.
-        Spoiled("fits_i64", "layer_stride", "layout.layer_stride", _heads_and_page(U32 // entry.head_dim, I32 - 1)),
         Spoiled("fits_i64", "page_stride", "layout.page_stride", _derived(I32 - 1, I32 - 1)),
+        Spoiled("fits_i64", "pool-bytes", "pool bytes", _huge_pool),
         Spoiled("fits_i32", "pool-pages", "pool pages", _claimed_pool(lambda stride: I32 * stride)),
+        # What a 32-bit product leaves of the right value.
+        Spoiled("kv_block_len", "product-wraps-i32", "layout.kv_block_len", _wrapped("kv_block_len", I32, signed=True)),
+        Spoiled("kv_block_len", "product-wraps-u32", "layout.kv_block_len", _wrapped("kv_block_len", U32)),
+        Spoiled("layer_stride", "product-wraps-u32", "layout.layer_stride", _wrapped("layer_stride", U32)),
+        Spoiled("page_stride", "product-wraps-i32", "layout.page_stride", _wrapped("page_stride", I32, signed=True)),
+        Spoiled("page_stride", "product-wraps-u32", "layout.page_stride", _wrapped("page_stride", U32)),
     ]
-    if entry.form == "paged_batch_prefill":
+    if entry.is_prep:
         cases += [
-            Spoiled("fits_u32", "page_stride", "layout.page_stride", _page_stride_at_least(U32)),
-            Spoiled("fits_u32", "page_stride-2^33", "layout.page_stride", _page_stride_at_least(2 * U32)),
+            Spoiled("fits_i64", "kv_block_len", "layout.kv_block_len", _heads_and_page(I32 - 1, I32 - 1)),
+            # page_size * heads * head_dim is just below 2^63, its double is not.
+            Spoiled("fits_i64", "layer_stride", "layout.layer_stride", _heads_and_page(U32 // entry.head_dim, I32 - 1)),
         ]
-    else:
-        cases.append(Spoiled("fits_i64", "pool-bytes", "pool bytes", _huge_pool))
     return cases
 
 
@@ -143,10 +147,17 @@ def _derived(page_size: int, num_layers: int) -> Change:
     return change
 
 
-def _page_stride_at_least(elems: int) -> Change:
+def _wrapped(name: str, modulus: int, *, signed: bool = False) -> Change:
+    """A layout that is right but for one stride, which a product of 32 bits has left at 8 slots' worth, or negative.
+
+    ``modulus`` is what the true value passes: 2^31 where it is read as signed, 2^32 where as unsigned.
+    """
+
     def change(draft: Draft) -> None:
-        per_slot = draft.layout.page_stride // draft.layout.page_size
-        _derived(-(-elems // per_slot), NUM_LAYERS)(draft)
+        per_slot = getattr(draft.layout, name) // draft.layout.page_size
+        _derived(modulus // per_slot + 8, NUM_LAYERS)(draft)
+        cut = getattr(draft.layout, name) % U32
+        draft.layout = replace(draft.layout, **{name: cut - U32 if signed else cut})
 
     return change
 
@@ -186,6 +197,7 @@ def _pool_elems(elems: Any) -> Change:
     return change
 
 
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
 def _argument(name: str, value: Any) -> Change:
     def change(draft: Draft) -> None:
         draft.arguments[name] = value

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES, RejectEntry
 from g4kv_cli.device.interface import Allocation, Device, DeviceArray, contiguous_strides
-from g4kv_cli.entries import prep
-from g4kv_cli.entries.arguments import BF16, INT32, PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.arguments import BF16, FLOAT32, INT32, PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.attention import SplitWorkspace
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.kv_layout import KvLayout
@@ -26,22 +26,8 @@ from g4kv_cli.oracle.compare import POISON_BYTE
 
 Array = npt.NDArray[Any]
 
-OUTPUTS = ("q_out", "k_out", "pool")
-"""Arrays that a launch writes: poison between cases."""
-
-GEOMETRY_OF_ENTRY = {
-    "qk_norm_rope_prefill_hd256_plain_into": "12b-local",
-    "qkv_norm_rope_paged_prefill_hd256_plain_into": "e4b-local",
-    "qkv_norm_rope_paged_decode_hd256_plain_into": "12b-local",
-    "qkv_norm_rope_paged_prefill_hd512_plain_into": "e2b-global",
-    "qkv_norm_rope_paged_decode_hd512_plain_into": "e4b-global",
-    "qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into": "12b-global",
-    "qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into": "31b-global",
-    "qkv_norm_rope_paged_batch_prefill_hd256_plain_into": "26b-a4b-local",
-    "qkv_norm_rope_paged_batch_prefill_hd512_plain_into": "e4b-global",
-    "qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into": "26b-a4b-global",
-}
-"""The head counts that each entry's cases use."""
+OUTPUTS = ("q_out", "k_out", "out", "lse")
+"""Arguments that a launch writes, beside the pool of a prep entry: poison between cases."""
 
 PAGE_SIZE = 4
 NUM_PAGES = 7
@@ -66,7 +52,18 @@ PLAN_REQUESTS = (
     PlanRequest(start_pos=9, q_len=1, page_indices=(3, 6), last_page_len=2, page_origin=1),
 )
 """A chunk over a page boundary, a fresh prompt, and a windowed request whose first page is released."""
-PLAN_POSITIONS = (3, 4, 0, 1, 2, 9)
+DECODE_PLAN_REQUESTS = (
+    PlanRequest(start_pos=4, q_len=1, page_indices=(5, 2), last_page_len=1),
+    PlanRequest(start_pos=2, q_len=1, page_indices=(1,), last_page_len=3),
+    PlanRequest(start_pos=9, q_len=1, page_indices=(3, 6), last_page_len=2, page_origin=1),
+)
+"""The same pages where every request has one new token."""
+NUM_SPLITS = 2
+
+
+def plan_requests(entry: RejectEntry) -> tuple[PlanRequest, ...]:
+    """The valid requests of an entry that takes a plan."""
+    return DECODE_PLAN_REQUESTS if entry.form in ("attention_decode", "attention_split") else PLAN_REQUESTS
 
 
 @dataclass(slots=True)
@@ -81,7 +78,8 @@ class Draft:
     bench: RejectBench
     library: Any
     arguments: dict[str, Any]
-    rope: Any
+    rope: Any = None
+    workspace: Any = None
     layout: Any = None
     pool_data: Any = None
     page_ids: Any = PAGE_ROW
@@ -89,7 +87,7 @@ class Draft:
     page_lists: Any = DECODE_PAGES
     page_origins: Any = DECODE_ORIGINS
     padding_page: Any = None
-    requests: Any = PLAN_REQUESTS
+    requests: Any = ()
     shape: Any = None
     written_slots: int | None = None
     replaced: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -103,17 +101,20 @@ class Draft:
     def call(self) -> None:
         """Make the metadata and call the entry."""
         entry = self.bench.entry
-        arguments = self.arguments | {"rope": self.rope}
-        if entry.form != "contiguous":
-            pool = self.replaced.get("pool", PagedPool(self.layout, self.pool_data))
-            arguments |= {"pool": pool}
+        arguments = dict(self.arguments)
+        if entry.is_prep:
+            arguments["rope"] = self.rope
+        if entry.has_pool:
+            arguments["pool"] = self.replaced.get("pool", PagedPool(self.layout, self.pool_data))
         if entry.form == "paged_prefill":
             arguments["page_row"] = self.page_row()
         elif entry.form == "paged_decode":
             arguments["batch"] = self.batch()
-        elif entry.form == "paged_batch_prefill":
+        elif entry.takes_plan:
             arguments["plan"] = self.plan()
-        getattr(prep, entry.name)(self.library, **arguments)
+        if entry.form == "attention_split":
+            arguments["workspace"] = self.workspace
+        entry.function(self.library, **arguments)
 
     def page_row(self) -> Any:
         """The prefill form's row."""
@@ -144,22 +145,25 @@ class Draft:
     def written_elems(self) -> dict[str, int]:
         """Elements of each output that are not poison any more."""
         outputs = {name: self.arguments[name] for name in OUTPUTS if name in self.arguments}
-        if self.bench.entry.form != "contiguous":
+        if self.bench.entry.writes_pool:
             outputs["pool"] = self.pool_data
         return {
-            name: int(np.count_nonzero(self.device.read(array).view(np.uint16) != 0xFFFF))
+            name: int(np.count_nonzero(self.device.read(array).view(f"u{array.dtype.itemsize}") != _poison_of(array)))
             for name, array in outputs.items()
         }
 
     def expected_elems(self) -> dict[str, int]:
         """What ``written_elems`` is after the launch of a request in range."""
-        geometry, tokens = self.bench.geometry, self.bench.tokens
+        entry, geometry, tokens = self.bench.entry, self.bench.geometry, self.bench.tokens
+        query_elems = tokens * geometry.num_qo_heads * geometry.head_dim
+        if not entry.is_prep:
+            return {"out": query_elems, "lse": tokens * geometry.num_qo_heads}
+        expected = {"q_out": query_elems}
         slots = tokens if self.written_slots is None else self.written_slots
-        expected = {"q_out": tokens * geometry.num_qo_heads * geometry.head_dim}
-        if self.bench.entry.form == "contiguous":
-            expected["k_out"] = tokens * geometry.num_kv_heads * geometry.head_dim
-        else:
+        if entry.writes_pool:
             expected["pool"] = 2 * slots * geometry.num_kv_heads * geometry.head_dim
+        else:
+            expected["k_out"] = tokens * geometry.num_kv_heads * geometry.head_dim
         return expected
 
     def keep(self, made: Any) -> Any:
@@ -171,6 +175,8 @@ class Draft:
         """An array argument by the name that errors give it."""
         if name in ("rope.cos", "rope.sin"):
             return getattr(self.rope, name[5:])  # type: ignore[no-any-return]
+        if name.startswith("workspace."):
+            return getattr(self.workspace, name[10:])  # type: ignore[no-any-return]
         if name == "pool":
             return self.pool_data  # type: ignore[no-any-return]
         if name == "page_row":
@@ -183,6 +189,8 @@ class Draft:
         """Put another array (or what should be one) in an argument's place."""
         if name in ("rope.cos", "rope.sin"):
             self.rope = dataclasses.replace(self.rope, **{name[5:]: value})
+        elif name.startswith("workspace."):
+            self.workspace = dataclasses.replace(self.workspace, **{name[10:]: value})
         elif name == "pool":
             self.pool_data = value
         elif name == "page_row":
@@ -231,7 +239,7 @@ class Spoiled:
     """One way to contradict the contract, and its in-range twin.
 
     ``change`` spoils a draft so that rule ``rule`` refuses ``field``; ``twin`` changes it just as far as is allowed
-    (None: the unchanged request is the twin). ``applies`` says to which entries it can be done.
+    (None: the unchanged request is the twin).
     """
 
     rule: str
@@ -239,7 +247,6 @@ class Spoiled:
     field: str
     change: Change
     twin: Change | None = None
-    applies: Callable[[PrepEntry], bool] = lambda entry: True
 
 
 class RejectBench:
@@ -249,13 +256,16 @@ class RejectBench:
         self.library = library
         self.device = library.device
         self.foreign = foreign
-        self.entry = PREP_ENTRIES[entry_name]
-        self.geometry = GEOMETRIES[GEOMETRY_OF_ENTRY[entry_name]]
+        self.entry = REJECT_ENTRIES[entry_name]
+        self.geometry = GEOMETRIES[self.entry.geometry]
         self.claimed_bytes = 0
         self._arrays: dict[str, DeviceArray] = {}
         self._contents: dict[str, Array] = {}
-        self.layout: KvLayout | None = None
-        self.inputs = self._make()
+        self.layout = reject_layout(self.geometry) if self.entry.has_pool else None
+        if self.entry.is_prep:
+            self._make_prep()
+        else:
+            self._make_attention()
 
     @property
     def tokens(self) -> int:
@@ -267,8 +277,8 @@ class RejectBench:
         """Position of each token."""
         if self.entry.form == "paged_decode":
             return DECODE_POSITIONS
-        if self.entry.form == "paged_batch_prefill":
-            return PLAN_POSITIONS
+        if self.entry.takes_plan:
+            return plan_positions(plan_requests(self.entry))
         return tuple(range(START_POS, START_POS + PREFILL_TOKENS))
 
     @property
@@ -278,21 +288,15 @@ class RejectBench:
 
     def draft(self) -> Draft:
         """The unspoiled call."""
-        arguments: dict[str, Any] = {
-            name: array for name, array in self._arrays.items() if name not in ("cos", "sin", "pool")
-        }
-        arguments["rotary_dim"] = self.geometry.rotary_dim
-        if self.entry.form in ("contiguous", "paged_prefill"):
-            arguments["start_pos"] = START_POS
-        if self.entry.form != "contiguous":
-            arguments["layer"] = LAYER
-        return Draft(
+        entry, arrays = self.entry, self._arrays
+        apart = ("cos", "sin", "pool", "partial_out", "partial_max", "partial_sum")
+        draft = Draft(
             bench=self,
             library=self.library,
-            arguments=arguments,
-            rope=RopeTables(self._arrays["cos"], self._arrays["sin"]),
+            arguments={name: array for name, array in arrays.items() if name not in apart},
             layout=self.layout,
-            pool_data=self._arrays.get("pool"),
+            pool_data=arrays.get("pool"),
+            requests=plan_requests(entry),
             shape=PlanShape(
                 num_qo_heads=self.geometry.num_qo_heads,
                 num_kv_heads=self.geometry.num_kv_heads,
@@ -301,6 +305,17 @@ class RejectBench:
                 window_left=WINDOW_LEFT,
             ),
         )
+        if entry.is_prep:
+            draft.rope = RopeTables(arrays["cos"], arrays["sin"])
+            draft.arguments["rotary_dim"] = self.geometry.rotary_dim
+        if entry.form in ("contiguous", "paged_prefill"):
+            draft.arguments["start_pos"] = START_POS
+        if entry.has_pool:
+            draft.arguments["layer"] = LAYER
+        if entry.form == "attention_split":
+            draft.arguments["num_splits"] = NUM_SPLITS
+            draft.workspace = SplitWorkspace(arrays["partial_out"], arrays["partial_max"], arrays["partial_sum"])
+        return draft
 
     def changed_arrays(self) -> list[str]:
         """Names of arrays whose bytes are not what they were made with."""
@@ -310,61 +325,74 @@ class RejectBench:
             if self.device.read(array).tobytes() != self._contents[name].tobytes()
         ]
 
-    def poison_outputs(self) -> None:
-        """Fill all outputs with the poison again."""
+    def restore_outputs(self) -> None:
+        """Fill with the poison again what a launch writes."""
         for name, array in self._arrays.items():
-            if name in OUTPUTS:
+            if name in OUTPUTS or name.startswith("partial_") or (name == "pool" and self.entry.writes_pool):
                 self.device.fill(array, POISON_BYTE)
 
     def close(self) -> None:
         """Free the arrays."""
         self.device.free_all(list(self._arrays.values()))
 
-    def _make(self) -> PrepInputs:
+    def _make_prep(self) -> None:
         geometry, tokens = self.geometry, self.tokens
-        inputs = make_inputs(
-            geometry,
-            "closed-form",
-            seed=SEED,
-            positions=self.positions,
-            rotary_dim=geometry.rotary_dim,
-            table_positions=TABLE_POSITIONS,
-            with_v=self.entry.value_source == "raw_v",
-        )
+
+        def inputs(positions: Sequence[int]) -> PrepInputs:
+            return make_inputs(
+                geometry,
+                "closed-form",
+                seed=SEED,
+                positions=positions,
+                rotary_dim=geometry.rotary_dim,
+                table_positions=TABLE_POSITIONS,
+                with_v=self.entry.has_v,
+            )
+
+        own = inputs(self.positions)
         # Every row of the tables is real: a twin moves its tokens to other positions.
-        rows = make_inputs(
-            geometry,
-            "closed-form",
-            seed=SEED,
-            positions=range(TABLE_POSITIONS),
-            rotary_dim=geometry.rotary_dim,
-            table_positions=TABLE_POSITIONS,
-            with_v=False,
-        )
-        self._upload("q", inputs.q)
-        self._upload("k", inputs.k)
-        if inputs.v is not None:
-            self._upload("v", inputs.v)
-        self._upload("q_norm_weight", inputs.q_weight)
-        self._upload("k_norm_weight", inputs.k_weight)
-        self._upload("cos", table_of(rows.cos, rows.positions, TABLE_POSITIONS))
-        self._upload("sin", table_of(rows.sin, rows.positions, TABLE_POSITIONS))
+        every = inputs(range(TABLE_POSITIONS))
+        self._upload("q", own.q)
+        self._upload("k", own.k)
+        if own.v is not None:
+            self._upload("v", own.v)
+        self._upload("q_norm_weight", own.q_weight)
+        self._upload("k_norm_weight", own.k_weight)
+        self._upload("cos", table_of(every.cos, every.positions, TABLE_POSITIONS))
+        self._upload("sin", table_of(every.sin, every.positions, TABLE_POSITIONS))
         self._poisoned("q_out", (tokens, geometry.num_qo_heads, geometry.head_dim))
-        if self.entry.form == "contiguous":
+        if self.layout is None:
             self._poisoned("k_out", (tokens, geometry.num_kv_heads, geometry.head_dim))
         else:
-            self.layout = reject_layout(geometry)
             self._poisoned("pool", (self.layout.pool_elems(NUM_PAGES),))
-        return inputs
+
+    def _make_attention(self) -> None:
+        geometry, rows = self.geometry, (self.tokens, self.geometry.num_qo_heads)
+        random = np.random.Generator(np.random.PCG64(SEED))
+        self._upload("q", random.standard_normal((*rows, geometry.head_dim), np.float32).astype(BF16))
+        # Every slot is finite, those of other pages and layers too: which of them a twin reads is its own affair.
+        pool_elems = reject_layout(geometry).pool_elems(NUM_PAGES)
+        self._upload("pool", random.standard_normal(pool_elems, np.float32).astype(BF16))
+        self._poisoned("out", (*rows, geometry.head_dim))
+        self._poisoned("lse", rows, FLOAT32)
+        if self.entry.form == "attention_split":
+            self._poisoned("partial_out", (*rows, NUM_SPLITS, geometry.head_dim), FLOAT32)
+            self._poisoned("partial_max", (*rows, NUM_SPLITS), FLOAT32)
+            self._poisoned("partial_sum", (*rows, NUM_SPLITS), FLOAT32)
 
     def _upload(self, name: str, values: Array) -> None:
         self._contents[name] = values
         self._arrays[name] = self.device.upload(values, name)
 
-    def _poisoned(self, name: str, shape: tuple[int, ...]) -> None:
-        self._contents[name] = np.full(shape, 0xFFFF, np.uint16)
-        self._arrays[name] = self.device.allocate(shape, BF16, name)
-        self.device.fill(self._arrays[name], POISON_BYTE)
+    def _poisoned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike = BF16) -> None:
+        array = self._arrays[name] = self.device.allocate(shape, dtype, name)
+        self._contents[name] = np.full(array.nbytes, POISON_BYTE, np.uint8)
+        self.device.fill(array, POISON_BYTE)
+
+
+def plan_positions(requests: Sequence[PlanRequest]) -> tuple[int, ...]:
+    """Position of each token of a plan."""
+    return tuple(request.start_pos + token for request in requests for token in range(request.q_len))
 
 
 def reject_layout(geometry: Geometry) -> KvLayout:
@@ -377,10 +405,12 @@ def reject_layout(geometry: Geometry) -> KvLayout:
     )
 
 
-def array_names(entry: PrepEntry) -> tuple[str, ...]:
+def array_names(entry: RejectEntry) -> tuple[str, ...]:
     """The array arguments of an entry, by the names that errors give them."""
-    names = ["q", "k"]
-    names += ["v"] if entry.value_source == "raw_v" else []
+    if not entry.is_prep:
+        scratch = ("workspace.partial_out", "workspace.partial_max", "workspace.partial_sum")
+        return ("q", "pool", "out", "lse", *(scratch if entry.form == "attention_split" else ()))
+    names = ["q", "k", *(["v"] if entry.has_v else [])]
     names += ["q_norm_weight", "k_norm_weight", "rope.cos", "rope.sin", "q_out"]
     names += {
         "contiguous": ["k_out"],
@@ -393,4 +423,11 @@ def array_names(entry: PrepEntry) -> tuple[str, ...]:
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """The element type of an array argument."""
-    return INT32 if name in ("page_row", "positions", "page_indices", "page_indptr", "page_origins") else BF16
+    if name in ("page_row", "positions", "page_indices", "page_indptr", "page_origins"):
+        return INT32
+    return FLOAT32 if name == "lse" or name.startswith("workspace.") else BF16
+
+
+def _poison_of(array: DeviceArray) -> int:
+    """The poison as one unsigned element."""
+    return int.from_bytes(bytes([POISON_BYTE]) * array.dtype.itemsize, "little")

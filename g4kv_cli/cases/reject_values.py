@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from g4kv_cli.cases.reject_entries import RejectEntry
 from g4kv_cli.cases.reject_request import PREFILL_TOKENS, TABLE_POSITIONS, Change, Draft, Spoiled
-from g4kv_cli.entries.table import PrepEntry
 
 I32 = 2**31
 U32 = 2**32
 
 
-def value_cases(entry: PrepEntry) -> list[Spoiled]:
+def value_cases(entry: RejectEntry) -> list[Spoiled]:
     """Cases of all forms; those of start_pos where the form has one."""
+    if not entry.is_prep:
+        return _attention_value_cases()
     head_dim = entry.head_dim
     no_eps = _argument("eps", 0.0)
     cases = [
@@ -62,6 +64,16 @@ def value_cases(entry: PrepEntry) -> list[Spoiled]:
     if entry.form in ("contiguous", "paged_prefill"):
         cases += _start_cases()
     return cases
+
+
+def _attention_value_cases() -> list[Spoiled]:
+    """KV heads come with the plan, so only those of q are left."""
+    return [
+        Spoiled("argument_type", "library-none", "library", _library(None)),
+        Spoiled("argument_type", "library-device", "library", _library_is_device),
+        Spoiled("fits_i32", "q-heads", "num_qo_heads", _claim("q", 1, I32)),
+        Spoiled("q_heads_multiple", "no-q-heads", "num_qo_heads", _empty_heads("q")),
+    ]
 
 
 def _start_cases() -> list[Spoiled]:

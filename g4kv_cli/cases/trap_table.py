@@ -13,26 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES, RejectEntry
 from g4kv_cli.cases.reject_request import (
     DECODE_ORIGINS,
     DECODE_PAGES,
     DECODE_POSITIONS,
-    GEOMETRY_OF_ENTRY,
     NUM_PAGES,
     PAGE_ROW,
     PAGE_SIZE,
-    PLAN_POSITIONS,
     PLAN_REQUESTS,
     PREFILL_TOKENS,
     START_POS,
     TABLE_POSITIONS,
     Change,
     Draft,
+    plan_positions,
 )
 from g4kv_cli.device.interface import LoadedKernel
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 
@@ -70,7 +69,7 @@ class TrapCase:
     @property
     def geometry(self) -> str:
         """The head counts it is made with."""
-        return GEOMETRY_OF_ENTRY[self.entry]
+        return REJECT_ENTRIES[self.entry].geometry
 
 
 class PokedLibrary(KernelLibrary):
@@ -95,16 +94,17 @@ class PokedLibrary(KernelLibrary):
 
 def trap_cases() -> list[TrapCase]:
     """Every trap of every form, entry by entry."""
-    tables: dict[str, Callable[[PrepEntry], list[TrapCase]]] = {
+    tables: dict[str, Callable[[RejectEntry], list[TrapCase]]] = {
         "contiguous": _contiguous_cases,
         "paged_prefill": _prefill_cases,
         "paged_decode": _decode_cases,
         "paged_batch_prefill": _plan_cases,
     }
-    return [case for entry in PREP_ENTRIES.values() for case in tables[entry.form](entry)]
+    # The attention kernels have no traps: the host's checks of plan and pool are all there is.
+    return [case for entry in REJECT_ENTRIES.values() if entry.is_prep for case in tables[entry.form](entry)]
 
 
-def _contiguous_cases(entry: PrepEntry) -> list[TrapCase]:
+def _contiguous_cases(entry: RejectEntry) -> list[TrapCase]:
     last = TABLE_POSITIONS - PREFILL_TOKENS
     return [
         TrapCase(entry.name, "position_range", variant, POSITION, tokens, frozenset(), _poke(start_pos=start))
@@ -117,7 +117,7 @@ def _contiguous_cases(entry: PrepEntry) -> list[TrapCase]:
     ]
 
 
-def _prefill_cases(entry: PrepEntry) -> list[TrapCase]:
+def _prefill_cases(entry: RejectEntry) -> list[TrapCase]:
     whole_row = (2, 6, 0, 5, 1)
     first, second = PAGE_ROW
     last = TABLE_POSITIONS - PREFILL_TOKENS
@@ -182,7 +182,7 @@ _CSR_DEFECTS: tuple[tuple[str, str, str, str, int, int], ...] = (
 """Defects of CSR metadata that only the first request (index 0) or the last one (index -1) meets."""
 
 
-def _decode_cases(entry: PrepEntry) -> list[TrapCase]:
+def _decode_cases(entry: RejectEntry) -> list[TrapCase]:
     last = len(DECODE_POSITIONS) - 1
     slots = [
         (pages[position // PAGE_SIZE - origin], position % PAGE_SIZE)
@@ -219,11 +219,11 @@ _WRONG_POSITIONS = (
 )
 
 
-def _plan_cases(entry: PrepEntry) -> list[TrapCase]:
+def _plan_cases(entry: RejectEntry) -> list[TrapCase]:
     requests = [number for number, request in enumerate(PLAN_REQUESTS) for _ in range(request.q_len)]
     last_token, last_request = len(requests) - 1, len(PLAN_REQUESTS) - 1
     slots = []
-    for token, position in enumerate(PLAN_POSITIONS):
+    for token, position in enumerate(plan_positions(PLAN_REQUESTS)):
         request = PLAN_REQUESTS[requests[token]]
         slots.append((request.page_indices[position // PAGE_SIZE - request.page_origin], position % PAGE_SIZE))
 

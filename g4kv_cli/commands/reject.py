@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from g4kv_cli.cases.reject import RejectCase, RejectRunner, reject_cases
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
 from g4kv_cli.cases.reject_request import SEED
 from g4kv_cli.cases.run import device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
@@ -24,7 +25,6 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records import CaseResult, summarise
 from g4kv_cli.report.json import JsonRecord
@@ -109,7 +109,7 @@ def reject(
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, SEED)
-        for source in dict.fromkeys(PREP_ENTRIES[entry].source for entry in selection.entries):
+        for source in dict.fromkeys(source for entry in selection.entries for source in REJECT_ENTRIES[entry].sources):
             compile_image(find_source(source, kernels), arch=opened.info.arch, kind=opened.image_kind)
         record = JsonRecord(json_path, run, SECONDS_BETWEEN_RECORDS) if json_path is not None else None
         results: list[CaseResult] = []

@@ -33,13 +33,12 @@ from g4kv_cli.entries.attention_table import (
     AttentionKernel,
     choose_kernel,
     merge_symbol,
-    prefill_tiles,
 )
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.plan import PrefillPagedPlan, require_plan
+from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.model import rules
-from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
+from g4kv_cli.model.checked import check_head_relation, check_pool, finite_f32, require_i32, require_type
 from g4kv_cli.model.prefill_plan import PlanBounds, check_plan_use
 
 MAX_SPLITS = 65535
@@ -181,9 +180,10 @@ def _check(
     out: DeviceArray,
     lse: DeviceArray | None,
     cta_tile_q: int | None,
+    one_token_each: bool = False,
 ) -> _Request:
     """What every attention entry checks, and its parameters so far."""
-    device = library.device
+    device = require_type("library", library, KernelLibrary).device
     array = require_array(device, "q", q, BF16, (None, None, head_dim))
     bounds, arrays = require_plan(device, plan)
     shape = bounds.shape
@@ -194,7 +194,13 @@ def _check(
         f"{num_qo_heads} for {num_kv_heads} KV heads",
         f"at most {DECODE_TILE_ROWS} a KV head",
     )
-    rules.SM_SCALE.require(shape.sm_scale > 0, "plan.sm_scale", shape.sm_scale, "a positive number")
+    scale_log2 = finite_f32(shape.sm_scale * math.log2(math.e))
+    rules.SM_SCALE.require(
+        scale_log2 is not None and scale_log2 > 0,
+        "plan.sm_scale",
+        shape.sm_scale,
+        "positive, and finite times log2(e)",
+    )
     checked_pool = require_type("pool", pool, PagedPool)
     data = require_array(device, "pool", checked_pool.data, BF16, (None,))
     geometry = check_pool(
@@ -211,8 +217,14 @@ def _check(
         num_kv_heads=num_kv_heads,
         rows=array.shape[0],
         geometry=geometry,
-        tiles=prefill_tiles(head_dim, device.limits.max_shared_bytes_per_block),
-        cta_tile_q=cta_tile_q,
+        tiles=plan_tiles(device, shape),
+        cta_tile_q=None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q),
+    )
+    rules.Q_LEN_ONE.require(
+        not one_token_each or bounds.min_q_len == bounds.max_q_len == 1,
+        "plan",
+        f"requests of {bounds.min_q_len} to {bounds.max_q_len} new tokens",
+        "1 each",
     )
     outputs = {"out": require_array(device, "out", out, BF16, array.shape)}
     if lse is not None:
@@ -234,7 +246,7 @@ def _check(
         num_tiles=bounds.num_tiles,
         num_splits=1,
         window_left=shape.window_left,
-        scale_log2=shape.sm_scale * math.log2(math.e),
+        scale_log2=scale_log2,
     )
     inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
     return _Request(library, kernel, bounds, parameters, inputs, outputs)
@@ -251,7 +263,7 @@ def _prefill(
     lse: DeviceArray | None,
     cta_tile_q: int | None,
 ) -> None:
-    bounds, arrays = require_plan(library.device, plan)
+    bounds, arrays = require_plan(require_type("library", library, KernelLibrary).device, plan)
     form: AttentionForm = "decode" if bounds.cta_tile_q == DECODE_TILE_ROWS else "prefill"
     request = _check(library, form, head_dim, q, plan, pool, layer, out, lse, cta_tile_q)
     parameters = request.parameters
@@ -259,16 +271,6 @@ def _prefill(
     parameters.tile_requests = arrays["tile_requests"].address
     parameters.tile_indices = arrays["tile_indices"].address
     _launch(request, blocks=bounds.num_tiles)
-
-
-def _check_decode(request: _Request) -> None:
-    bounds = request.bounds
-    rules.Q_LEN_ONE.require(
-        bounds.min_q_len == bounds.max_q_len == 1,
-        "plan",
-        f"requests of {bounds.min_q_len} to {bounds.max_q_len} new tokens",
-        "1 each",
-    )
 
 
 def _decode(
@@ -281,8 +283,7 @@ def _decode(
     out: DeviceArray,
     lse: DeviceArray | None,
 ) -> None:
-    request = _check(library, "decode", head_dim, q, plan, pool, layer, out, lse, None)
-    _check_decode(request)
+    request = _check(library, "decode", head_dim, q, plan, pool, layer, out, lse, None, one_token_each=True)
     _launch(request, blocks=request.bounds.num_requests)
 
 
@@ -298,8 +299,7 @@ def _decode_split(
     num_splits: int,
     workspace: SplitWorkspace,
 ) -> None:
-    request = _check(library, "decode_split", head_dim, q, plan, pool, layer, out, lse, None)
-    _check_decode(request)
+    request = _check(library, "decode_split", head_dim, q, plan, pool, layer, out, lse, None, one_token_each=True)
     splits = require_i32("num_splits", num_splits)
     rules.NUM_SPLITS.require(1 <= splits <= MAX_SPLITS, "num_splits", splits, f"1..{MAX_SPLITS}")
     rows = (request.bounds.num_tokens, request.parameters.num_qo_heads, splits)

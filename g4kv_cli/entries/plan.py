@@ -7,6 +7,7 @@ whole or leaves the plan as it was, arrays included. What a use is compared with
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -186,8 +187,9 @@ class PrefillPagedPlan:
 
 def plan_tiles(device: Device, shape: object) -> tuple[int, ...]:
     """The cta_tile_q that the device can run at the shape's head_dim; the usual ones where that is no head_dim."""
-    head_dim = getattr(shape, "head_dim", None)
-    if not isinstance(head_dim, int):
+    try:
+        head_dim = operator.index(getattr(shape, "head_dim", None))  # type: ignore[arg-type]
+    except TypeError:
         return CTA_TILES_Q
     return prefill_tiles(head_dim, device.limits.max_shared_bytes_per_block) or CTA_TILES_Q
 

@@ -32,10 +32,9 @@ from g4kv_cli.entries.arguments import (
     require_host_copy,
     require_no_overlap,
 )
-from g4kv_cli.entries.attention_table import prefill_tiles
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.plan import PrefillPagedPlan, require_plan
+from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
 from g4kv_cli.model import rules
@@ -389,9 +388,7 @@ def _check_start(request: _Request, start_pos: int) -> int:
     return start
 
 
-def _check_pool(
-    request: _Request, pool: PagedPool, layer: int, *, offset_in_page_is_u32: bool = False
-) -> CheckedGeometry:
+def _check_pool(request: _Request, pool: PagedPool, layer: int) -> CheckedGeometry:
     require_type("pool", pool, PagedPool)
     data = require_array(request.library.device, "pool", pool.data, BF16, (None,))
     checked = check_pool(
@@ -400,7 +397,6 @@ def _check_pool(
         pool_elems=data.size,
         head_dim=request.entry.head_dim,
         num_kv_heads=request.num_kv_heads,
-        offset_in_page_is_u32=offset_in_page_is_u32,
     )
     request.outputs["pool"] = data
     parameters, layout = request.parameters, checked.layout
@@ -487,8 +483,7 @@ def _paged_batch_prefill(
     device, parameters = request.library.device, request.parameters
     bounds, arrays = require_plan(device, plan)
     tile = None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q)
-    # What reads by a plan (attention) keeps the offset inside a page in 32 bits, so what writes by it is held to that.
-    checked = _check_pool(request, pool, layer, offset_in_page_is_u32=True)
+    checked = _check_pool(request, pool, layer)
     check_plan_use(
         bounds,
         head_dim=request.entry.head_dim,
@@ -496,7 +491,7 @@ def _paged_batch_prefill(
         num_kv_heads=request.num_kv_heads,
         rows=request.tokens,
         geometry=checked,
-        tiles=prefill_tiles(request.entry.head_dim, request.library.device.limits.max_shared_bytes_per_block),
+        tiles=plan_tiles(device, bounds.shape),
         max_positions=request.cos_max_pos,
         cta_tile_q=tile,
     )

@@ -17,7 +17,6 @@ from g4kv_cli.model import rules
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
 
 I32_MAX = 2**31 - 1
-U32_MAX = 2**32 - 1
 I64_MAX = 2**63 - 1
 F32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -111,10 +110,10 @@ def check_head_relation(num_qo_heads: object, num_kv_heads: object) -> tuple[int
     return qo_heads, kv_heads
 
 
-def check_layout(layout: object, *, head_dim: int, num_kv_heads: int, offset_in_page_is_u32: bool = False) -> KvLayout:
-    """The layout as it was re-derived, all Python ints. ``offset_in_page_is_u32``: a kernel narrows that offset.
+def check_layout(layout: object, *, head_dim: int, num_kv_heads: int) -> KvLayout:
+    """The layout as it was re-derived, all Python ints: kernels keep every offset in 64 bits.
 
-    Raises ContractError: argument_type, integer, extent_positive, fits_i32, fits_u32, fits_i64, head_dim, kv_heads,
+    Raises ContractError: argument_type, integer, extent_positive, fits_i32, fits_i64, head_dim, kv_heads,
     element_bytes, kv_block_len, layer_stride, page_stride.
     """
     given = require_type("pool.layout", layout, KvLayout)
@@ -144,9 +143,6 @@ def check_layout(layout: object, *, head_dim: int, num_kv_heads: int, offset_in_
     rules.PAGE_STRIDE.require(
         stored["page_stride"] == page_stride, "layout.page_stride", stored["page_stride"], page_stride
     )
-    rules.FITS_U32.require(
-        not offset_in_page_is_u32 or page_stride <= U32_MAX, "layout.page_stride", page_stride, f"<= {U32_MAX}"
-    )
     return dataclasses.replace(given, **extents, **stored)
 
 
@@ -157,15 +153,12 @@ def check_pool(
     pool_elems: int,
     head_dim: int,
     num_kv_heads: int,
-    offset_in_page_is_u32: bool = False,
 ) -> CheckedGeometry:
     """Check a layout against an entry's head_dim and KV heads, and a pool of ``pool_elems`` elements against it.
 
     Raises ContractError: those of check_layout, and layer_range, pool_not_empty, pool_whole_pages.
     """
-    checked = check_layout(
-        layout, head_dim=head_dim, num_kv_heads=num_kv_heads, offset_in_page_is_u32=offset_in_page_is_u32
-    )
+    checked = check_layout(layout, head_dim=head_dim, num_kv_heads=num_kv_heads)
     checked_layer = require_i32("layer", layer)
     rules.LAYER_RANGE.require(
         0 <= checked_layer < checked.num_layers, "layer", checked_layer, f"0..{checked.num_layers - 1}"

@@ -295,7 +295,9 @@ def _check_request(name: str, request: object, shape: PlanShape) -> CheckedReque
 def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequence[int]) -> PlanBounds:
     group = shape.num_qo_heads // shape.num_kv_heads
     num_tokens = require_i32("tokens of all requests", sum(request.q_len for request in requests))
-    packed_rows = product_i32("packed query rows", num_tokens, group)
+    # Blocks of every launch by the plan, (tile, KV head) or (token, query head), are no more than these.
+    product_i32("tokens * query heads", num_tokens, shape.num_qo_heads)
+    packed_rows = num_tokens * group
     derived = derive_cta_tile_q(packed_rows, len(requests), tiles)
     tile = derived if shape.cta_tile_q is None else shape.cta_tile_q
     return PlanBounds(

@@ -49,7 +49,6 @@ def _rule(code: str, sentence: str) -> Rule:
 ARGUMENT_TYPE = _rule("argument_type", "is not the kind of argument this takes")
 INTEGER = _rule("integer", "must be an integer")
 FITS_I32 = _rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
-FITS_U32 = _rule("fits_u32", "does not fit the unsigned 32-bit offset inside a page")
 FITS_I64 = _rule("fits_i64", "does not fit a signed 64-bit element offset")
 EPS = _rule("eps", "must be finite in float32 and not negative")
 
