@@ -1,4 +1,4 @@
-"""``g4kv smoke``: gate the pool-write kernels on real geometries, on a GPU or without one."""
+"""``g4kv smoke``: gate the kernels that write and read the pool on real geometries, on a GPU or without one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from g4kv_cli.cases.case import Case
-from g4kv_cli.cases.golden import golden_cases
+from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.isolate import run_cases
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.smoke import DEFAULT_SEED, smoke_cases
+from g4kv_cli.cases.smoke import DEFAULT_SEED
+from g4kv_cli.cases.table import gate_cases, recorded_cases
 from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
@@ -107,7 +107,7 @@ def smoke(
     jobs: int | None,
     quiet: bool,
 ) -> int:
-    """Check every pool-write kernel: right values, right places, and nothing else touched.
+    """Check every kernel that writes or reads the pool: right values, right places, and nothing else touched.
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
@@ -153,12 +153,12 @@ def smoke(
     return _exit_code(results)
 
 
-def _cases(request: Request) -> list[Case]:
+def _cases(request: Request) -> list[SmokeCase]:
     geometries = None
     if request.geometry is not None or not request.case:
         geometries = select_geometries(request.geometry or DEFAULT_GEOMETRY, request.tp)
     if request.golden is not None:
-        table = golden_cases(request.golden, request.page_size)
+        table = recorded_cases(request.golden, request.page_size)
         if request.geometry is not None and geometries is not None:
             names = {geometry.name for geometry in geometries}
             table = [case for case in table if case.geometry.name in names]
@@ -166,7 +166,7 @@ def _cases(request: Request) -> list[Case]:
     # An id names its geometry, so --case needs no --geometry.
     if geometries is None:
         geometries = select_geometries("all", request.tp)
-    table = smoke_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
+    table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
     return select_cases(table, request.case)
 
 
