@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from g4kv_cli.cases.reject_request import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE, RejectBench
-from g4kv_cli.cases.trap_table import TRAP_SOURCE, TrapCase
+from g4kv_cli.cases.trap_table import TRAP_COMMENTS, TRAP_SOURCE, TrapCase
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import ContractError, DeviceFault
@@ -58,8 +58,12 @@ def _judge_report(case: TrapCase, fault: DeviceFault, directory: Path | None) ->
         return [f"a fault of kind {fault.kinds[0]} came before the trap: {report}"]
     reasons = []
     lines = trap_lines(directory)
-    # Sources of one's own may say it in other words: then any trap of theirs will do.
-    wanted = lines.get(case.comment) or [number for numbers in lines.values() for number in numbers]
+    wanted = lines.get(case.comment, [])
+    if not set(lines) & set(TRAP_COMMENTS):
+        # Sources of one's own that say it all in other words: then any trap of theirs will do.
+        wanted = [number for numbers in lines.values() for number in numbers]
+    if not wanted:
+        return [f"{TRAP_SOURCE} has no trap that ends in '// {case.comment}'; what came instead: {report}"]
     places = [f"{TRAP_SOURCE}:{number}" for number in wanted]
     if not any(re.search(re.escape(place) + r"(?!\d)", report) for place in places):
         reasons.append(f"trapped elsewhere than {' or '.join(places)} ({case.comment}): {report}")

@@ -84,6 +84,7 @@ def run_traps(
                     yield _result(child.case, outcome, seconds, rerun)
     finally:
         for child in running:
+            child.process.kill()
             _stop(child.process)
 
 
@@ -138,6 +139,7 @@ def _outcome_of(child: _Child, limit_seconds: float) -> Outcome | None:
         _stop(child.process)
         return outcome
     if time.perf_counter() - child.begin > limit_seconds:
+        child.process.kill()
         _stop(child.process)
         return "failed", f"hung: neither a fault nor an end within {limit_seconds:g} s"
     return None

@@ -1,0 +1,160 @@
+"""The whole catalogue and every trap on the emulated device; and what a kernel without its traps does to them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.cases import trap_isolate
+from g4kv_cli.cases.reject import RejectRunner, reject_cases
+from g4kv_cli.cases.trap_check import run_trap, trap_lines
+from g4kv_cli.cases.trap_isolate import TrapSettings, run_traps
+from g4kv_cli.cases.trap_table import ORIGIN, TRAP_COMMENTS, TRAP_SOURCE, TrapCase, trap_cases
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.model.rules import RULES, Rule
+from g4kv_cli.records import CaseResult
+
+SPEC = "emulated:sm_90"
+SOURCE = (BUILT_IN_KERNELS_DIRECTORY / TRAP_SOURCE).read_text(encoding="utf-8")
+DECODE_ENTRY = "qkv_norm_rope_paged_decode_hd256_plain_into"
+TRAPS = trap_cases()
+
+
+def run(cases: list[TrapCase], directory: Path | None = None, limit_seconds: float = 20.0) -> list[CaseResult]:
+    return list(run_traps(cases, TrapSettings(SPEC, directory, limit_seconds), 2, rerun=lambda case_id: case_id))
+
+
+def some_of(entry: str, *rules_and_variants: str) -> list[TrapCase]:
+    return [case for case in TRAPS if case.entry == entry and f"{case.rule}/{case.variant}" in rules_and_variants]
+
+
+@pytest.fixture
+def runner() -> Iterator[RejectRunner]:
+    device, foreign = open_device(SPEC), open_device(SPEC)
+    yield RejectRunner(
+        KernelLibrary(device), foreign, lambda case_id: case_id, lambda: KernelLibrary(open_device(SPEC))
+    )
+    device.close()
+    foreign.close()
+
+
+def test_the_whole_catalogue_is_green(runner: RejectRunner) -> None:
+    cases = reject_cases()
+    results = list(runner.run_all(cases))
+    assert [(result.id, result.reason) for result in results if result.status != "passed"] == []
+    assert Counter(result.id.split("/")[2] for result in results) == Counter(case.rule for case in cases)
+    assert set(RULES) == {case.rule for case in cases}
+
+
+def test_every_trap_is_green() -> None:
+    results = run(TRAPS)
+    assert [(result.id, result.reason) for result in results if result.status != "passed"] == []
+    assert sorted(result.id for result in results) == sorted(case.id for case in TRAPS)
+
+
+def test_each_trap_has_a_line_of_its_own() -> None:
+    """What reports are held against is read off the source, not off a report."""
+    lines = trap_lines(None)
+    assert sorted(lines) == sorted(TRAP_COMMENTS)
+    assert all(len(numbers) == 1 for numbers in lines.values())
+    assert SOURCE.count("__trap()") == len(TRAP_COMMENTS)
+
+
+@pytest.mark.parametrize("comment", TRAP_COMMENTS)
+def test_a_kernel_without_the_trap_turns_its_cases_red(comment: str, tmp_path: Path) -> None:
+    lines = SOURCE.splitlines()
+    number = trap_lines(None)[comment][0]
+    # The line still says so, but never does.
+    lines[number - 1] = lines[number - 1].replace("__trap();", "if (p.eps < 0.0f) __trap();")
+    (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    cases = [case for case in TRAPS if case.comment == comment]
+    results = run(cases[:6], tmp_path)
+    assert [result.status for result in results] == ["failed"] * 6
+
+
+def test_a_source_that_lost_a_trap_is_told_so(tmp_path: Path) -> None:
+    lines = SOURCE.splitlines()
+    del lines[trap_lines(None)[ORIGIN][0] - 1]
+    (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # Another trap behind it happens to stop this one.
+    (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
+    assert result.status == "failed"
+    assert f"has no trap that ends in '// {ORIGIN}'" in result.reason
+
+
+def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:
+    """The block stores to the pool before it looks at the page id once more."""
+    check = "  if (page < 0 || page >= p.num_pages) __trap();  // no such page in the pool"
+    early = "  if (page >= p.num_pages) p.pool[lane_of_thread()] = 0;\n"
+    helper = "__device__ __forceinline__ int lane_of_thread() { return threadIdx.x % 32; }\n\n"
+    place = "// The second layer of defence"
+    assert SOURCE.count(check) == SOURCE.count(place) == 1
+    spoiled = SOURCE.replace(check, early + check).replace(place, helper + place)
+    (tmp_path / TRAP_SOURCE).write_text(spoiled, encoding="utf-8")
+    (result,) = run(some_of(DECODE_ENTRY, "page_id_range/num_pages"), tmp_path)
+    assert result.status == "failed"
+    assert "were written before the trap, the first in page 0, layer 0, K, slot 0" in result.reason
+
+
+def test_another_trap_than_the_one_that_is_due_turns_red(tmp_path: Path) -> None:
+    before = "  const int logical_page = position / p.layout.page_size;"
+    assert SOURCE.count(before) == 1
+    (tmp_path / TRAP_SOURCE).write_text(SOURCE.replace(before, f"  __trap();  // always\n{before}"), encoding="utf-8")
+    (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
+    assert result.status == "failed"
+    assert "trapped elsewhere than prep_body.cuh:" in result.reason
+
+
+def test_the_trap_of_another_block_turns_red() -> None:
+    (case,) = some_of(DECODE_ENTRY, "page_origin/negative")
+    assert run_trap(case, KernelLibrary(open_device(SPEC))) == []
+    # Token 3 is the one with the negative origin.
+    (reason,) = run_trap(replace(case, tokens=(0,)), KernelLibrary(open_device(SPEC)))
+    assert reason.startswith("block 3 trapped, want one of [0]")
+
+
+def test_a_child_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trap_isolate, "_run_once", lambda case, settings: time.sleep(60))
+    begin = time.perf_counter()
+    results = run(TRAPS[:2], limit_seconds=0.3)
+    assert [result.status for result in results] == ["failed", "failed"]
+    assert all("hung: neither a fault nor an end within 0.3 s" in result.reason for result in results)
+    assert time.perf_counter() - begin < 30
+
+
+def test_a_child_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trap_isolate, "_run_once", lambda case, settings: os._exit(3))
+    (result,) = run(TRAPS[:1])
+    assert result.status == "failed"
+    assert "died (exit code 3) without a fault reported" in result.reason
+
+
+def test_a_rule_that_is_gone_turns_cases_red_and_the_run_goes_on(
+    runner: RejectRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require = Rule.require
+
+    def without(self: Rule, holds: bool, field: str, got: object, want: object) -> None:
+        if self.code != "page_id_range":
+            require(self, holds, field, got, want)
+
+    monkeypatch.setattr(Rule, "require", without)
+    cases = [
+        case
+        for case in reject_cases()
+        if case.entry == DECODE_ENTRY and case.rule in ("page_id_range", "page_origin", "eps")
+    ]
+    results = list(runner.run_all(cases))
+    by_rule: dict[str, set[str]] = {}
+    for case, result in zip(cases, results, strict=True):
+        by_rule.setdefault(case.rule, set()).add(result.status)
+    assert by_rule == {"page_id_range": {"failed"}, "page_origin": {"passed"}, "eps": {"passed"}}
+    assert any("DeviceFault" in result.reason and "trap" in result.reason for result in results)

@@ -1,0 +1,552 @@
+"""Properties of the contract on random requests around its edges.
+
+The predicates below say what is in range in the words of the contract: counting pages and slots one token at a time, in
+Python integers, without a line of the code under test. The entries must agree with them, refuse with nothing but
+ContractError, and what they accept must run on the emulated device without a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject_request import Draft, RejectBench
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel
+from g4kv_cli.entries import prep
+from g4kv_cli.entries.arguments import BF16, PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.errors import ContractError
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape, check_requests, lay_out
+
+I32_MAX = 2**31 - 1
+HEAD_DIM, QO_HEADS, KV_HEADS = 256, 2, 1
+MAX_TOKENS = 6
+
+many = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+few = settings(many, max_examples=20)
+
+
+class CountingDevice(EmulatedDevice):
+    """A launch is counted and nothing else."""
+
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        self.launch_count += 1
+
+
+class NoKernels(KernelLibrary):
+    """Kernels that are named and never compiled."""
+
+    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+        return LoadedKernel(symbol, image=None, handle=None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Extents and stored strides of a pool, right or not."""
+
+    page_size: int
+    num_layers: int
+    num_pages: int
+    layer: int
+    extra_elems: int
+    off_by: tuple[str, int]
+    table_rows: int
+
+    @property
+    def layout(self) -> KvLayout:
+        layout = KvLayout.derive(
+            page_size=self.page_size, num_layers=self.num_layers, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM
+        )
+        name, step = self.off_by
+        return replace(layout, **{name: getattr(layout, name) + step})
+
+    @property
+    def elems(self) -> int:
+        """Whole pages of K and V of all layers, and then some."""
+        return self.num_pages * self.num_layers * 2 * self.page_size * KV_HEADS * HEAD_DIM + self.extra_elems
+
+    @property
+    def in_range(self) -> bool:
+        return (
+            self.off_by[1] == 0 and self.extra_elems == 0 and self.num_pages >= 1 and 0 <= self.layer < self.num_layers
+        )
+
+
+STRIDES = ("kv_block_len", "layer_stride", "page_stride")
+STEPS = (1, -1, 2, -2, 4, 2**31, 2**32, -(2**32))
+NUM_PAGES = 12
+
+right_pools = st.builds(
+    Pool,
+    page_size=st.integers(1, 4),
+    num_layers=st.integers(1, 2),
+    num_pages=st.just(NUM_PAGES),
+    layer=st.just(0),
+    extra_elems=st.just(0),
+    off_by=st.just(("page_stride", 0)),
+    table_rows=st.integers(8, 12),
+)
+"""Pools within the contract."""
+
+
+def spoil_pool(draw: st.DrawFn, pool: Pool) -> Pool:
+    """One thing about the pool or the tables, on or over its edge."""
+    edits = [
+        {"layer": pool.num_layers - 1},
+        {"layer": pool.num_layers},
+        {"layer": -1},
+        {"num_pages": draw(st.integers(0, NUM_PAGES))},
+        {"extra_elems": draw(st.integers(1, 2 * HEAD_DIM))},
+        {"off_by": (draw(st.sampled_from(STRIDES)), draw(st.sampled_from(STEPS)))},
+        {"table_rows": draw(st.integers(1, 12))},
+    ]
+    return replace(pool, **draw(st.sampled_from(edits)))
+
+
+def spoil_row(draw: st.DrawFn, row: Sequence[int]) -> list[int]:
+    """A row of pages with an entry less, more or wrong."""
+    at = draw(st.integers(0, max(0, len(row) - 1)))
+    edits = [
+        list(row[:-1]),
+        list(row[1:]),
+        [*row, draw(st.integers(0, NUM_PAGES - 1))],
+        [*row[:at], draw(st.sampled_from([-1, NUM_PAGES - 1, NUM_PAGES, 2**31, 2**32, *row])), *row[at + 1 :]],
+    ]
+    return draw(st.sampled_from(edits))
+
+
+class Desk:
+    """Arrays of the largest request, and the calls."""
+
+    def __init__(self, device: Device, library: KernelLibrary) -> None:
+        self.device, self.library = device, library
+
+    def array(self, *shape: int) -> DeviceArray:
+        array = self.device.allocate(shape, BF16, "a test's array")
+        self.device.fill(array, 0)
+        return array
+
+    def common(self, tokens: int, pool: Pool) -> dict[str, Any]:
+        return {
+            "q": self.array(tokens, QO_HEADS, HEAD_DIM),
+            "k": self.array(tokens, KV_HEADS, HEAD_DIM),
+            "v": self.array(tokens, KV_HEADS, HEAD_DIM),
+            "q_norm_weight": self.array(HEAD_DIM),
+            "k_norm_weight": self.array(HEAD_DIM),
+            "rope": RopeTables(self.array(pool.table_rows, HEAD_DIM), self.array(pool.table_rows, HEAD_DIM)),
+            "rotary_dim": HEAD_DIM,
+            "pool": PagedPool(pool.layout, self.array(pool.elems)),
+            "layer": pool.layer,
+            "q_out": self.array(tokens, QO_HEADS, HEAD_DIM),
+        }
+
+    def accepts(self, call: Any) -> bool:
+        """Whether the call launched once; a refusal must launch nothing. Any other exception is the test's failure."""
+        launches = self.device.launch_count
+        try:
+            call()
+        except ContractError:
+            assert self.device.launch_count == launches
+            return False
+        assert self.device.launch_count == launches + 1
+        return True
+
+
+@contextmanager
+def counting_desk() -> Iterator[Desk]:
+    device = CountingDevice()
+    yield Desk(device, NoKernels(device))
+    device.close()
+
+
+@contextmanager
+def emulated_desk() -> Iterator[Desk]:
+    device = EmulatedDevice()
+    yield Desk(device, KernelLibrary(device))
+    device.close()
+
+
+def slots_in_range(tokens: Sequence[tuple[int, int, Sequence[int]]], pool: Pool) -> bool:
+    """Every token (position, origin, row) has a table row and a page of the pool, and a slot of its own."""
+    taken = set()
+    for position, origin, row in tokens:
+        # Entries that are not read may hold anything that an int32 array can hold.
+        if any(not -I32_MAX - 1 <= page <= I32_MAX for page in row):
+            return False
+        if not 0 <= position < pool.table_rows:
+            return False
+        page, slot = position // pool.page_size, position % pool.page_size
+        if not 0 <= origin <= page:
+            return False
+        if page - origin >= len(row):
+            return False
+        page_id = row[page - origin]
+        if not 0 <= page_id < pool.num_pages:
+            return False
+        taken.add((page_id, slot))
+    return len(taken) == len(tokens)
+
+
+def prefill_call(desk: Desk, pool: Pool, tokens: int, start: int, row: list[int], origin: int) -> Any:
+    arguments = desk.common(tokens, pool)
+
+    def call() -> None:
+        prep.qkv_norm_rope_paged_prefill_hd256_plain_into(
+            desk.library,
+            **arguments,
+            start_pos=start,
+            page_row=PageRow.from_host(desk.device, row),
+            page_origin=origin,
+        )
+
+    return call
+
+
+Prefill = tuple[Pool, int, int, list[int], int]
+
+
+@st.composite
+def right_prefills(draw: st.DrawFn) -> Prefill:
+    """Requests inside the contract and near its edges: the last table row, the last page, unread entries."""
+    pool = draw(right_pools)
+    tokens = draw(st.integers(1, MAX_TOKENS))
+    start = draw(st.sampled_from([0, 1, pool.table_rows - tokens]))
+    first, last = start // pool.page_size, (start + tokens - 1) // pool.page_size
+    origin = draw(st.integers(max(0, first - 1), first))
+    used = draw(st.permutations(range(NUM_PAGES)))[: last - first + 1]
+    row = [-7] * (first - origin) + list(used) + draw(st.lists(st.just(10**6), max_size=1))
+    return pool, tokens, start, row, origin
+
+
+@st.composite
+def nearly_right_prefills(draw: st.DrawFn) -> Prefill:
+    pool, tokens, start, row, origin = draw(right_prefills())
+    step = draw(st.sampled_from(STEPS))
+    match draw(st.sampled_from(["nothing", "pool", "start", "row", "row", "origin", "tokens"])):
+        case "pool":
+            pool = spoil_pool(draw, pool)
+        case "start":
+            start += step
+        case "row":
+            row = spoil_row(draw, row)
+        case "origin":
+            origin += step
+        case "tokens":
+            tokens = draw(st.integers(1, MAX_TOKENS))
+    return pool, tokens, start, row, origin
+
+
+@settings(many, max_examples=300)
+@given(request=nearly_right_prefills())
+def test_prefill_agrees_with_the_contract(request: Prefill) -> None:
+    pool, tokens, start, row, origin = request
+    positions = [(start + token, origin, row) for token in range(tokens)]
+    in_range = pool.in_range and slots_in_range(positions, pool)
+    event("accepted" if in_range else "refused")
+    with counting_desk() as desk:
+        assert desk.accepts(prefill_call(desk, pool, tokens, start, row, origin)) == in_range
+
+
+@few
+@given(request=right_prefills())
+def test_what_prefill_accepts_runs_without_a_fault(request: Prefill) -> None:
+    with emulated_desk() as desk:
+        assert desk.accepts(prefill_call(desk, *request))
+
+
+Token = tuple[int, int, list[int]]
+
+
+@st.composite
+def right_tokens(draw: st.DrawFn) -> tuple[Pool, list[Token]]:
+    """Decode tokens (position, origin, row) inside the contract, each in a page of its own."""
+    pool = draw(right_pools)
+    free = list(draw(st.permutations(range(NUM_PAGES))))
+    tokens: list[Token] = []
+    for _ in range(draw(st.integers(1, 3))):
+        position = draw(st.sampled_from([0, 1, pool.page_size, pool.table_rows - 1]))
+        page = position // pool.page_size
+        origin = draw(st.integers(0, page))
+        # What stands before and behind the page of the token is not read.
+        row = [-7] * (page - origin) + [free.pop()] + draw(st.lists(st.just(10**6), max_size=1))
+        tokens.append((position, origin, row))
+    return pool, tokens
+
+
+@st.composite
+def nearly_right_tokens(draw: st.DrawFn) -> tuple[Pool, list[Token]]:
+    pool, tokens = draw(right_tokens())
+    at = draw(st.integers(0, len(tokens) - 1))
+    position, origin, row = tokens[at]
+    step = draw(st.sampled_from(STEPS))
+    match draw(st.sampled_from(["nothing", "pool", "position", "row", "row", "origin", "clash"])):
+        case "pool":
+            pool = spoil_pool(draw, pool)
+        case "position":
+            tokens[at] = (position + step, origin, row)
+        case "row":
+            tokens[at] = (position, origin, spoil_row(draw, row))
+        case "origin":
+            tokens[at] = (position, origin + step, row)
+        case "clash":
+            tokens[at] = tokens[0]
+    return pool, tokens
+
+
+def decode_call(desk: Desk, pool: Pool, tokens: Sequence[tuple[int, int, Sequence[int]]]) -> Any:
+    arguments = desk.common(len(tokens), pool)
+
+    def call() -> None:
+        batch = PagedBatch.from_host(
+            desk.device,
+            positions=[position for position, _, _ in tokens],
+            page_lists=[row for _, _, row in tokens],
+            page_origins=[origin for _, origin, _ in tokens],
+        )
+        prep.qkv_norm_rope_paged_decode_hd256_plain_into(desk.library, **arguments, batch=batch)
+
+    return call
+
+
+@settings(many, max_examples=300)
+@given(request=nearly_right_tokens())
+def test_decode_agrees_with_the_contract(request: tuple[Pool, list[Token]]) -> None:
+    pool, tokens = request
+    in_range = pool.in_range and slots_in_range(tokens, pool)
+    event("accepted" if in_range else "refused")
+    with counting_desk() as desk:
+        assert desk.accepts(decode_call(desk, pool, tokens)) == in_range
+
+
+@few
+@given(request=right_tokens())
+def test_what_decode_accepts_runs_without_a_fault(request: tuple[Pool, list[Token]]) -> None:
+    with emulated_desk() as desk:
+        assert desk.accepts(decode_call(desk, *request))
+
+
+@st.composite
+def right_requests(draw: st.DrawFn) -> tuple[Pool, list[PlanRequest], int]:
+    """Requests of a plan that holds them: (pool, requests, window_left). Pages are handed out once."""
+    page_size = draw(st.integers(1, 4))
+    window_left = draw(st.sampled_from([-1, 0, 1, 5]))
+    free = list(draw(st.permutations(range(NUM_PAGES))))
+    requests = []
+    for _ in range(draw(st.integers(1, 3))):
+        start, q_len = draw(st.integers(0, 8)), draw(st.integers(0, 3))
+        if start + q_len == 0:
+            q_len = 1
+        first_seen = 0 if window_left < 0 else max(0, start - window_left)
+        # A page of its own at least is left to the request.
+        origin = draw(st.integers(0, min(first_seen, start + q_len - 1) // page_size))
+        pages = -(-(start + q_len) // page_size) - origin
+        if pages > len(free):
+            continue
+        row, free = free[:pages], free[pages:]
+        last = (start + q_len - 1) % page_size + 1
+        requests.append(PlanRequest(start, q_len, row, last, origin))
+    pool = Pool(page_size, 1, NUM_PAGES, 0, 0, ("page_stride", 0), 12)
+    return pool, requests or [PlanRequest(0, 1, [0], 1)], window_left
+
+
+def plan_in_range(requests: Sequence[PlanRequest], page_size: int, window_left: int) -> bool:
+    """The plan contract, one request and one token at a time."""
+    taken: list[tuple[int, int]] = []
+    for request in requests:
+        start, q_len, row = request.start_pos, request.q_len, list(request.page_indices)
+        if not (0 <= start <= I32_MAX and 0 <= q_len <= I32_MAX and start + q_len <= I32_MAX):
+            return False
+        if not row or any(not 0 <= page <= I32_MAX for page in row):
+            return False
+        if not 1 <= request.last_page_len <= page_size:
+            return False
+        if not 0 <= request.page_origin <= start // page_size:
+            return False
+        # Fill the pages before the last one, then the last one as far as is said: that must be every key.
+        resident = sum([page_size] * (len(row) - 1)) + request.last_page_len
+        if resident + request.page_origin * page_size != start + q_len:
+            return False
+        released = request.page_origin * page_size
+        seen_by_first = 0 if window_left == -1 else start - window_left
+        if released > max(0, seen_by_first):
+            return False
+        for position in range(start, start + q_len):
+            taken.append((row[position // page_size - request.page_origin], position % page_size))
+    return len(set(taken)) == len(taken)
+
+
+@st.composite
+def nearly_right_requests(draw: st.DrawFn) -> tuple[Pool, list[PlanRequest], int]:
+    pool, requests, window_left = draw(right_requests())
+    at = draw(st.integers(0, len(requests) - 1))
+    name = draw(st.sampled_from(["start_pos", "q_len", "last_page_len", "page_origin", "page_indices", "nothing"]))
+    if name == "page_indices":
+        edits = [
+            spoil_row(draw, requests[at].page_indices),
+            [requests[0].page_indices[0], *requests[at].page_indices[1:]],
+        ]
+        requests[at] = replace(requests[at], page_indices=draw(st.sampled_from(edits)))
+    elif name != "nothing":
+        step = draw(st.sampled_from([1, -1, pool.page_size, -pool.page_size, 2**32, -(2**32)]))
+        requests[at] = replace(requests[at], **{name: getattr(requests[at], name) + step})
+    return pool, requests, window_left
+
+
+def shape_of(pool: Pool, window_left: int) -> PlanShape:
+    return PlanShape(QO_HEADS, KV_HEADS, HEAD_DIM, pool.page_size, window_left=window_left)
+
+
+@settings(many, max_examples=400)
+@given(request=nearly_right_requests())
+def test_plans_agree_with_the_contract(request: tuple[Pool, list[PlanRequest], int]) -> None:
+    pool, requests, window_left = request
+    try:
+        lay_out(check_requests(requests, shape_of(pool, window_left)))
+        accepted = True
+    except ContractError:
+        accepted = False
+    event("accepted" if accepted else "refused")
+    assert accepted == plan_in_range(requests, pool.page_size, window_left)
+
+
+@few
+@given(request=right_requests())
+def test_what_a_plan_accepts_runs_without_a_fault(request: tuple[Pool, list[PlanRequest], int]) -> None:
+    pool, requests, window_left = request
+    tokens = sum(item.q_len for item in requests)
+    with emulated_desk() as desk:
+        arguments = desk.common(max(1, tokens), pool)
+        plan = PrefillPagedPlan.batch(desk.device, requests, shape=shape_of(pool, window_left))
+        prep.qkv_norm_rope_paged_batch_prefill_hd256_plain_into(desk.library, **arguments, plan=plan)
+        assert desk.device.launch_count == (1 if tokens else 0)
+
+
+garbage = st.one_of(
+    st.sampled_from(
+        [
+            None,
+            True,
+            "",
+            "3",
+            b"3",
+            0,
+            -1,
+            2**31,
+            2**32,
+            2**63,
+            2**64 + 1,
+            10**5000,
+            -(10**5000),
+            0.0,
+            1.5,
+            float("nan"),
+            float("inf"),
+            1j,
+            (),
+            [],
+            {},
+            [None],
+            object(),
+            int,
+            np.float32(1),
+            np.bool_(True),
+            np.array(3),
+            np.array([3]),
+            np.zeros((2, 2)),
+            range(3),
+            Ellipsis,
+            print,
+        ]
+    ),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+)
+
+FIELDS = {
+    "layout": ("page_size", "num_layers", "num_kv_heads", "head_dim", "kv_block_len", "page_stride", "element_bytes"),
+    "rope": ("cos", "sin", "cos_max_pos"),
+    "shape": ("num_qo_heads", "num_kv_heads", "head_dim", "page_size", "window_left", "sm_scale", "cta_tile_q"),
+    "workspace": ("partial_out", "partial_max", "partial_sum"),
+}
+INGREDIENTS = (
+    "page_ids",
+    "positions",
+    "page_lists",
+    "page_origins",
+    "padding_page",
+    "requests",
+    "pool_data",
+    "library",
+    "rope",
+    "layout",
+    "shape",
+    "workspace",
+)
+REQUEST_FIELDS = ("start_pos", "q_len", "page_indices", "last_page_len", "page_origin")
+
+
+def spoil(draft: Draft, data: st.DataObject, value: Any) -> str:
+    """Put garbage in one place of a valid call; the place."""
+    places = [f"arguments.{name}" for name in [*draft.arguments, "eps", "page_origin", "cta_tile_q", "lse"]]
+    places += [f"{owner}.{name}" for owner, names in FIELDS.items() for name in names if getattr(draft, owner)]
+    places += [*INGREDIENTS, *(f"request.{name}" for name in REQUEST_FIELDS)]
+    place: str = data.draw(st.sampled_from(places))
+    owner, _, name = place.partition(".")
+    if owner == "arguments":
+        draft.arguments[name] = value
+    elif owner == "request":
+        if draft.requests:
+            draft.requests = (replace(draft.requests[0], **{name: value}), *draft.requests[1:])
+    elif name:
+        setattr(draft, owner, replace(getattr(draft, owner), **{name: value}))
+    else:
+        setattr(draft, owner, value)
+    return place
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[dict[str, RejectBench]]:
+    device, foreign = CountingDevice(), EmulatedDevice()
+    yield {name: RejectBench(NoKernels(device), name, foreign) for name in REJECT_ENTRIES}
+    device.close()
+    foreign.close()
+
+
+@settings(many, max_examples=40)
+@given(data=st.data(), value=garbage)
+@pytest.mark.parametrize("entry", sorted(REJECT_ENTRIES))
+def test_no_other_exception_escapes(
+    entry: str, data: st.DataObject, value: Any, benches: dict[str, RejectBench]
+) -> None:
+    bench = benches[entry]
+    draft = bench.draft()
+    place = spoil(draft, data, value)
+    accepted_by = getattr(REJECT_ENTRIES[entry].function, "__kwdefaults__", None) or {}
+    known = set(REJECT_ENTRIES[entry].function.__annotations__) | set(accepted_by)
+    # A keyword that the entry does not have is Python's own affair.
+    draft.arguments = {name: given for name, given in draft.arguments.items() if name in known}
+    launches = bench.device.launch_count
+    refusal = ""
+    try:
+        draft.call()
+    except ContractError as error:
+        refusal = str(error)
+    finally:
+        draft.release()
+    assert (bench.device.launch_count == launches) == bool(refusal), place
+    assert "\n" not in refusal
+    assert len(refusal) < 500
