@@ -127,6 +127,8 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
+    # Arrays here are small: more threads of NumPy's linear algebra only spin beside the worker processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -8,18 +8,22 @@ from g4kv_cli.cases.attention_case import AttentionCase
 from g4kv_cli.cases.attention_run import run_attention_case
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.execute import run_case
+from g4kv_cli.cases.serve import ServeCase
+from g4kv_cli.cases.serve_run import run_serve_case
 from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.records import CaseResult
 
-SmokeCase: TypeAlias = Case | AttentionCase
+SmokeCase: TypeAlias = Case | AttentionCase | ServeCase
 
 
 def run_any(case: SmokeCase, library: KernelLibrary, rerun: str) -> CaseResult:
     """Run a case of any kind."""
     if isinstance(case, Case):
         return run_case(case, library, rerun)
+    if isinstance(case, ServeCase):
+        return run_serve_case(case, library, rerun)
     return run_attention_case(case, library, rerun)
 
 
@@ -27,7 +31,10 @@ def sources_of(case: SmokeCase) -> tuple[str, ...]:
     """The kernel sources that a case may launch from."""
     if isinstance(case, Case):
         return (PREP_ENTRIES[case.entry].source,)
+    if isinstance(case, ServeCase):
+        return (*PREP_SOURCES, *ATTENTION_SOURCES)
     return ATTENTION_SOURCES
 
 
+PREP_SOURCES = tuple(dict.fromkeys(entry.source for entry in PREP_ENTRIES.values()))
 ATTENTION_SOURCES = tuple(dict.fromkeys(kernel.source for kernel in ATTENTION_KERNELS))

@@ -9,6 +9,7 @@ from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.attention import attention_cases
 from g4kv_cli.cases.attention_golden import attention_golden_cases
 from g4kv_cli.cases.golden import golden_cases
+from g4kv_cli.cases.serve import serve_cases
 from g4kv_cli.cases.smoke import DEFAULT_SEED, smoke_cases
 from g4kv_cli.model.geometry import Geometry
 
@@ -25,6 +26,7 @@ def gate_cases(
     cases: list[SmokeCase] = [case for case in writes if case.trap is None]
     for geometry in geometries:
         cases.extend(attention_cases(geometry, seed=seed, page_size=page_size))
+        cases.extend(serve_cases(geometry, seed=seed, page_size=page_size))
     # A trap costs a GPU its context.
     cases.extend(case for case in writes if case.trap is not None)
     return cases
