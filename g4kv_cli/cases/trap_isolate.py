@@ -59,16 +59,20 @@ def run_traps(
     cases: Sequence[TrapCase], settings: TrapSettings, jobs: int, rerun: Callable[[str], str]
 ) -> Iterator[CaseResult]:
     """Run each case in its own process, up to ``jobs`` at once; results come as they are done."""
+    global _warm
     forks = settings.is_emulated and "fork" in multiprocessing.get_all_start_methods()
     if forks and cases:
-        _warm_up(cases, settings)
+        _warm = _translated(cases, settings)
     # A CUDA context does not survive a fork; the interpreter does, and a fork spares it the start.
     context = multiprocessing.get_context("fork" if forks else "spawn")
     waiting = list(reversed(cases))
     running: list[_Child] = []
+    ending: list[BaseProcess] = []
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
+            # A GPU takes its time to take a faulted context down: nobody waits for that, but it is not let pile up.
+            ending = [process for process in ending if process.exitcode is None]
+            while waiting and len(running) + max(0, len(ending) - jobs) < jobs:
                 case = waiting.pop()
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_child, args=(case.id, settings, sender), daemon=True)  # type: ignore[attr-defined]
@@ -80,12 +84,16 @@ def run_traps(
                 outcome = _outcome_of(child, settings.limit_seconds)
                 if outcome is not None:
                     running.remove(child)
+                    child.process.kill()
+                    ending.append(child.process)
                     seconds = time.perf_counter() - child.begin
                     yield _result(child.case, outcome, seconds, rerun)
     finally:
         for child in running:
             child.process.kill()
-            _stop(child.process)
+        for process in [*ending, *(child.process for child in running)]:
+            process.join()
+        _warm = None
 
 
 def run_here(cases: Sequence[TrapCase], settings: TrapSettings, rerun: Callable[[str], str]) -> Iterator[CaseResult]:
@@ -96,19 +104,19 @@ def run_here(cases: Sequence[TrapCase], settings: TrapSettings, rerun: Callable[
         yield _result(case, outcome, time.perf_counter() - begin, rerun)
 
 
-def _warm_up(cases: Sequence[TrapCase], settings: TrapSettings) -> None:
-    """Translate every kernel the cases need, once, by an ordinary launch."""
-    global _warm
-    _warm = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
+def _translated(cases: Sequence[TrapCase], settings: TrapSettings) -> KernelLibrary:
+    """A library with every kernel that the cases need, each translated by an ordinary launch."""
+    library = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
     for entry in dict.fromkeys(case.entry for case in cases):
-        bench = RejectBench(_warm, entry, _warm.device)
+        bench = RejectBench(library, entry, library.device)
         try:
             bench.draft().call()
         except G4kvError:
             # The smoke and reject cases tell what is wrong with it; here a fresh device starts over.
-            _warm = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
+            library = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
         else:
             bench.close()
+    return library
 
 
 def _run_once(case: TrapCase, settings: TrapSettings) -> Outcome:
@@ -136,20 +144,10 @@ def _outcome_of(child: _Child, limit_seconds: float) -> Outcome | None:
         except EOFError:
             child.process.join()
             return "failed", f"the child process died (exit code {child.process.exitcode}) without a fault reported"
-        _stop(child.process)
         return outcome
     if time.perf_counter() - child.begin > limit_seconds:
-        child.process.kill()
-        _stop(child.process)
         return "failed", f"hung: neither a fault nor an end within {limit_seconds:g} s"
     return None
-
-
-def _stop(process: BaseProcess) -> None:
-    process.join(timeout=2.0)
-    if process.is_alive():
-        process.kill()
-        process.join()
 
 
 def _result(case: TrapCase, outcome: Outcome, seconds: float, rerun: Callable[[str], str]) -> CaseResult:
