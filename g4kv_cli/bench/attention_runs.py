@@ -1,0 +1,100 @@
+"""Our attention entries as calls on a problem's pools; any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from g4kv_cli.bench.noise_data import BF16
+from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
+from g4kv_cli.bench.workloads import Variant
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries import attention
+from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.model.prefill_plan import PlanShape
+from g4kv_cli.oracle.compare import POISON_BYTE
+
+
+@dataclass(slots=True)
+class AttentionCall:
+    """One entry with its plan, output and workspace."""
+
+    problem: AttentionProblem
+    library: KernelLibrary
+    variant: Variant
+    plan: PrefillPagedPlan
+    out: DeviceArray
+    workspace: SplitWorkspace | None
+    renewed_in_place: bool = True
+
+    def queue(self, pool: int) -> None:
+        """One call on this pool."""
+        hd256 = self.problem.shape.head_dim == 256
+        common: dict[str, Any] = {
+            "q": self.problem.q,
+            "plan": self.plan,
+            "pool": self.problem.pools[pool],
+            "layer": 0,
+            "out": self.out,
+        }
+        form = self.variant.form
+        if form == "b":
+            entry = attention.batch_decode_paged_window_hd256_into if hd256 else attention.batch_decode_paged_hd512_into
+            entry(self.library, **common)
+        elif form == "c":
+            split = (
+                attention.batch_decode_split_paged_window_hd256_into
+                if hd256
+                else attention.batch_decode_split_paged_hd512_into
+            )
+            split(self.library, **common, num_splits=self.variant.num_splits, workspace=self.workspace)
+        else:
+            prefill = (
+                attention.batch_prefill_paged_window_hd256_into if hd256 else attention.batch_prefill_paged_hd512_into
+            )
+            prefill(self.library, **common, cta_tile_q=self.variant.tile or None)
+
+    def poison(self) -> None:
+        """Output and workspace."""
+        device = self.library.device
+        device.fill(self.out, POISON_BYTE)
+        if self.workspace is not None:
+            for scratch in (self.workspace.partial_out, self.workspace.partial_max, self.workspace.partial_sum):
+                device.fill(scratch, POISON_BYTE)
+
+    def output(self) -> npt.NDArray[Any]:
+        """bf16 [tokens, num_qo_heads, head_dim]."""
+        return self.library.device.read(self.out)
+
+
+def attention_call(problem: AttentionProblem, library: KernelLibrary, variant: Variant) -> AttentionCall:
+    """Make the plan, the output and, for form c, the workspace. Raises what the device and the contract raise."""
+    shape, device = problem.shape, library.device
+    plan = PrefillPagedPlan.batch(
+        device,
+        problem.requests(),
+        shape=PlanShape(
+            num_qo_heads=shape.num_qo_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            page_size=shape.page_size,
+            window_left=problem.geometry.window_left,
+            sm_scale=SM_SCALE,
+            cta_tile_q=variant.tile or None,
+        ),
+    )
+    out = device.allocate((problem.tokens, shape.num_qo_heads, shape.head_dim), BF16, "out")
+    workspace = None
+    if variant.form == "c":
+        workspace = SplitWorkspace.allocate(
+            device,
+            tokens=problem.tokens,
+            num_qo_heads=shape.num_qo_heads,
+            num_splits=variant.num_splits,
+            head_dim=shape.head_dim,
+        )
+    return AttentionCall(problem, library, variant, plan, out, workspace)

@@ -1,0 +1,244 @@
+"""Shapes on a CUDA device: pools that rotate, CUDA graphs of calls, and samples of their replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy.typing as npt
+
+from g4kv_cli.bench import peers
+from g4kv_cli.bench.attention_runs import attention_call
+from g4kv_cli.bench.noise_data import NoiseArena
+from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
+from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
+from g4kv_cli.bench.sweep import Runnable, SkippedConfiguration
+from g4kv_cli.bench.workloads import Variant
+from g4kv_cli.bench_records import BASELINE_SUFFIX, Shape
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import DeviceUnavailable
+from g4kv_cli.model.geometry import Geometry
+
+if TYPE_CHECKING:
+    from g4kv_cli.device.cuda import CudaDevice
+    from g4kv_cli.device.cuda_graph import CapturedGraph
+
+Array = npt.NDArray[Any]
+
+MAX_POOLS = 48
+CACHE_ROUNDS = 5
+"""Pools rotate through this many times the L2 cache, where MAX_POOLS of them are as large."""
+MEMORY_SHARE = 0.6
+"""Of the free memory for the arena; the rest is for workspaces, outputs and peers."""
+
+
+class Call(Protocol):
+    """One configuration's call. ``renewed_in_place``: renewed inputs keep their addresses, so a graph sees them."""
+
+    renewed_in_place: bool
+
+    def queue(self, pool: int) -> None:
+        """Queue one call that works on this pool, into the device's stream."""
+
+    def poison(self) -> None:
+        """Fill the output with a pattern that no result has."""
+
+    def output(self) -> Array:
+        """The output as the problem's check takes it."""
+
+
+@dataclass(slots=True)
+class GraphRunnable:
+    """A call as two graphs: one call for every pool, and a single call."""
+
+    configuration: str
+    device: CudaDevice
+    call: Call
+    wrong: Callable[[Array, int], str]
+    pools: int
+    _all: CapturedGraph | None = None
+    _single: CapturedGraph | None = None
+
+    def check(self, *, fresh: bool) -> str:
+        """Eagerly on pool 0; fresh, the timed graph itself, whose last call is on the last pool."""
+        pool = self.pools - 1 if fresh else 0
+        self.call.poison()
+        if fresh and self._all is not None and self.call.renewed_in_place:
+            self._all.replay()
+        else:
+            self.call.queue(pool)
+        self.device.synchronize()
+        return self.wrong(self.call.output(), pool)
+
+    def capture(self) -> None:
+        """Both graphs, each replayed once."""
+        with self.device.capture() as every:
+            for pool in range(self.pools):
+                self.call.queue(pool)
+        with self.device.capture() as single:
+            self.call.queue(0)
+        self._all, self._single = every, single
+        every.replay()
+        single.replay()
+        self.device.synchronize()
+
+    def sample(self, count: int) -> list[float]:
+        """Replays between events, back to back behind one that is not counted: the host is never waited for."""
+        if self._all is None:
+            raise RuntimeError("nothing was captured")
+        return [seconds / self.pools for seconds in sample_replays(self.device, self._all.replay, count)]
+
+    def queue_single(self) -> None:
+        """One call on pool 0, as a graph."""
+        if self._single is None:
+            raise RuntimeError("nothing was captured")
+        self._single.replay()
+
+    def close(self) -> None:
+        """Destroy the graphs."""
+        for graph in (self._all, self._single):
+            if graph is not None:
+                graph.close()
+        self._all = self._single = None
+
+
+def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of ``count`` replays that follow one another in the stream."""
+    driver = device._driver
+    events = [device.call("make an event", driver.cuEventCreate(0)) for _ in range(count + 1)]
+    try:
+        replay()
+        device.call("record an event", driver.cuEventRecord(events[0], device.stream.handle))
+        for event in events[1:]:
+            replay()
+            device.call("record an event", driver.cuEventRecord(event, device.stream.handle))
+        device.synchronize()
+        pairs = zip(events, events[1:], strict=False)
+        return [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
+    finally:
+        for event in events:
+            driver.cuEventDestroy(event)
+
+
+class CudaShape:
+    """An open shape. ``libraries``: the kernels under test, and a baseline's if there is one."""
+
+    def __init__(
+        self,
+        problem: AttentionProblem | PrepProblem,
+        device: CudaDevice,
+        variants: Mapping[str, Variant],
+        libraries: Sequence[KernelLibrary],
+        touched_bytes: int,
+        first_allocation: int,
+    ) -> None:
+        """Everything that the device allocated from number ``first_allocation`` on goes with the shape."""
+        self.problem = problem
+        self.device = device
+        self.pools = len(problem.pools)
+        self.rotating_bytes = self.pools * touched_bytes
+        self.checked_rows = len(problem.rows)
+        self._variants = variants
+        self._libraries = libraries
+        self._first_allocation = first_allocation
+        self._runnables: list[GraphRunnable | Runnable] = []
+        
+    def make(self, configuration: str) -> Runnable:
+        """Raises SkippedConfiguration for a peer that cannot run here."""
+        variant = self._variants.get(configuration)
+        runnable: Any
+        if variant is None:
+            if not isinstance(self.problem, AttentionProblem):
+                raise SkippedConfiguration("no peer for this shape")
+            runnable = peers.make_runnable(configuration, self.problem, self.device)
+        else:
+            library = self._libraries[-1 if configuration.endswith(BASELINE_SUFFIX) else 0]
+            call: Call
+            if isinstance(self.problem, AttentionProblem):
+                call = attention_call(self.problem, library, variant)
+            else:
+                call = prep_call(self.problem, library)
+            runnable = GraphRunnable(configuration, self.device, call, self.problem.check, self.pools)
+        self._runnables.append(runnable)
+        return runnable  # type: ignore[no-any-return]
+
+    def renew_inputs(self) -> None:
+        """Other queries or rows."""
+        self.problem.renew_queries()
+
+    def close(self) -> None:
+        """Graphs first, then every array that was made for this shape."""
+        for runnable in self._runnables:
+            close = getattr(runnable, "close", None)
+            if close is not None:
+                close()
+        self._runnables.clear()
+        self.device.synchronize()
+        for allocation in list(self.device._allocations[self._first_allocation :]):
+            self.device._release(allocation)
+
+
+class CudaBackend:
+    """Opens shapes in one arena of random data."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        libraries: Sequence[KernelLibrary],
+        geometries: Mapping[str, Geometry],
+        shapes: Sequence[Shape],
+        variants: Mapping[str, Mapping[str, Variant]],
+        *,
+        seed: int,
+    ) -> None:
+        """``variants``: ours by shape id and configuration. Allocates the arena for the largest shape that fits."""
+        self.device = device
+        self.cache_bytes = l2_cache_bytes(device)
+        self._libraries = libraries
+        self._geometries = geometries
+        self._variants = variants
+        self._seed = seed
+        self._limit_elems = int(device.memory_bytes()[0] * MEMORY_SHARE) // 2
+        wanted = [self._pools_of(shape) * self._pool_elems(shape) for shape in shapes]
+        self.arena = NoiseArena(libraries[0], max([2**27, *wanted]), seed=seed)
+
+    def open(self, shape: Shape) -> CudaShape:
+        """Raises DeviceUnavailable if not one pool fits."""
+        geometry = self._geometries[shape.geometry]
+        pools, elems = self._pools_of(shape), self._pool_elems(shape)
+        if pools == 0:
+            raise DeviceUnavailable(
+                f"one pool takes {2 * elems / 2**30:.1f} GiB, the bench uses {2 * self._limit_elems / 2**30:.1f} GiB"
+            )
+        problem: AttentionProblem | PrepProblem
+        first_allocation = len(self.device._allocations)
+        if shape.kind == "prep":
+            problem = PrepProblem.make(shape, geometry, self.arena, pools, seed=self._seed)
+        else:
+            problem = attention_problem(shape, geometry, self.arena, pools, seed=self._seed)
+        touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
+        variants = self._variants[shape.id]
+        return CudaShape(problem, self.device, variants, self._libraries, touched, first_allocation)
+
+    def close(self) -> None:
+        """Return the arena."""
+        self.arena.close()
+
+    def _pool_elems(self, shape: Shape) -> int:
+        geometry = self._geometries[shape.geometry]
+        return prep_bytes_a_pool(shape) // 2 if shape.kind == "prep" else pool_elems_of(shape, geometry)
+
+    def _pools_of(self, shape: Shape) -> int:
+        """As many as it takes to rotate through the cache several times, if the memory has them."""
+        touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
+        wanted = min(MAX_POOLS, max(1, -(-CACHE_ROUNDS * self.cache_bytes // max(touched, 1))))
+        return int(min(wanted, self._limit_elems // max(self._pool_elems(shape), 1)))
+
+
+def l2_cache_bytes(device: CudaDevice) -> int:
+    """What the driver says."""
+    driver = device._driver
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+    return int(device.call("ask for the L2 cache", driver.cuDeviceGetAttribute(attribute, device._device_handle)))
+

@@ -1,0 +1,123 @@
+"""Other libraries' kernels at the same shapes: imported on use, checked and timed exactly as ours are.
+
+Each peer is one configuration. Nothing is imported before it is asked for; what is not installed is skipped with the
+reason and the line that installs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.bench_records import Shape
+from g4kv_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from g4kv_cli.bench.problem import AttentionProblem
+    from g4kv_cli.device.cuda import CudaDevice
+
+PREFIX = "peer:"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """``module`` has ``make(problem, device)`` for it; ``needs`` are the import names; ``kinds`` the shapes it takes."""
+
+    name: str
+    what: str
+    module: str
+    maker: str
+    needs: tuple[str, ...]
+    distribution: str
+    pip_line: str
+    kinds: tuple[str, ...]
+
+
+_TORCH_LINE = "python -m pip install torch"
+_HERE = "g4kv_cli.bench.peers"
+# fmt: off
+PEERS: tuple[Peer, ...] = (
+    Peer("torch-sdpa", "scaled_dot_product_attention; contiguous keys, the group's heads as rows of one head",
+         f"{_HERE}.torch_peers", "make_sdpa", ("torch",), "torch", _TORCH_LINE, ("decode", "prefill")),
+    Peer("torch-bmm", "two batched GEMMs around a softmax; contiguous keys",
+         f"{_HERE}.torch_peers", "make_bmm", ("torch",), "torch", _TORCH_LINE, ("decode",)),
+    Peer("flashinfer-cuda", "BatchDecodeWithPagedKVCacheWrapper on CUDA cores",
+         f"{_HERE}.flashinfer_peers", "make_decode_cuda", ("torch", "flashinfer"), "flashinfer-python",
+         "python -m pip install flashinfer-python", ("decode",)),
+    Peer("flashinfer-tc", "BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores (fa2, split-KV on its own)",
+         f"{_HERE}.flashinfer_peers", "make_decode_tensor", ("torch", "flashinfer"), "flashinfer-python",
+         "python -m pip install flashinfer-python", ("decode",)),
+    Peer("flashinfer-fa2", "BatchPrefillWithPagedKVCacheWrapper, backend fa2",
+         f"{_HERE}.flashinfer_peers", "make_prefill_fa2", ("torch", "flashinfer"), "flashinfer-python",
+         "python -m pip install flashinfer-python", ("prefill",)),
+    Peer("flashinfer-fa3", "BatchPrefillWithPagedKVCacheWrapper, backend fa3",
+         f"{_HERE}.flashinfer_peers", "make_prefill_fa3", ("torch", "flashinfer"), "flashinfer-python",
+         "python -m pip install flashinfer-python", ("prefill",)),
+    Peer("flash-attn-3", "flash_attn_with_kvcache of FlashAttention 3, paged",
+         f"{_HERE}.other_peers", "make_flash_attention_3", ("torch", "flash_attn_interface"), "flash-attn-3",
+         "build it from the hopper folder of FlashAttention's repository", ("decode", "prefill")),
+    Peer("vllm-triton", "vLLM's Triton unified attention",
+         f"{_HERE}.other_peers", "make_vllm_triton", ("torch", "vllm"), "vllm",
+         "python -m pip install vllm", ("decode", "prefill")),
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """Whether a peer can be imported here. ``reason`` says what is missing and how to install it."""
+
+    peer: Peer
+    version: str
+    reason: str
+
+
+def peer_status(peer: Peer) -> PeerStatus:
+    """Looks for the packages without importing them."""
+    for name in peer.needs:
+        if importlib.util.find_spec(name) is None:
+            return PeerStatus(peer, "", f"{name} is not installed: {peer.pip_line}")
+    try:
+        version = metadata.version(peer.distribution)
+    except metadata.PackageNotFoundError:
+        version = "unknown version"
+    return PeerStatus(peer, version, "")
+
+
+def select_peers(names: Sequence[str]) -> tuple[Peer, ...]:
+    """The peers of these names; ``all`` is every peer, ``none`` is none, a first word (torch) all that begin with it.
+
+    Raises UsageError for an unknown name.
+    """
+    found: dict[str, Peer] = {}
+    for name in names:
+        matching = [peer for peer in PEERS if name in ("all", peer.name, peer.name.partition("-")[0])]
+        if not matching and name != "none":
+            known = ", ".join(("all", "none", *(peer.name for peer in PEERS)))
+            raise UsageError(f"--peer {name}: unknown; there are: {known}")
+        found.update({peer.name: peer for peer in matching})
+    return tuple(found.values())
+
+
+def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
+    """The configurations of these peers at a shape."""
+    return [f"{PREFIX}{peer.name}" for peer in peers if shape.kind in peer.kinds]
+
+
+def make_runnable(configuration: str, problem: AttentionProblem, device: CudaDevice) -> Any:
+    """The peer's Runnable. Raises SkippedConfiguration where it is not installed or does not take the shape."""
+    name = configuration.removeprefix(PREFIX)
+    peer = next(peer for peer in PEERS if peer.name == name)
+    status = peer_status(peer)
+    if status.reason:
+        raise SkippedConfiguration(status.reason)
+    try:
+        module = importlib.import_module(peer.module)
+        return getattr(module, peer.maker)(configuration, problem, device)
+    except ImportError as error:
+        raise SkippedConfiguration(f"{peer.name} cannot be imported: {error}") from error

@@ -1,0 +1,92 @@
+"""FlashAttention 3 and vLLM's Triton kernel, where they are installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, tensor_of
+from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
+from g4kv_cli.bench.sweep import SkippedConfiguration
+
+if TYPE_CHECKING:
+    from g4kv_cli.device.cuda import CudaDevice
+
+
+def _halves(problem: AttentionProblem, device: CudaDevice) -> list[tuple[Any, Any]]:
+    """K and V of every pool as strided views [page, slot, head, dim]."""
+    shape = problem.shape
+    rows = (-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    both = [tensor_of(pool.data, device).view(rows) for pool in problem.pools]
+    return [(tiles[:, 0], tiles[:, 1]) for tiles in both]
+
+
+def _tables(problem: AttentionProblem, device: CudaDevice) -> tuple[Any, Any]:
+    """Page table int32 [batch, pages], and keys in it int32 [batch]."""
+    where = f"cuda:{device.ordinal}"
+    keys = problem.shape.kv_len - problem.origin * problem.shape.page_size
+    return (
+        torch.as_tensor(problem.pages, device=where),
+        torch.full((problem.shape.batch,), keys, dtype=torch.int32, device=where),
+    )
+
+
+def make_flash_attention_3(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
+    """``flash_attn_with_kvcache`` with a page table; head_dim up to 256."""
+    shape = problem.shape
+    if shape.head_dim > 256:
+        raise SkippedConfiguration(f"FlashAttention 3 has no head_dim {shape.head_dim}")
+    attend = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
+    q = tensor_of(problem.q, device).view(shape.batch, shape.tokens, shape.num_qo_heads, shape.head_dim)
+    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (-1, -1)
+
+    def run(pool: int) -> Any:
+        return attend(
+            q,
+            *halves[pool],
+            cache_seqlens=lengths,
+            page_table=table,
+            softmax_scale=SM_SCALE,
+            causal=True,
+            window_size=window,
+        )
+
+    return TorchRunnable(configuration, problem, device, run, (q, halves, table, lengths))
+
+
+def make_vllm_triton(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
+    """vLLM's ``unified_attention``."""
+    shape = problem.shape
+    attend = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention").unified_attention
+    q = tensor_of(problem.q, device)
+    out = torch.full_like(q, float("nan"))
+    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=q.device) * shape.tokens
+    window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (-1, -1)
+
+    def run(pool: int) -> Any:
+        k, v = halves[pool]
+        attend(
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            cu_seqlens_q=starts,
+            max_seqlen_q=shape.tokens,
+            seqused_k=lengths,
+            max_seqlen_k=int(shape.kv_len),
+            softmax_scale=SM_SCALE,
+            causal=True,
+            window_size=window,
+            block_table=table,
+            softcap=0.0,
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
+        )
+        return out
+
+    return TorchRunnable(configuration, problem, device, run, (q, out, halves, table, lengths, starts))

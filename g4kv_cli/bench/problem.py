@@ -1,0 +1,234 @@
+"""An attention problem on a device: pools of random keys, requests with permuted pages, queries, and a check of results.
+
+The pools hold one layer. Every pool has the same page tables, so one plan serves all of them, as in a server's layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.bench.noise_data import BF16, NoiseArena
+from g4kv_cli.bench_records import Shape
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.slots import page_origin, pages_for
+from g4kv_cli.oracle.attention import ROW_MAX_LIMIT, ROW_RMS_LIMIT
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+SM_SCALE = 1.0
+"""Gemma 4's attention scale: its q_norm has it in the weights."""
+QUERY_SCALE = 2.0
+"""Queries have a root mean square of QUERY_SCALE / sqrt(head_dim), so scores spread by about 2: many keys count."""
+
+MAX_CHECKED_ELEMS = 2**27
+"""Key and value elements that one check reads at most; at least one row is checked whatever it takes."""
+KEYS_PER_STEP = 8192
+MAX_CHECKED_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """A token row and KV head whose results are checked, for all query heads of the group."""
+
+    request: int
+    token: int
+    kv_head: int
+
+
+@dataclass(slots=True)
+class AttentionProblem:
+    """``pages`` int [batch, pages a request]: page ids of one pool. ``q`` bf16 [batch x tokens, heads, head_dim]."""
+
+    shape: Shape
+    geometry: Geometry
+    arena: NoiseArena
+    layout: KvLayout
+    pools: tuple[PagedPool, ...]
+    pages: npt.NDArray[np.int32]
+    origin: int
+    q: DeviceArray
+    q_host: Array
+    rows: tuple[CheckedRow, ...]
+    _expected: dict[int, Float64] = field(default_factory=dict)
+    _seed: int = 0
+
+    @property
+    def device(self) -> Device:
+        """Where the pools are."""
+        return self.arena.device
+
+    @property
+    def tokens(self) -> int:
+        """Query rows of the batch."""
+        return self.shape.batch * self.shape.tokens
+
+    @property
+    def last_page_len(self) -> int:
+        """Slots taken in each request's last page."""
+        return self.shape.kv_len - (self.origin + self.pages.shape[1] - 1) * self.layout.page_size
+
+    def requests(self) -> list[PlanRequest]:
+        """The batch as a plan takes it."""
+        start = self.shape.kv_len - self.shape.tokens
+        return [
+            PlanRequest(start, self.shape.tokens, row.tolist(), self.last_page_len, self.origin) for row in self.pages
+        ]
+
+    def renew_queries(self) -> None:
+        """Other queries, at the same address: what was checked before says nothing about them."""
+        self._seed += 1
+        self.q_host = _queries(self.shape, self._seed)
+        self.device.write(self.q, self.q_host)
+        self._expected.clear()
+
+    def check(self, out: Array, pool: int) -> str:
+        """Empty if the checked rows of ``out`` [tokens, heads, head_dim] are right for this pool; else what is not."""
+        if pool not in self._expected:
+            self._expected[pool] = self._attend(pool)
+        group = self.geometry.gqa_group
+        token_rows = [row.request * self.shape.tokens + row.token for row in self.rows]
+        heads = [slice(row.kv_head * group, (row.kv_head + 1) * group) for row in self.rows]
+        got = np.stack([np.asarray(out[at, head], np.float64) for at, head in zip(token_rows, heads, strict=True)])
+        if got.shape != self._expected[pool].shape:
+            return f"the output has the shape {got.shape[1:]}, not {self._expected[pool].shape[1:]}"
+        return wrong_rows(got, self._expected[pool], self.rows)
+
+    def _attend(self, pool: int) -> Float64:
+        """Expected output of the checked rows: float64 [rows, group, head_dim]; sums of float32 products."""
+        return np.stack([self._attend_row(pool, row) for row in self.rows])
+
+    def _attend_row(self, pool: int, row: CheckedRow) -> Float64:
+        geometry, shape = self.geometry, self.shape
+        group = geometry.gqa_group
+        position = shape.kv_len - shape.tokens + row.token
+        first = 0 if geometry.window is None else max(0, position - geometry.window + 1)
+        keys = np.arange(first, position + 1)
+        queries = self.q_host[
+            row.request * shape.tokens + row.token, row.kv_head * group : (row.kv_head + 1) * group
+        ].astype(np.float32)
+        steps = [keys[begin : begin + KEYS_PER_STEP] for begin in range(0, len(keys), KEYS_PER_STEP)]
+        scores = np.concatenate(
+            [SM_SCALE * (queries @ self._kv(pool, row, step, is_v=False).T).astype(np.float64) for step in steps], axis=1
+        )
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        out = np.zeros((group, geometry.head_dim))
+        for begin, step in zip(range(0, len(keys), KEYS_PER_STEP), steps, strict=True):
+            out += weights[:, begin : begin + len(step)].astype(np.float32) @ self._kv(pool, row, step, is_v=True)
+        return out
+
+    def _kv(
+        self, pool: int, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
+    ) -> npt.NDArray[np.float32]:
+        """Rows of K or V of one request and KV head: float32 [positions, head_dim]."""
+        page_size, heads, head_dim = self.shape.page_size, self.shape.num_kv_heads, self.shape.head_dim
+        page = self.pages[row.request, positions // page_size - self.origin].astype(np.int64)
+        slot = positions % page_size
+        # pools[pool][page][K, V][slot][head][dim], one layer
+        block = (page * 2 + is_v) * (page_size * heads * head_dim)
+        first = block + (slot * heads + row.kv_head) * head_dim
+        begin = self.pools[pool].data.offset_bytes // BF16.itemsize
+        return self.arena.rows(begin + first, head_dim)
+
+
+def wrong_rows(got: Float64, want: Float64, rows: tuple[CheckedRow, ...]) -> str:
+    """Rows [rows, group, head_dim] that are not finite, or off by more than the limits relative to themselves."""
+    if not np.isfinite(got).all():
+        at = rows[int(np.argwhere(~np.isfinite(got))[0, 0])]
+        return f"not finite, first at request {at.request}, token {at.token}, KV head {at.kv_head}"
+    error = got - want
+    largest = np.abs(error).max(axis=-1) / np.maximum(np.abs(want).max(axis=-1), np.finfo(np.float64).tiny)
+    rms = np.sqrt(np.square(error).mean(axis=-1))
+    relative = rms / np.maximum(np.sqrt(np.square(want).mean(axis=-1)), np.finfo(np.float64).tiny)
+    wrong = (largest > ROW_MAX_LIMIT) | (relative > ROW_RMS_LIMIT)
+    if not wrong.any():
+        return ""
+    at = rows[int(np.argwhere(wrong)[0, 0])]
+    return (
+        f"{int(wrong.sum())} of {wrong.size} checked rows are wrong, first at request {at.request}, token {at.token}, "
+        f"KV head {at.kv_head}: off by up to {largest.max():.3g} of the row's largest (limit {ROW_MAX_LIMIT}), "
+        f"{relative.max():.3g} in the root mean square (limit {ROW_RMS_LIMIT})"
+    )
+
+
+def pool_elems_of(shape: Shape, geometry: Geometry) -> int:
+    """Elements of one pool: the resident pages of every request, one layer."""
+    return _layout(shape).page_stride * shape.batch * _pages_a_request(shape, geometry)
+
+
+def attention_problem(
+    shape: Shape, geometry: Geometry, arena: NoiseArena, num_pools: int, *, seed: int
+) -> AttentionProblem:
+    """Lay ``num_pools`` pools out in the arena, permute the pages, upload queries. ValueError if they do not fit."""
+    layout = _layout(shape)
+    per_request = _pages_a_request(shape, geometry)
+    elems = pool_elems_of(shape, geometry)
+    if num_pools * elems > arena.elems:
+        raise ValueError(f"{num_pools} pools of {elems} elements do not fit into {arena.elems}")
+    pools = tuple(
+        PagedPool(layout, arena.data.view((elems,), offset_elems=index * elems)) for index in range(num_pools)
+    )
+    random = np.random.Generator(np.random.PCG64([seed, shape.batch, shape.kv_len, shape.tokens]))
+    pages = random.permutation(shape.batch * per_request).astype(np.int32).reshape(shape.batch, per_request)
+    q_host = _queries(shape, seed)
+    return AttentionProblem(
+        shape=shape,
+        geometry=geometry,
+        arena=arena,
+        layout=layout,
+        pools=pools,
+        pages=pages,
+        origin=_origin(shape, geometry),
+        q=arena.device.upload(q_host, "q"),
+        q_host=q_host,
+        rows=_checked_rows(shape),
+        _seed=seed,
+    )
+
+
+def _layout(shape: Shape) -> KvLayout:
+    return KvLayout.derive(
+        page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
+    )
+
+
+def _origin(shape: Shape, geometry: Geometry) -> int:
+    """Pages are released by the position of the first new token, as a server does before the step."""
+    return page_origin(shape.kv_len - shape.tokens, geometry.window, shape.page_size)
+
+
+def _pages_a_request(shape: Shape, geometry: Geometry) -> int:
+    return pages_for(shape.kv_len, shape.page_size) - _origin(shape, geometry)
+
+
+def _queries(shape: Shape, seed: int) -> Array:
+    random = np.random.Generator(np.random.PCG64([seed, 7, shape.batch, shape.tokens, shape.head_dim]))
+    rows = (shape.batch * shape.tokens, shape.num_qo_heads, shape.head_dim)
+    scale = np.float32(QUERY_SCALE / np.sqrt(shape.head_dim))
+    return (random.standard_normal(rows, dtype=np.float32) * scale).astype(BF16)
+
+
+def _checked_rows(shape: Shape) -> tuple[CheckedRow, ...]:
+    """First, last and middle (request, token), each at one KV head, first and last heads included; as many as the
+    budget of elements allows."""
+    total = shape.batch * shape.tokens
+    spread = dict.fromkeys(round(index * (total - 1) / (MAX_CHECKED_TOKENS - 1)) for index in range(MAX_CHECKED_TOKENS))
+    order = list(spread)
+    order = [order[-1], order[0], *order[1:-1]] if len(order) > 1 else order * MAX_CHECKED_TOKENS
+    each = 2 * max(1, shape.visible_keys) * shape.head_dim
+    count = max(1, min(len(order), MAX_CHECKED_ELEMS // each))
+    rows = []
+    for index, at in enumerate(order[:count]):
+        request, token = divmod(at, shape.tokens)
+        head = (shape.num_kv_heads - 1 - index * 3) % shape.num_kv_heads
+        rows.append(CheckedRow(request, token, head))
+    return tuple(dict.fromkeys(rows))

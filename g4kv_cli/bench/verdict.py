@@ -1,0 +1,165 @@
+"""Which decode form to use where: the winner of each shape, how sure that is, and what it adds up to.
+
+Two times differ if their medians do by more than both uncertainties together (root of the sum of squares), each at
+least MIN_NOISE: rounds of one run agree more closely than runs do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from g4kv_cli.bench.workloads import MIN_KEYS_PER_SPLIT
+from g4kv_cli.bench_findings import CellVerdict, GeometryVerdict, SplitRule
+from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
+
+MIN_NOISE = 0.005
+"""A run's rounds seldom disagree by less than this against the next run's: medians of 126 repeated timings on an H200
+differed by 0.2 % in the median and 3.3 % in the 90th percentile."""
+PREFERENCE = ("b", "a", "c")
+"""Among ties: b needs neither a tile list nor a workspace, a no workspace."""
+RULE_TARGETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def uncertainty(*measurements: Measurement) -> float:
+    """The relative uncertainty of a ratio of these measurements' times."""
+    return math.hypot(*(max(item.graph.noise, MIN_NOISE) for item in measurements if item.graph is not None))
+
+
+def own_times(record: BenchRecord, shape: Shape) -> list[Measurement]:
+    """Our measured configurations at a shape; neither peers nor a baseline."""
+    return [
+        item
+        for item in record.at(shape)
+        if item.status == "measured" and item.form != "peer" and not item.configuration.endswith(BASELINE_SUFFIX)
+    ]
+
+
+def best_peer(record: BenchRecord, shape: Shape) -> Measurement | None:
+    """The fastest peer at a shape; None if none was measured."""
+    peers = [item for item in record.at(shape) if item.status == "measured" and item.form == "peer"]
+    return min(peers, key=_seconds, default=None)
+
+
+def tied_with(best: Measurement, others: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Those of ``others`` whose time cannot be told from ``best``'s."""
+    return tuple(
+        item for item in others if item is not best and _seconds(item) / _seconds(best) - 1 <= uncertainty(best, item)
+    )
+
+
+def decide_cell(record: BenchRecord, shape: Shape) -> CellVerdict | None:
+    """The verdict at one decode shape; None if nothing of ours was measured there."""
+    times = own_times(record, shape)
+    if not times:
+        return None
+    fastest = min(times, key=_seconds)
+    candidates = (fastest, *tied_with(fastest, times))
+    chosen = min(candidates, key=lambda item: (PREFERENCE.index(item.form), _seconds(item)))
+    tied = tuple(item for item in candidates if item is not chosen)
+    other_kind = [item for item in times if (item.form == "c") != (chosen.form == "c")]
+    rival = min(other_kind, key=_seconds, default=None)
+    peer = best_peer(record, shape)
+    return CellVerdict(
+        shape=shape,
+        configuration=chosen.configuration,
+        form=chosen.form,
+        num_splits=chosen.num_splits,
+        seconds=_seconds(chosen),
+        noise=chosen.graph.noise if chosen.graph is not None else 0.0,
+        tied=tuple(item.configuration for item in tied),
+        margin=None if rival is None else _seconds(rival) / _seconds(chosen) - 1,
+        margin_noise=0.0 if rival is None else uncertainty(chosen, rival),
+        decided=not any(item in other_kind for item in tied),
+        best_peer="" if peer is None else peer.configuration,
+        peer_seconds=None if peer is None else _seconds(peer),
+    )
+
+
+def decide(record: BenchRecord) -> tuple[GeometryVerdict, ...]:
+    """The verdicts of every geometry whose decode forms were measured, in the order of the record."""
+    verdicts = []
+    for name in dict.fromkeys(shape.geometry for shape in record.shapes if shape.kind == "decode"):
+        shapes = [shape for shape in record.shapes if shape.kind == "decode" and shape.geometry == name]
+        cells = [cell for cell in (decide_cell(record, shape) for shape in shapes) if cell is not None]
+        if cells:
+            rule = split_rule(record, cells)
+            first = shapes[0]
+            verdicts.append(
+                GeometryVerdict(name, first.family, first.num_kv_heads, tuple(cells), sentences(cells), rule)
+            )
+    return tuple(verdicts)
+
+
+def sentences(cells: Sequence[CellVerdict]) -> tuple[str, ...]:
+    """One sentence for all kv_len that have the same pattern over the batch."""
+    patterns: dict[str, list[int]] = {}
+    for kv_len in dict.fromkeys(cell.shape.kv_len for cell in cells):
+        row = sorted((cell for cell in cells if cell.shape.kv_len == kv_len), key=lambda cell: cell.shape.batch)
+        patterns.setdefault(_pattern(row), []).append(kv_len)
+    return tuple(f"kv_len {', '.join(map(str, lengths))}: {pattern}" for pattern, lengths in patterns.items())
+
+
+def _kind(cell: CellVerdict) -> str:
+    if not cell.decided:
+        return "undecided"
+    return "split (c)" if cell.form == "c" else f"unsplit ({cell.form})"
+
+
+def _pattern(row: Sequence[CellVerdict]) -> str:
+    """``split (c) at batch 1 to 16, unsplit (b) from batch 64 on``, for cells of rising batch."""
+    runs: list[list[CellVerdict]] = []
+    for cell in row:
+        if runs and _kind(runs[-1][0]) == _kind(cell):
+            runs[-1].append(cell)
+        else:
+            runs.append([cell])
+    if len(runs) == 1:
+        return f"{_kind(row[0])} at every batch measured"
+    parts = []
+    for index, run in enumerate(runs):
+        low, high = run[0].shape.batch, run[-1].shape.batch
+        if index == len(runs) - 1:
+            where = f"from batch {low} on" if low != high else f"at batch {low}"
+        else:
+            where = f"at batch {low}" if low == high else f"at batch {low} to {high}"
+        parts.append(f"{_kind(run[0])} {where}")
+    return ", ".join(parts)
+
+
+def split_rule(record: BenchRecord, cells: Sequence[CellVerdict]) -> SplitRule | None:
+    """The target whose choice loses least on average against the best configuration of each cell."""
+    best: SplitRule | None = None
+    for target in RULE_TARGETS:
+        losses = []
+        for cell in cells:
+            chosen = _by_rule(own_times(record, cell.shape), cell.shape, target)
+            fastest = min(_seconds(item) for item in own_times(record, cell.shape))
+            if chosen is not None:
+                losses.append((_seconds(chosen) / fastest - 1, cell.shape.id))
+        if not losses:
+            continue
+        mean = sum(loss for loss, _ in losses) / len(losses)
+        worst = max(losses)
+        if best is None or mean < best.mean_loss:
+            best = SplitRule(target, MIN_KEYS_PER_SPLIT, mean, worst[0], worst[1])
+    return best
+
+
+def splits_by_rule(shape: Shape, target_blocks: int) -> int:
+    """The largest power of two with requests x KV heads x splits <= target and keys enough for each split."""
+    most = min(target_blocks // (shape.batch * shape.num_kv_heads), shape.visible_keys // MIN_KEYS_PER_SPLIT)
+    return 1 if most < 2 else 1 << (most.bit_length() - 1)
+
+
+def _by_rule(times: Sequence[Measurement], shape: Shape, target: int) -> Measurement | None:
+    """What the rule chooses among what was measured: the nearest split count not above it, else unsplit."""
+    wanted = splits_by_rule(shape, target)
+    split = [item for item in times if item.form == "c" and item.num_splits <= wanted]
+    if wanted > 1 and split:
+        return max(split, key=lambda item: item.num_splits)
+    return min((item for item in times if item.form != "c"), key=lambda item: PREFERENCE.index(item.form), default=None)
+
+
+def _seconds(item: Measurement) -> float:
+    return item.graph.median if item.graph is not None else math.inf

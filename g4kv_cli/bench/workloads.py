@@ -1,0 +1,191 @@
+"""Which problem sizes and which configurations a run measures, and what each has to move and to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from g4kv_cli.bench_records import Shape
+from g4kv_cli.entries.attention_table import DECODE_TILE_ROWS, prefill_tiles
+from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
+from g4kv_cli.model.geometry import Geometry
+
+Workload = Literal["decode", "prefill", "prep", "all"]
+Preset = Literal["quick", "decode-forms", "full"]
+
+PAGE_SIZE = 16
+ELEMENT_BYTES = 2
+KEYS_PER_TILE = 16
+"""The split form cuts the keys in whole tiles of this many."""
+
+SPLIT_COUNTS = (2, 4, 8, 16, 32, 64, 128)
+MIN_SPLIT_BLOCKS = 16
+MAX_SPLIT_BLOCKS = 1024
+"""Blocks (requests x KV heads x splits) outside of this range leave most of a card idle, or pay for merging."""
+MIN_KEYS_PER_SPLIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A configuration of ours at a shape. ``form`` a, b, c: the decode forms; else the tile or the entry's name."""
+
+    name: str
+    form: str
+    num_splits: int = 1
+    tile: int = 0
+
+
+_DECODE_BATCHES: dict[Preset, tuple[int, ...]] = {
+    "quick": (1, 16, 128),
+    "decode-forms": (1, 4, 16, 64, 256),
+    "full": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+}
+_DECODE_KV: dict[Preset, dict[str, tuple[int, ...]]] = {
+    "quick": {"local": (128, 1024), "global": (1024, 8192)},
+    "decode-forms": {"local": (128, 512, 1024, 8192), "global": (128, 1024, 8192, 32768, 131072)},
+    "full": {
+        "local": (128, 256, 512, 1024, 2048, 8192, 131072),
+        "global": (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
+    },
+}
+_PREFILL: dict[Preset, tuple[tuple[int, int], ...]] = {
+    "quick": ((512, 0), (512, 8192)),
+    "decode-forms": ((512, 8192), (8192, 0)),
+    "full": ((128, 8192), (512, 0), (512, 8192), (512, 32768), (2048, 8192), (8192, 0), (8192, 8192), (8192, 32768)),
+}
+"""(new tokens of the chunk, tokens of history)."""
+_PREP_TOKENS: dict[Preset, tuple[int, ...]] = {
+    "quick": (1, 64, 8192),
+    "decode-forms": (1, 64, 8192),
+    "full": (1, 4, 16, 64, 256, 1024, 4096, 8192),
+}
+
+
+def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Shape]:
+    """The shapes of a workload, in the order of the run."""
+    found: list[Shape] = []
+    if workload in ("decode", "all"):
+        batches, lengths = _DECODE_BATCHES[preset], _DECODE_KV[preset][geometry.family]
+        found += [decode_shape(geometry, batch, kv_len) for kv_len in lengths for batch in batches]
+    if workload in ("prefill", "all"):
+        found += [prefill_shape(geometry, chunk, history) for chunk, history in _PREFILL[preset]]
+    if workload in ("prep", "all"):
+        found += [prep_shape(geometry, entry, tokens) for entry in prep_entries(geometry) for tokens in
+                  _PREP_TOKENS[preset]]  # fmt: skip
+    return found
+
+
+def decode_shape(geometry: Geometry, batch: int, kv_len: int) -> Shape:
+    """``batch`` requests of ``kv_len`` keys, one query token each."""
+    visible = kv_len if geometry.window is None else min(kv_len, geometry.window)
+    return _attention_shape(geometry, "decode", f"batch{batch}/kv{kv_len}", batch, 1, kv_len, visible, visible)
+
+
+def prefill_shape(geometry: Geometry, chunk: int, history: int) -> Shape:
+    """One request: ``chunk`` new tokens on top of ``history`` tokens."""
+    kv_len, window = chunk + history, geometry.window
+    visible = kv_len if window is None else min(kv_len, window - 1 + chunk)
+    if window is None:
+        pairs = chunk * history + chunk * (chunk + 1) // 2
+    else:
+        # The token at position p sees min(p + 1, window) keys.
+        growing = max(0, min(chunk, window - 1 - history))
+        pairs = growing * history + growing * (growing + 1) // 2 + (chunk - growing) * window
+    name = f"chunk{chunk}/history{history}"
+    return _attention_shape(geometry, "prefill", name, 1, chunk, kv_len, visible, pairs)
+
+
+def _attention_shape(
+    geometry: Geometry,
+    kind: Literal["decode", "prefill"],
+    name: str,
+    batch: int,
+    tokens: int,
+    kv_len: int,
+    visible: int,
+    pairs: int,
+) -> Shape:
+    """K and V of the visible keys and Q read once, the output written once; two products of head_dim a pair."""
+    head_dim, heads = geometry.head_dim, geometry.num_qo_heads
+    row_bytes = batch * tokens * heads * head_dim * ELEMENT_BYTES
+    kv_bytes = 2 * batch * visible * geometry.num_kv_heads * head_dim * ELEMENT_BYTES
+    return Shape(
+        id=f"{kind}/{geometry.name}/{name}",
+        kind=kind,
+        geometry=geometry.name,
+        family=geometry.family,
+        batch=batch,
+        tokens=tokens,
+        kv_len=kv_len,
+        visible_keys=visible,
+        page_size=PAGE_SIZE,
+        num_qo_heads=heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=head_dim,
+        read_bytes=kv_bytes + row_bytes,
+        write_bytes=row_bytes,
+        flops=4 * head_dim * heads * batch * pairs,
+    )
+
+
+def prep_entries(geometry: Geometry) -> list[PrepEntry]:
+    """The prep entries that the geometry's layers call."""
+    if geometry.family == "local":
+        return [entry for entry in PREP_ENTRIES.values() if entry.head_dim == 256]
+    source = "raw_k" if geometry.k_eq_v else "raw_v"
+    return [entry for entry in PREP_ENTRIES.values() if entry.head_dim == 512 and entry.value_source == source]
+
+
+def prep_shape(geometry: Geometry, entry: PrepEntry, tokens: int) -> Shape:
+    """``tokens`` rows: Q, K (and V) read once and written once, V also where it is made from K."""
+    q_row = geometry.num_qo_heads * geometry.head_dim * ELEMENT_BYTES
+    kv_row = geometry.num_kv_heads * geometry.head_dim * ELEMENT_BYTES
+    written_kv = 2 if entry.writes_v else 1
+    elements = (q_row + written_kv * kv_row) // ELEMENT_BYTES
+    return Shape(
+        id=f"prep/{geometry.name}/{entry.name}/tokens{tokens}",
+        kind="prep",
+        geometry=geometry.name,
+        family=geometry.family,
+        batch=tokens if entry.form == "paged_decode" else 1,
+        tokens=tokens,
+        kv_len=tokens,
+        visible_keys=0,
+        page_size=PAGE_SIZE,
+        num_qo_heads=geometry.num_qo_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        read_bytes=tokens * (q_row + entry.kv_bands * kv_row),
+        write_bytes=tokens * (q_row + written_kv * kv_row),
+        # Square and add, two scalings, a rotation of three operations: 7 an element written, to the nearest.
+        flops=7 * tokens * elements,
+    )
+
+
+def variants_of(shape: Shape, max_shared_bytes: int, splits: Sequence[int] | None = None) -> list[Variant]:
+    """Our configurations at a shape. ``splits`` replaces the split counts that are worth a try."""
+    if shape.kind == "prep":
+        entry = shape.id.split("/")[2]
+        return [Variant("kernel", entry)]
+    if shape.kind == "prefill":
+        tiles = [tile for tile in prefill_tiles(shape.head_dim, max_shared_bytes) if tile != DECODE_TILE_ROWS]
+        return [Variant(f"tile{tile}", f"tile{tile}", tile=tile) for tile in tiles]
+    counts = splits_worth_trying(shape) if splits is None else tuple(splits)
+    return [Variant("a", "a"), Variant("b", "b"), *(Variant(f"c{count}", "c", num_splits=count) for count in counts)]
+
+
+def splits_worth_trying(shape: Shape) -> tuple[int, ...]:
+    """Powers of two that leave each split keys enough and the card blocks enough, but not far too many."""
+    blocks = shape.batch * shape.num_kv_heads
+    return tuple(
+        count
+        for count in SPLIT_COUNTS
+        if MIN_SPLIT_BLOCKS <= blocks * count <= MAX_SPLIT_BLOCKS
+        and shape.visible_keys // count >= MIN_KEYS_PER_SPLIT
+    )
+
+
+def with_baseline(variants: Sequence[Variant], suffix: str) -> list[Variant]:
+    """Every variant twice: ours, and the same one of the other kernels."""
+    return [item for one in variants for item in (one, replace(one, name=one.name + suffix))]
