@@ -1,0 +1,127 @@
+"""Paged caches as a server keeps them: one pool a family, pages from an allocator, fronts released by the window.
+
+The allocator's numbers are shuffled, so a request's pages stand in no order. A released page is poisoned (NaN in every
+element) at once, so that a kernel that still reads it shows. The pool has no page to spare: a page that is not given
+back ends the run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from g4kv_cli.cases.e2e.recorded_model import Array
+from g4kv_cli.cases.page_allocator import PageAllocator
+from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.slots import (
+    PADDING_PAGES,
+    derived_layout,
+    max_resident_pages,
+    page_origin,
+    pages_for,
+    slot_of,
+)
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BYTE
+
+PADDING_OWNER = -1
+
+
+@dataclass(slots=True)
+class PageList:
+    """Resident pages of request ``owner`` in one pool; index 0 is its logical page ``origin``."""
+
+    owner: int
+    origin: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class FamilyCache:
+    """The pool of one family, for requests of up to ``context_tokens`` that grow by up to ``step_tokens`` at a time."""
+
+    def __init__(
+        self,
+        device: Device,
+        geometry: Geometry,
+        *,
+        num_layers: int,
+        page_size: int,
+        context_tokens: int,
+        step_tokens: int,
+        num_requests: int,
+        padding_rows: int,
+        seed: int,
+    ) -> None:
+        self.device, self.geometry, self.page_size = device, geometry, page_size
+        resident = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
+        self.num_padding_pages = max(PADDING_PAGES, pages_for(padding_rows, page_size))
+        self.num_pages = num_requests * resident + self.num_padding_pages
+        self.max_row_pages = max(resident, self.num_padding_pages)
+        layout = derived_layout(geometry, page_size, num_layers)
+        self.pool = PagedPool(
+            layout, device.allocate((layout.pool_elems(self.num_pages),), BF16, f"{geometry.name} pool")
+        )
+        device.fill(self.pool.data, POISON_BYTE)
+        self.allocator = PageAllocator(self.num_pages, reserved=self.num_padding_pages)
+        self._page_ids = list(range(self.num_pages))
+        random.Random(seed).shuffle(self._page_ids)
+        self.padding_pages = self._page_ids[: self.num_padding_pages]
+
+    def origin(self, frontier: int) -> int:
+        """The first logical page that a query at ``frontier`` or later may still see."""
+        return page_origin(frontier, self.geometry.window, self.page_size)
+
+    def extend(self, held: PageList, kv_len: int) -> None:
+        """Take the pages that ``kv_len`` tokens need."""
+        while held.origin + len(held.pages) < pages_for(kv_len, self.page_size):
+            held.pages.append(self._page_ids[self.allocator.take(held.owner)])
+
+    def release_front(self, held: PageList, frontier: int) -> None:
+        """Give back every page that no query from ``frontier`` on sees."""
+        while held.origin < self.origin(frontier):
+            self.give_back(held.pages.pop(0), held.owner)
+            held.origin += 1
+
+    def release_all(self, held: PageList) -> None:
+        """The request is over."""
+        while held.pages:
+            self.give_back(held.pages.pop(), held.owner)
+
+    def give_back(self, page: int, owner: int) -> None:
+        """Poison a page and let the allocator hand it out again."""
+        self.poison(page)
+        self.allocator.give_back(self._page_ids.index(page), owner)
+
+    def poison(self, page: int) -> None:
+        """Fill a page with NaN."""
+        stride = self.pool.layout.page_stride
+        self.device.fill(self.pool.data.view((stride,), offset_elems=page * stride), POISON_BYTE)
+
+    def plan_request(self, held: PageList, start_pos: int, q_len: int) -> PlanRequest:
+        """What a plan says of the next ``q_len`` tokens; their pages are taken already."""
+        kv_len = start_pos + q_len
+        last_page_len = kv_len - (held.origin + len(held.pages) - 1) * self.page_size
+        return PlanRequest(start_pos, q_len, tuple(held.pages), last_page_len, held.origin)
+
+    def padding_list(self, row: int) -> PageList:
+        """The pages of padding row ``row`` of a bucket, which stands at position ``row``: no two share a slot."""
+        return PageList(PADDING_OWNER, 0, self.padding_pages[: row // self.page_size + 1])
+
+    def stored(self, held: PageList, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
+        """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]."""
+        layout = self.pool.layout
+        shape = (self.num_pages, layout.num_layers, 2, self.page_size, layout.num_kv_heads, layout.head_dim)
+        found: tuple[list[Array], list[Array]] = ([], [])
+        for position in positions:
+            index, slot = slot_of(position, held.origin, self.page_size)
+            for kv, rows in enumerate(found):
+                # pool[page][layer][K, V][slot][head][dim]
+                offset = int(np.ravel_multi_index((held.pages[index], layer, kv, slot, 0, 0), shape))
+                rows.append(self.device.read(self.pool.data.view(shape[4:], offset_elems=offset)))
+        return np.stack(found[0]), np.stack(found[1])

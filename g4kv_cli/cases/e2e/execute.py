@@ -1,0 +1,105 @@
+"""One replay case on a device. Returns a CaseResult, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from g4kv_cli.cases.e2e.batch import MakeCache, ModelBatch
+from g4kv_cli.cases.e2e.caches import FamilyCache
+from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
+from g4kv_cli.cases.e2e.judge import compare_runs
+from g4kv_cli.cases.e2e.localise import localise
+from g4kv_cli.cases.e2e.model_reader import read_model
+from g4kv_cli.cases.e2e.recorded_model import RecordedModel
+from g4kv_cli.cases.e2e.replay import Companion, Outcome, companions_of, finish, replay, take_turns
+from g4kv_cli.cases.e2e.table import ReplayCase
+from g4kv_cli.cases.session import Session, run_session
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.records import CaseResult
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayRun(Session):
+    """A replay case on the device. ``make_cache`` and ``make_launches`` are replaced by tests of the gate itself."""
+
+    case: ReplayCase
+    make_cache: MakeCache = FamilyCache
+    make_launches: Callable[..., FamilyLaunches] = FamilyLaunches
+    batches: list[ModelBatch] = field(default_factory=list)
+
+    def batch(self, model: RecordedModel, companions: tuple[Companion, ...] = ()) -> ModelBatch:
+        """Caches and buffers for the model and its companions."""
+        lengths = [len(one.prompt) + one.leaves - one.joins for one in companions]
+        return ModelBatch(
+            self.library,
+            model,
+            self.case.settings,
+            context_tokens=max([len(model.prompt) + self.case.steps, model.num_positions, *lengths]),
+            prompt_tokens=max([len(model.prompt), *(len(one.prompt) for one in companions)]),
+            make_cache=self.make_cache,
+            make_launches=self.make_launches,
+        )
+
+
+def run_replay_case(
+    case: ReplayCase,
+    library: KernelLibrary,
+    rerun: str,
+    make_cache: MakeCache = FamilyCache,
+    make_launches: Callable[..., FamilyLaunches] = FamilyLaunches,
+) -> CaseResult:
+    """Run a case; see run_session. A wrong replay comes with the layer, token and array where it goes wrong."""
+
+    def make() -> ReplayRun:
+        return ReplayRun(library=library, case=case, make_cache=make_cache, make_launches=make_launches)
+
+    return run_session(case, rerun, library.device, make, _execute)
+
+
+def _execute(run: ReplayRun) -> None:
+    models = [read_model(path) for path in run.case.paths]
+    if len(models) > 1:
+        _take_turns(run, models)
+        return
+    (model,) = models
+    companions = companions_of(model, run.case.companions, run.case.steps)
+    outcome = _replay(run, model, companions)
+    if _noted(run, model, outcome) and companions:
+        _compare_with_alone(run, [outcome], [model])
+
+
+def _take_turns(run: ReplayRun, models: list[RecordedModel]) -> None:
+    """Several models on one device, one step of each in turn; then each alone, which must change no bit."""
+    batches = [run.batch(model) for model in models]
+    outcomes = take_turns([replay(batch, steps=run.case.steps) for batch in batches])
+    for batch in batches:
+        batch.free()
+    right = [_noted(run, model, outcome) for model, outcome in zip(models, outcomes, strict=True)]
+    if all(right):
+        _compare_with_alone(run, outcomes, models)
+
+
+def _replay(run: ReplayRun, model: RecordedModel, companions: tuple[Companion, ...] = ()) -> Outcome:
+    batch = run.batch(model, companions)
+    outcome = finish(replay(batch, steps=run.case.steps, companions=companions))
+    batch.free()
+    return outcome
+
+
+def _noted(run: ReplayRun, model: RecordedModel, outcome: Outcome) -> bool:
+    """Note the outcome's bits or findings; True if it was right."""
+    for logits in outcome.logits:
+        run.digest.update(logits.tobytes())
+    if outcome.failed_step is None:
+        return True
+    run.mismatches.extend(outcome.mismatches)
+    run.found(localise(lambda: run.batch(model), model, outcome.failed_step))
+    return False
+
+
+def _compare_with_alone(run: ReplayRun, outcomes: list[Outcome], models: list[RecordedModel]) -> None:
+    for model, outcome in zip(models, outcomes, strict=True):
+        alone = _replay(run, model)
+        note = f"{model.name}: the same form and bucket width, without the others"
+        run.found(compare_runs(outcome.logits, alone.logits, note))

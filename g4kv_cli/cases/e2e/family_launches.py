@@ -1,0 +1,213 @@
+"""The launches of one family in a served model: prep into its pool, attention out of it, through the entries.
+
+Buffers live as long as the run, metadata is updated in place, and every output is poisoned before it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from g4kv_cli.cases.case import Form, entry_name
+from g4kv_cli.cases.e2e.caches import FamilyCache
+from g4kv_cli.cases.e2e.recorded_model import Array, RecordedLayer
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries import attention, prep
+from g4kv_cli.entries.arguments import INT32, Int32Array, PagedBatch, PageRow, RopeTables
+from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.inputs import rope_rows
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BYTE
+
+ATTENTION_SCALE = 1.0
+"""Of every Gemma 4 size."""
+
+_ROWS_A_TILE = 16
+
+
+class FamilyLaunches:
+    """Prep and attention of the layers of one family. ``num_splits`` 0: no split decode."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        cache: FamilyCache,
+        layers: Sequence[RecordedLayer],
+        *,
+        context_tokens: int,
+        max_rows: int,
+        max_requests: int,
+        num_splits: int,
+    ) -> None:
+        self.library, self.cache, self.geometry, self.num_splits = library, cache, cache.geometry, num_splits
+        self._device = library.device
+        self._arrays: dict[tuple[str, tuple[int, ...]], DeviceArray] = {}
+        device, geometry = library.device, cache.geometry
+        self._weights = [
+            tuple(device.upload(weight, f"{geometry.name} norm weight") for weight in (layer.q_norm, layer.k_norm))
+            for layer in layers
+        ]
+        cos, sin = rope_rows(geometry, np.arange(context_tokens), geometry.rotary_dim)
+        self._rope = RopeTables(device.upload(cos, "cos"), device.upload(sin, "sin"))
+        self.max_pages = max_requests * cache.max_row_pages
+        group_tiles = -(-max_rows * geometry.gqa_group // _ROWS_A_TILE)
+        self._plan = PrefillPagedPlan.preallocated(
+            device,
+            max_tokens=max_rows,
+            max_requests=max_requests,
+            max_pages=self.max_pages,
+            max_tiles=group_tiles + max_requests,
+        )
+        self._workspace = None
+        if num_splits:
+            self._workspace = SplitWorkspace.allocate(
+                device, tokens=max_requests, num_qo_heads=geometry.num_qo_heads, num_splits=num_splits,
+                head_dim=geometry.head_dim,
+            )  # fmt: skip
+        self._page_row: PageRow | None = None
+        self._start_pos = self._page_origin = 0
+        self._batch: PagedBatch | None = None
+        self._q_out: DeviceArray | None = None
+
+    # --- metadata ----------------------------------------------------------------------------------------------
+
+    def plan_shape(self, requests: Sequence[PlanRequest]) -> PlanShape:
+        """What the family's requests share."""
+        geometry = self.geometry
+        return PlanShape(
+            num_qo_heads=geometry.num_qo_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            page_size=self.cache.page_size,
+            window_left=geometry.window_left,
+            sm_scale=ATTENTION_SCALE,
+        )
+
+    def decode_positions(self, requests: Sequence[PlanRequest]) -> list[int]:
+        """The position of each row of a decode batch."""
+        return [request.start_pos for request in requests]
+
+    def prepare_prefill(self, requests: Sequence[PlanRequest]) -> None:
+        """Metadata of a prefill step, the same for all layers of the family."""
+        self._plan.update(requests, shape=self.plan_shape(requests))
+        self._page_row = None
+        if len(requests) == 1:
+            pages = np.asarray(requests[0].page_indices, np.int32)
+            self._page_row = PageRow(self._metadata("page_row", pages), pages)
+            self._start_pos, self._page_origin = requests[0].start_pos, requests[0].page_origin
+
+    def prepare_decode(self, requests: Sequence[PlanRequest]) -> None:
+        """Metadata of a decode step: the rows of the bucket, padding rows last."""
+        self._plan.update(requests, shape=self.plan_shape(requests))
+        rows = [np.asarray(request.page_indices, np.int32) for request in requests]
+        host = (
+            np.asarray(self.decode_positions(requests), np.int32),
+            np.concatenate(rows),
+            np.cumsum([0, *(row.size for row in rows)]).astype(np.int32),
+            np.asarray([request.page_origin for request in requests], np.int32),
+        )
+        names = ("positions", "page_indices", "page_indptr", "page_origins")
+        positions, indices, indptr, origins = (
+            self._metadata(name, values) for name, values in zip(names, host, strict=True)
+        )
+        self._batch = PagedBatch(positions, indices, indptr, origins, host)
+
+    # --- launches ----------------------------------------------------------------------------------------------
+
+    def prefill(self, layer: RecordedLayer, q: Array, k: Array, v: Array | None) -> Array:
+        """Attention of a prefill step's rows, bf16 [tokens, num_qo_heads, head_dim]. One request goes through the
+        one-request prep entry, several through the ragged one."""
+        if self._page_row is None:
+            form: Form = "batch_prefill"
+            metadata: dict[str, Any] = {"plan": self._plan}
+        else:
+            form = "prefill"
+            metadata = {
+                "start_pos": self._start_pos, "page_row": self._page_row, "page_origin": self._page_origin,
+            }  # fmt: skip
+        q_out = self._prepare_rows(layer, form, q, k, v, metadata)
+        family = "window_hd256" if self.geometry.head_dim == 256 else "hd512"
+        return self._attend(getattr(attention, f"batch_prefill_paged_{family}_into"), layer, q_out)
+
+    def decode(self, layer: RecordedLayer, q: Array, k: Array, v: Array | None, form: str) -> Array:
+        """Attention of a decode step's rows (those of the padding last); ``form`` a, b or c."""
+        q_out = self._prepare_rows(layer, "decode", q, k, v, {"batch": self._batch})
+        stem = {"a": "batch_prefill_paged", "b": "batch_decode_paged", "c": "batch_decode_split_paged"}[form]
+        family = "window_hd256" if self.geometry.head_dim == 256 else "hd512"
+        more = {"num_splits": self.num_splits, "workspace": self._workspace} if form == "c" else {}
+        return self._attend(getattr(attention, f"{stem}_{family}_into"), layer, q_out, **more)
+
+    def rotated_queries(self) -> Array:
+        """q_out of the last launch."""
+        if self._q_out is None:
+            raise ValueError("nothing was launched yet")
+        return self._device.read(self._q_out)
+
+    def free(self) -> None:
+        """Give all device memory of the family back, the pool included."""
+        arrays = [*self._arrays.values(), self._rope.cos, self._rope.sin, self.cache.pool.data]
+        arrays += [weight for pair in self._weights for weight in pair]
+        if self._workspace is not None:
+            arrays += [self._workspace.partial_out, self._workspace.partial_max, self._workspace.partial_sum]
+        self._device.free_all(arrays)
+        self._plan.free()
+
+    def _prepare_rows(
+        self, layer: RecordedLayer, form: Form, q: Array, k: Array, v: Array | None, metadata: dict[str, Any]
+    ) -> DeviceArray:
+        """Run prep; returns q_out."""
+        entry: Callable[..., None] = getattr(prep, entry_name(self.geometry, form))
+        inputs = {"q": self._input("q", q), "k": self._input("k", k)}
+        if v is not None:
+            inputs["v"] = self._input("v", v)
+        q_weight, k_weight = self._weights[layer.family_layer]
+        self._q_out = self._poisoned("q_out", q.shape)
+        entry(
+            self.library,
+            **inputs,
+            **metadata,
+            q_norm_weight=q_weight,
+            k_norm_weight=k_weight,
+            rope=self._rope,
+            rotary_dim=self.geometry.rotary_dim,
+            pool=self.cache.pool,
+            layer=layer.family_layer,
+            q_out=self._q_out,
+        )
+        return self._q_out
+
+    def _attend(self, entry: Callable[..., None], layer: RecordedLayer, q: DeviceArray, **more: Any) -> Array:
+        out = self._poisoned("out", q.shape)
+        entry(
+            self.library, q=q, plan=self._plan, pool=self.cache.pool, layer=layer.family_layer, out=out, **more
+        )  # fmt: skip
+        return self._device.read(out)
+
+    # --- buffers -----------------------------------------------------------------------------------------------
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        key = (name, shape)
+        if key not in self._arrays:
+            self._arrays[key] = self._device.allocate(shape, dtype, f"{self.geometry.name} {name}")
+        return self._arrays[key]
+
+    def _input(self, name: str, values: Array) -> DeviceArray:
+        array = self._array(name, values.shape, BF16)
+        self._device.write(array, values)
+        return array
+
+    def _poisoned(self, name: str, shape: tuple[int, ...]) -> DeviceArray:
+        array = self._array(name, shape, BF16)
+        self._device.fill(array, POISON_BYTE)
+        return array
+
+    def _metadata(self, name: str, values: Int32Array) -> DeviceArray:
+        """``values`` at the same address each time: a view of an array that has room for all."""
+        view = self._array(name, (self.max_pages + 1,), INT32).view(values.shape)
+        self._device.write(view, values)
+        return view
