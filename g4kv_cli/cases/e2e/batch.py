@@ -100,12 +100,12 @@ class ModelBatch:
                 padding_rows=settings.bucket_width - 1,
                 seed=seed,
             )
-            layers = [layer for layer in model.layers if layer.geometry == geometry]
             self.families[geometry.name] = make_launches(
                 library,
                 cache,
-                layers,
-                context_tokens=context_tokens,
+                [(layer.q_norm, layer.k_norm) for layer in model.layers if layer.geometry == geometry],
+                rope_positions=[range(context_tokens)],
+                cos_max_pos=context_tokens,
                 max_rows=max(settings.num_requests * step_tokens, settings.bucket_width),
                 max_requests=max(settings.num_requests, settings.bucket_width),
                 num_splits=settings.num_splits if settings.decode_form == "c" else 0,
@@ -181,8 +181,8 @@ class ModelBatch:
         v = _stacked(values, padding_rows) if values else None
         try:
             if is_decode:
-                return family.decode(layer, q, k, v, self.settings.decode_form)
-            return family.prefill(layer, q, k, v)
+                return family.decode(layer.family_layer, q, k, v, self.settings.decode_form)
+            return family.prefill(layer.family_layer, q, k, v)
         except DeviceFault as fault:
             raise DeviceFault([f"layer {number}: {fault.reports[0]}", *fault.reports[1:]], fault.kinds) from fault
 

@@ -1,4 +1,4 @@
-"""The launches of one family in a served model: prep into its pool, attention out of it, through the entries.
+"""The launches of one family of a served model: prep into its pool, attention out of it, through the entries.
 
 Buffers live as long as the run, metadata is updated in place, and every output is poisoned before it is computed.
 """
@@ -12,14 +12,15 @@ import numpy as np
 
 from g4kv_cli.cases.case import Form, entry_name
 from g4kv_cli.cases.e2e.caches import FamilyCache
-from g4kv_cli.cases.e2e.recorded_model import Array, RecordedLayer
-from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.cases.e2e.recorded_model import Array
+from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.arguments import INT32, Int32Array, PagedBatch, PageRow, RopeTables
 from g4kv_cli.entries.attention import SplitWorkspace
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.inputs import rope_rows
+from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
@@ -31,15 +32,20 @@ _ROWS_A_TILE = 16
 
 
 class FamilyLaunches:
-    """Prep and attention of the layers of one family. ``num_splits`` 0: no split decode."""
+    """Prep and attention of the layers of one family.
+
+    ``norm_weights``: (q_norm, k_norm) of each layer; ``rope_positions``: the positions that tokens will have, all below
+    ``cos_max_pos``; ``num_splits`` 0: no split decode.
+    """
 
     def __init__(
         self,
         library: KernelLibrary,
         cache: FamilyCache,
-        layers: Sequence[RecordedLayer],
+        norm_weights: Sequence[tuple[Array, Array]],
         *,
-        context_tokens: int,
+        rope_positions: Sequence[range],
+        cos_max_pos: int,
         max_rows: int,
         max_requests: int,
         num_splits: int,
@@ -49,11 +55,9 @@ class FamilyLaunches:
         self._arrays: dict[tuple[str, tuple[int, ...]], DeviceArray] = {}
         device, geometry = library.device, cache.geometry
         self._weights = [
-            tuple(device.upload(weight, f"{geometry.name} norm weight") for weight in (layer.q_norm, layer.k_norm))
-            for layer in layers
+            tuple(device.upload(weight, f"{geometry.name} norm weight") for weight in pair) for pair in norm_weights
         ]
-        cos, sin = rope_rows(geometry, np.arange(context_tokens), geometry.rotary_dim)
-        self._rope = RopeTables(device.upload(cos, "cos"), device.upload(sin, "sin"))
+        self._rope = _rope_tables(device, geometry, rope_positions, cos_max_pos)
         self.max_pages = max_requests * cache.max_row_pages
         group_tiles = -(-max_rows * geometry.gqa_group // _ROWS_A_TILE)
         self._plan = PrefillPagedPlan.preallocated(
@@ -97,9 +101,13 @@ class FamilyLaunches:
         self._plan.update(requests, shape=self.plan_shape(requests))
         self._page_row = None
         if len(requests) == 1:
-            pages = np.asarray(requests[0].page_indices, np.int32)
-            self._page_row = PageRow(self._metadata("page_row", pages), pages)
-            self._start_pos, self._page_origin = requests[0].start_pos, requests[0].page_origin
+            self.prepare_write(requests[0])
+
+    def prepare_write(self, request: PlanRequest) -> None:
+        """Metadata of one request for prep alone: no plan, so nothing is said of what its queries see."""
+        pages = np.asarray(request.page_indices, np.int32)
+        self._page_row = PageRow(self._metadata("page_row", pages), pages)
+        self._start_pos, self._page_origin = request.start_pos, request.page_origin
 
     def prepare_decode(self, requests: Sequence[PlanRequest]) -> None:
         """Metadata of a decode step: the rows of the bucket, padding rows last."""
@@ -119,9 +127,13 @@ class FamilyLaunches:
 
     # --- launches ----------------------------------------------------------------------------------------------
 
-    def prefill(self, layer: RecordedLayer, q: Array, k: Array, v: Array | None) -> Array:
-        """Attention of a prefill step's rows, bf16 [tokens, num_qo_heads, head_dim]. One request goes through the
-        one-request prep entry, several through the ragged one."""
+    def prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> Array:
+        """Attention of a prefill step's rows, bf16 [tokens, num_qo_heads, head_dim]."""
+        self.write_prefill(layer, q, k, v)
+        return self._attend(f"batch_prefill_paged_{self._family}_into", layer)
+
+    def write_prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> None:
+        """Prep alone. One request goes through the one-request entry, several through the ragged one."""
         if self._page_row is None:
             form: Form = "batch_prefill"
             metadata: dict[str, Any] = {"plan": self._plan}
@@ -130,23 +142,18 @@ class FamilyLaunches:
             metadata = {
                 "start_pos": self._start_pos, "page_row": self._page_row, "page_origin": self._page_origin,
             }  # fmt: skip
-        q_out = self._prepare_rows(layer, form, q, k, v, metadata)
-        family = "window_hd256" if self.geometry.head_dim == 256 else "hd512"
-        return self._attend(getattr(attention, f"batch_prefill_paged_{family}_into"), layer, q_out)
+        self._write(layer, form, q, k, v, metadata)
 
-    def decode(self, layer: RecordedLayer, q: Array, k: Array, v: Array | None, form: str) -> Array:
+    def decode(self, layer: int, q: Array, k: Array, v: Array | None, form: str) -> Array:
         """Attention of a decode step's rows (those of the padding last); ``form`` a, b or c."""
-        q_out = self._prepare_rows(layer, "decode", q, k, v, {"batch": self._batch})
+        self._write(layer, "decode", q, k, v, {"batch": self._batch})
         stem = {"a": "batch_prefill_paged", "b": "batch_decode_paged", "c": "batch_decode_split_paged"}[form]
-        family = "window_hd256" if self.geometry.head_dim == 256 else "hd512"
         more = {"num_splits": self.num_splits, "workspace": self._workspace} if form == "c" else {}
-        return self._attend(getattr(attention, f"{stem}_{family}_into"), layer, q_out, **more)
+        return self._attend(f"{stem}_{self._family}_into", layer, **more)
 
     def rotated_queries(self) -> Array:
-        """q_out of the last launch."""
-        if self._q_out is None:
-            raise ValueError("nothing was launched yet")
-        return self._device.read(self._q_out)
+        """q_out of the last prep."""
+        return self._device.read(self._rows())
 
     def free(self) -> None:
         """Give all device memory of the family back, the pool included."""
@@ -157,15 +164,23 @@ class FamilyLaunches:
         self._device.free_all(arrays)
         self._plan.free()
 
-    def _prepare_rows(
-        self, layer: RecordedLayer, form: Form, q: Array, k: Array, v: Array | None, metadata: dict[str, Any]
-    ) -> DeviceArray:
-        """Run prep; returns q_out."""
+    @property
+    def _family(self) -> str:
+        """The family in the names of the attention entries."""
+        return "window_hd256" if self.geometry.head_dim == 256 else "hd512"
+
+    def _rows(self) -> DeviceArray:
+        if self._q_out is None:
+            raise ValueError("prep was not launched yet")
+        return self._q_out
+
+    def _write(self, layer: int, form: Form, q: Array, k: Array, v: Array | None, metadata: dict[str, Any]) -> None:
+        """Run prep."""
         entry: Callable[..., None] = getattr(prep, entry_name(self.geometry, form))
         inputs = {"q": self._input("q", q), "k": self._input("k", k)}
         if v is not None:
             inputs["v"] = self._input("v", v)
-        q_weight, k_weight = self._weights[layer.family_layer]
+        q_weight, k_weight = self._weights[layer]
         self._q_out = self._poisoned("q_out", q.shape)
         entry(
             self.library,
@@ -176,16 +191,16 @@ class FamilyLaunches:
             rope=self._rope,
             rotary_dim=self.geometry.rotary_dim,
             pool=self.cache.pool,
-            layer=layer.family_layer,
+            layer=layer,
             q_out=self._q_out,
         )
-        return self._q_out
 
-    def _attend(self, entry: Callable[..., None], layer: RecordedLayer, q: DeviceArray, **more: Any) -> Array:
+    def _attend(self, name: str, layer: int, **more: Any) -> Array:
+        """Run attention on what prep wrote last."""
+        entry: Callable[..., None] = getattr(attention, name)
+        q = self._rows()
         out = self._poisoned("out", q.shape)
-        entry(
-            self.library, q=q, plan=self._plan, pool=self.cache.pool, layer=layer.family_layer, out=out, **more
-        )  # fmt: skip
+        entry(self.library, q=q, plan=self._plan, pool=self.cache.pool, layer=layer, out=out, **more)
         return self._device.read(out)
 
     # --- buffers -----------------------------------------------------------------------------------------------
@@ -211,3 +226,17 @@ class FamilyLaunches:
         view = self._array(name, (self.max_pages + 1,), INT32).view(values.shape)
         self._device.write(view, values)
         return view
+
+
+def _rope_tables(device: Device, geometry: Geometry, positions: Sequence[range], cos_max_pos: int) -> RopeTables:
+    """Tables of ``cos_max_pos`` rows of which only those of ``positions`` are written; NaN stands elsewhere, or
+    nothing at all where the device tells a read of that."""
+    shape = (cos_max_pos, geometry.rotary_dim)
+    tables = [device.allocate(shape, BF16, name, sparse=True) for name in ("cos", "sin")]
+    for table in tables:
+        if device.info.kind == "cuda":
+            device.fill(table, POISON_BYTE)
+    for span in positions:
+        for table, rows in zip(tables, rope_rows(geometry, np.asarray(span), geometry.rotary_dim), strict=True):
+            device.write(table.view(rows.shape, offset_elems=span.start * geometry.rotary_dim), rows)
+    return RopeTables(tables[0], tables[1])
