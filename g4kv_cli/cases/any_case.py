@@ -33,8 +33,9 @@ def sources_of(case: SmokeCase) -> tuple[str, ...]:
         return (PREP_ENTRIES[case.entry].source,)
     if isinstance(case, ServeCase):
         return (*PREP_SOURCES, *ATTENTION_SOURCES)
-    return ATTENTION_SOURCES
+    return ATTENTION_SOURCES if case.form == "prefill" else DECODE_SOURCES
 
 
 PREP_SOURCES = tuple(dict.fromkeys(entry.source for entry in PREP_ENTRIES.values()))
+DECODE_SOURCES = tuple(dict.fromkeys(kernel.source for kernel in ATTENTION_KERNELS if kernel.form != "prefill"))
 ATTENTION_SOURCES = tuple(dict.fromkeys(kernel.source for kernel in ATTENTION_KERNELS))

@@ -73,6 +73,10 @@ class _Table:
         for name, window, lengths in self._needle_lengths():
             yield self.case(form, f"needle/{name}", _ones(lengths), kind="needles", geometry=self.one_head,
                             window=window, num_splits=splits)  # fmt: skip
+        if self.window is not None:
+            lengths = (SMALL_WINDOW - 1, *range(SMALL_WINDOW, SMALL_WINDOW + 18), 2 * SMALL_WINDOW, 150)
+            yield self.case(form, f"window{SMALL_WINDOW}/spread", _ones(lengths), geometry=self.one_head,
+                            window=SMALL_WINDOW, num_splits=splits)  # fmt: skip
         # Sub-page requests beside longer ones, whole pages and one more or less: all heads of the model.
         ragged = (1, 3, size - 1, size, size + 1, 2 * size, 3 * size - 1, 3 * size + 1, 2)
         yield self.case(form, "ragged", _ones(length for length in ragged if length), num_splits=splits, num_layers=2)
@@ -145,6 +149,9 @@ class _Table:
                 yield self.case(form, f"{name}/group/{other}", ((size + 4, 6), (3, 3)), tile=tile,
                                 geometry=with_heads(self.geometry, 1, other))  # fmt: skip
             if self.window is not None:
+                chunks = ((SMALL_WINDOW + tokens, tokens), (90, 2), (SMALL_WINDOW, 5))
+                yield self.case(form, f"{name}/window{SMALL_WINDOW}/spread", chunks, geometry=one, window=SMALL_WINDOW,
+                                tile=tile)  # fmt: skip
                 # The chunk alone is longer than the window, and pages in front of it are gone.
                 yield self.case(form, f"{name}/chunk-past-the-window", ((170, 3 * SMALL_WINDOW // 2), (75, 75)),
                                 geometry=one, window=SMALL_WINDOW, kind="needles", tile=tile)  # fmt: skip
@@ -176,7 +183,9 @@ class _Table:
         starts = [0, SMALL_WINDOW - 2, SMALL_WINDOW, *range(60, 77), 2 * SMALL_WINDOW]
         yield f"window{SMALL_WINDOW}", SMALL_WINDOW, [(start + tokens, tokens) for start in starts]
         yield f"window{ODD_WINDOW}", ODD_WINDOW, [(ODD_WINDOW + start, tokens) for start in (tokens - 2, 50, 333)]
-        yield f"window{self.window}", self.window, [(self.window + tokens // 2, tokens), (2 * self.window, 2)]
+        # The first row's window begins on a tile's edge, those of the others inside the tile.
+        chunks = [(self.window - 1 + tokens, tokens), (self.window + tokens // 2, tokens), (2 * self.window, 2)]
+        yield f"window{self.window}", self.window, chunks
 
     def _values(self, form: AttentionForm, chunks: Sequence[Chunk], splits: int) -> Iterator[AttentionCase]:
         """Magnitudes and scales."""
@@ -208,7 +217,7 @@ class _Table:
         reserved page of poison."""
         size = self.page_size if page_size is None else page_size
         window = self.window if window == 0 else window
-        listed = list(chunks)
+        listed = [(kv_len, min(q_len, kv_len)) for kv_len, q_len in chunks]
         origins = [_origin(chunk, window, size, keep_unseen=kind == "needles") for chunk in listed]
         lengths = [-(-kv_len // size) - origin for (kv_len, _), origin in zip(listed, origins, strict=True)]
         reserved = 1 if padding else 0

@@ -51,8 +51,10 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
 
     first_keys = tuple(_first_key(case, request) for request in case.requests)
     lengths = [request.kv_len - first for request, first in zip(case.requests, first_keys, strict=True)]
-    # One set of rows serves all requests, each from another row on: fast, and no two requests share a (position, key).
+    # One set of rows serves all requests, each from another row on: fast, and at no position do two of them agree
+    # (the step is prime, so up to ``rows`` requests all begin elsewhere unless it divides their number).
     rows = max(lengths) + _REQUEST_STEP
+    rows += rows % _REQUEST_STEP == 0
     deviation = LARGE_SCORE_DEVIATION if case.kind == "large" else SPREAD_SCORE_DEVIATION
     if case.kind == "needles":
         deviation = 1.0

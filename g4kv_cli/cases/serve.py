@@ -17,7 +17,7 @@ from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.slots import PADDING_PAGES, page_origin, pages_for
 
 SMALL_WINDOW = 48
-CHUNK_TOKENS = 24
+CHUNK_TOKENS = 22
 SMALL_PAGE_SIZE = 8
 _MANY_PAGES = 1 << 20
 
