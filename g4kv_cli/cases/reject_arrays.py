@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import Change, Draft, Spoiled, array_names, dtype_of
+from g4kv_cli.cases.reject_request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import array_names, dtype_of
 from g4kv_cli.device.interface import DeviceArray, contiguous_strides
 from g4kv_cli.entries.arguments import INT32, RopeTables
 from g4kv_cli.entries.plan import PrefillPagedPlan

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import NUM_SPLITS, PLAN_REQUESTS, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import NUM_SPLITS, PLAN_REQUESTS
 from g4kv_cli.model.prefill_plan import PlanRequest
 
 U32 = 2**32

@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import (
-    DECODE_POSITIONS,
-    NUM_PAGES,
-    PAGE_ROW,
-    TABLE_POSITIONS,
-    Change,
-    Draft,
-    Spoiled,
-)
+from g4kv_cli.cases.reject_request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import DECODE_POSITIONS, NUM_PAGES, PAGE_ROW, TABLE_POSITIONS
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
 
 I32 = 2**31

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import NUM_PAGES, OUTPUTS, PAGE_SIZE, WINDOW_LEFT, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_request import OUTPUTS, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.prefill_plan import PlanRequest, check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import NUM_LAYERS, NUM_PAGES, PAGE_SIZE, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.model.kv_layout import KvLayout
 
 I32 = 2**31

@@ -12,58 +12,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.reject_entries import REJECT_ENTRIES, RejectEntry
+from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject_valid import (
+    DECODE_ORIGINS,
+    DECODE_PAGES,
+    DECODE_POSITIONS,
+    LAYER,
+    NUM_PAGES,
+    NUM_SPLITS,
+    PAGE_ROW,
+    PAGE_SIZE,
+    PREFILL_TOKENS,
+    SEED,
+    START_POS,
+    TABLE_POSITIONS,
+    WINDOW_LEFT,
+    plan_positions,
+    plan_requests,
+    reject_layout,
+)
 from g4kv_cli.device.interface import Allocation, Device, DeviceArray, contiguous_strides
-from g4kv_cli.entries.arguments import BF16, FLOAT32, INT32, PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.attention import SplitWorkspace
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
-from g4kv_cli.model.geometry import GEOMETRIES, Geometry
-from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.prefill_plan import PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 Array = npt.NDArray[Any]
 
 OUTPUTS = ("q_out", "k_out", "out", "lse")
 """Arguments that a launch writes, beside the pool of a prep entry: poison between cases."""
-
-PAGE_SIZE = 4
-NUM_PAGES = 7
-NUM_LAYERS = 2
-LAYER = 1
-TABLE_POSITIONS = 16
-WINDOW_LEFT = 3
-SEED = 3
-
-START_POS = 3
-PREFILL_TOKENS = 5
-"""Positions 3..7: slot 3 of the first page, then a whole page."""
-PAGE_ROW = (2, 6)
-
-DECODE_POSITIONS = (0, 5, 7, 9)
-DECODE_PAGES = ((0,), (1, 2), (3,), (4, 6))
-DECODE_ORIGINS = (0, 0, 1, 1)
-
-PLAN_REQUESTS = (
-    PlanRequest(start_pos=3, q_len=2, page_indices=(5, 2), last_page_len=1),
-    PlanRequest(start_pos=0, q_len=3, page_indices=(1,), last_page_len=3),
-    PlanRequest(start_pos=9, q_len=1, page_indices=(3, 6), last_page_len=2, page_origin=1),
-)
-"""A chunk over a page boundary, a fresh prompt, and a windowed request whose first page is released."""
-DECODE_PLAN_REQUESTS = (
-    PlanRequest(start_pos=4, q_len=1, page_indices=(5, 2), last_page_len=1),
-    PlanRequest(start_pos=2, q_len=1, page_indices=(1,), last_page_len=3),
-    PlanRequest(start_pos=9, q_len=1, page_indices=(3, 6), last_page_len=2, page_origin=1),
-)
-"""The same pages where every request has one new token."""
-NUM_SPLITS = 2
-
-
-def plan_requests(entry: RejectEntry) -> tuple[PlanRequest, ...]:
-    """The valid requests of an entry that takes a plan."""
-    return DECODE_PLAN_REQUESTS if entry.form in ("attention_decode", "attention_split") else PLAN_REQUESTS
 
 
 @dataclass(slots=True)
@@ -388,44 +369,6 @@ class RejectBench:
         array = self._arrays[name] = self.device.allocate(shape, dtype, name)
         self._contents[name] = np.full(array.nbytes, POISON_BYTE, np.uint8)
         self.device.fill(array, POISON_BYTE)
-
-
-def plan_positions(requests: Sequence[PlanRequest]) -> tuple[int, ...]:
-    """Position of each token of a plan."""
-    return tuple(request.start_pos + token for request in requests for token in range(request.q_len))
-
-
-def reject_layout(geometry: Geometry) -> KvLayout:
-    """The pool's layout of all reject and trap cases of a geometry."""
-    return KvLayout.derive(
-        page_size=PAGE_SIZE,
-        num_layers=NUM_LAYERS,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
-    )
-
-
-def array_names(entry: RejectEntry) -> tuple[str, ...]:
-    """The array arguments of an entry, by the names that errors give them."""
-    if not entry.is_prep:
-        scratch = ("workspace.partial_out", "workspace.partial_max", "workspace.partial_sum")
-        return ("q", "pool", "out", "lse", *(scratch if entry.form == "attention_split" else ()))
-    names = ["q", "k", *(["v"] if entry.has_v else [])]
-    names += ["q_norm_weight", "k_norm_weight", "rope.cos", "rope.sin", "q_out"]
-    names += {
-        "contiguous": ["k_out"],
-        "paged_prefill": ["pool", "page_row"],
-        "paged_decode": ["pool", "positions", "page_indices", "page_indptr", "page_origins"],
-        "paged_batch_prefill": ["pool"],
-    }[entry.form]
-    return tuple(names)
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The element type of an array argument."""
-    if name in ("page_row", "positions", "page_indices", "page_indptr", "page_origins"):
-        return INT32
-    return FLOAT32 if name == "lse" or name.startswith("workspace.") else BF16
 
 
 def _poison_of(array: DeviceArray) -> int:

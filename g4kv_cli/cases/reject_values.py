@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import RejectEntry
-from g4kv_cli.cases.reject_request import PREFILL_TOKENS, TABLE_POSITIONS, Change, Draft, Spoiled
+from g4kv_cli.cases.reject_request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject_valid import PREFILL_TOKENS, TABLE_POSITIONS
 
 I32 = 2**31
 U32 = 2**32

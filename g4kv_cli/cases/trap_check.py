@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from g4kv_cli.cases.reject_request import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE, RejectBench
+from g4kv_cli.cases.reject_request import RejectBench
+from g4kv_cli.cases.reject_valid import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.cases.trap_table import TRAP_COMMENTS, TRAP_SOURCE, TrapCase
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.entries.library import KernelLibrary

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from g4kv_cli.cases.reject_entries import REJECT_ENTRIES, RejectEntry
-from g4kv_cli.cases.reject_request import (
+from g4kv_cli.cases.reject_request import Change, Draft
+from g4kv_cli.cases.reject_valid import (
     DECODE_ORIGINS,
     DECODE_PAGES,
     DECODE_POSITIONS,
@@ -25,8 +26,6 @@ from g4kv_cli.cases.reject_request import (
     PREFILL_TOKENS,
     START_POS,
     TABLE_POSITIONS,
-    Change,
-    Draft,
     plan_positions,
 )
 from g4kv_cli.device.interface import LoadedKernel

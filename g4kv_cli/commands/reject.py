@@ -13,7 +13,7 @@ import click
 
 from g4kv_cli.cases.reject import RejectCase, RejectRunner, reject_cases
 from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
-from g4kv_cli.cases.reject_request import SEED
+from g4kv_cli.cases.reject_valid import SEED
 from g4kv_cli.cases.run import device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
