@@ -7,6 +7,7 @@ from typing import TypeAlias
 from g4kv_cli.cases.attention_case import AttentionCase
 from g4kv_cli.cases.attention_run import run_attention_case
 from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.e2e.any_case import EndToEndCase, run_end_to_end
 from g4kv_cli.cases.execute import run_case
 from g4kv_cli.cases.serve import ServeCase
 from g4kv_cli.cases.serve_run import run_serve_case
@@ -15,7 +16,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.records import CaseResult
 
-SmokeCase: TypeAlias = Case | AttentionCase | ServeCase
+SmokeCase: TypeAlias = Case | AttentionCase | ServeCase | EndToEndCase
 
 
 def run_any(case: SmokeCase, library: KernelLibrary, rerun: str) -> CaseResult:
@@ -24,14 +25,16 @@ def run_any(case: SmokeCase, library: KernelLibrary, rerun: str) -> CaseResult:
         return run_case(case, library, rerun)
     if isinstance(case, ServeCase):
         return run_serve_case(case, library, rerun)
-    return run_attention_case(case, library, rerun)
+    if isinstance(case, AttentionCase):
+        return run_attention_case(case, library, rerun)
+    return run_end_to_end(case, library, rerun)
 
 
 def sources_of(case: SmokeCase) -> tuple[str, ...]:
     """The kernel sources that a case may launch from."""
     if isinstance(case, Case):
         return (PREP_ENTRIES[case.entry].source,)
-    if isinstance(case, ServeCase):
+    if not isinstance(case, AttentionCase):
         return (*PREP_SOURCES, *ATTENTION_SOURCES)
     return ATTENTION_SOURCES if case.form == "prefill" else DECODE_SOURCES
 

@@ -14,12 +14,15 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from g4kv_cli.cases.any_case import SmokeCase
+from g4kv_cli.cases.e2e.any_case import is_end_to_end
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records import CaseResult
 
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
+END_TO_END_WEIGHT = MIN_CASES_PER_JOB
+"""An end-to-end case takes as long as that many others."""
 
 _runner: CaseRunner | None = None
 """The runner of a worker process."""
@@ -27,7 +30,7 @@ _runner: CaseRunner | None = None
 
 def run_cases(cases: Sequence[SmokeCase], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
     """Run all cases and yield their results in order. ``device`` is open and serves this process."""
-    if device.info.kind == "emulated" and jobs > 1 and len(cases) >= jobs * MIN_CASES_PER_JOB:
+    if device.info.kind == "emulated" and jobs > 1 and _weight(cases) >= jobs * MIN_CASES_PER_JOB:
         yield from _in_workers(cases, settings, jobs)
         return
     runner = CaseRunner(settings, device)
@@ -39,6 +42,10 @@ def run_cases(cases: Sequence[SmokeCase], settings: RunSettings, device: Device,
                 return
     finally:
         runner.close()
+
+
+def _weight(cases: Sequence[SmokeCase]) -> int:
+    return sum(END_TO_END_WEIGHT if is_end_to_end(case.id) else 1 for case in cases)
 
 
 def _in_workers(cases: Sequence[SmokeCase], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:

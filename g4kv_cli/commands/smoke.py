@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from g4kv_cli.cases.any_case import SmokeCase
+from g4kv_cli.cases.e2e.any_case import end_to_end_cases, is_end_to_end
 from g4kv_cli.cases.isolate import run_cases
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
@@ -44,6 +45,7 @@ class Request:
     seed: int
     page_size: int | None
     golden: Path | None
+    model_golden: Path | None
     kernels: Path | None
 
     def rerun(self, device_spec: str) -> tuple[str, ...]:
@@ -51,6 +53,8 @@ class Request:
         words = ["g4kv", "smoke", "--device", device_spec]
         if self.golden is not None:
             words += ["--golden", str(self.golden)]
+        elif self.model_golden is not None:
+            words += ["--model-golden", str(self.model_golden)]
         else:
             words += ["--tp", str(self.tp)] if self.tp != 1 else []
             words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
@@ -80,6 +84,12 @@ class Request:
     metavar="FILE|DIR",
     help="Run recorded vectors of another implementation (.npz) in place of the table.",
 )
+@click.option(
+    "--model-golden",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="Replay recorded models (.npz) end to end; without it, --case 'e2e/*' replays those of the checkout.",
+)
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record; whole after every case.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
 @click.option(
@@ -101,6 +111,7 @@ def smoke(
     page_size: int | None,
     kernels: Path | None,
     golden: Path | None,
+    model_golden: Path | None,
     json_path: Path | None,
     junit_path: Path | None,
     same_bits_as: Path | None,
@@ -111,7 +122,7 @@ def smoke(
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
-    request = Request(geometry, tp, case, seed, page_size, golden, kernels)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels)
     cases = _cases(request)
     if list_only:
         click.echo("\n".join(one.id for one in cases))
@@ -154,6 +165,8 @@ def smoke(
 
 
 def _cases(request: Request) -> list[SmokeCase]:
+    if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
+        return _end_to_end_cases(request)
     geometries = None
     if request.geometry is not None or not request.case:
         geometries = select_geometries(request.geometry or DEFAULT_GEOMETRY, request.tp)
@@ -168,6 +181,22 @@ def _cases(request: Request) -> list[SmokeCase]:
         geometries = select_geometries("all", request.tp)
     table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
     return select_cases(table, request.case)
+
+
+def _end_to_end_cases(request: Request) -> list[SmokeCase]:
+    """The end-to-end cases, which stand by themselves: all but their kernels and device is in their ids."""
+    for option, given in (("--golden", request.golden is not None), ("--geometry", request.geometry is not None),
+                          ("--tp", request.tp != 1), ("--page-size", request.page_size is not None),
+                          ("--seed", request.seed != DEFAULT_SEED)):  # fmt: skip
+        if given:
+            raise UsageError(f"{option} does not apply to end-to-end cases; drop it and choose with --case")
+    other = next((text for text in request.case if not is_end_to_end(text)), None)
+    if other is not None:
+        raise UsageError(f"--case {other} is no end-to-end case; give it in a run of its own")
+    table = end_to_end_cases(request.model_golden)
+    listing = "recorded models come with --model-golden; g4kv smoke --list --case 'e2e/*' shows the ids"
+    wanted = request.case or ("e2e/*",)
+    return list(select_cases(table, wanted, listing))
 
 
 def _jobs(asked: int | None) -> int:

@@ -1,0 +1,39 @@
+"""Every end-to-end case, and how each kind of them is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+from g4kv_cli.cases.e2e.execute import run_replay_case
+from g4kv_cli.cases.e2e.far import FarCase, far_cases, run_far_case
+from g4kv_cli.cases.e2e.table import PREFIX, ReplayCase, replay_cases
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.records import CaseResult
+
+EndToEndCase: TypeAlias = ReplayCase | FarCase
+
+CHECKOUT_MODELS = Path(__file__).resolve().parents[3] / "tests" / "golden" / "greedy"
+"""Recorded models that come with a source checkout; an installed package has none."""
+
+
+def end_to_end_cases(models: Path | None = None) -> list[EndToEndCase]:
+    """The replays of a file or directory of recorded models (of the checkout's own unless given), and the walks, which
+    need none. Raises UsageError as replay_cases does."""
+    cases: list[EndToEndCase] = []
+    if models is not None or CHECKOUT_MODELS.is_dir():
+        cases.extend(replay_cases(CHECKOUT_MODELS if models is None else models))
+    cases.extend(far_cases())
+    return cases
+
+
+def is_end_to_end(case_id: str) -> bool:
+    """True for the id, or the glob, of an end-to-end case."""
+    return case_id.startswith(f"{PREFIX}/")
+
+
+def run_end_to_end(case: EndToEndCase, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run a case of either kind."""
+    if isinstance(case, FarCase):
+        return run_far_case(case, library, rerun)
+    return run_replay_case(case, library, rerun)
