@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -12,7 +13,14 @@ from g4kv_cli import __version__
 from g4kv_cli.compiler.sources import kernels_digest
 from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
+from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.records import RunInfo
+
+VERIFIED_SOURCES = tuple(
+    sorted({entry.source for entry in PREP_ENTRIES.values()} | {kernel.source for kernel in ATTENTION_KERNELS})
+)
+"""The translation units whose kernels the cases launch: what a record's digest stands for."""
 
 _PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings")
 
@@ -28,7 +36,7 @@ def collect_run_info(device: Device, kernels_directory: Path | None, seed: int) 
     return RunInfo(
         device=device.info,
         nvrtc=nvrtc_version(),
-        kernels_digest=kernels_digest(kernels_directory),
+        kernels_digest=kernels_digest(VERIFIED_SOURCES, kernels_directory),
         kernels_directory="" if kernels_directory is None else str(kernels_directory),
         git_commit=_git_commit(),
         versions=versions,
@@ -38,7 +46,13 @@ def collect_run_info(device: Device, kernels_directory: Path | None, seed: int) 
 
 
 def _git_commit() -> str:
-    """The checkout's commit, with ``-dirty`` where tracked files differ; empty where this is no checkout."""
+    """The checkout's commit, with ``-dirty`` where tracked files differ; empty where this is no checkout.
+
+    G4KV_GIT_COMMIT says it for a copy of a checkout that has no .git.
+    """
+    stated = os.environ.get("G4KV_GIT_COMMIT", "")
+    if stated:
+        return stated
     here = Path(__file__).resolve().parent.parent
     if not (here.parent / ".git").exists():
         return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +74,12 @@ def source_names(directory: Path | None = None) -> tuple[str, ...]:
     return tuple(name for name in sorted(_all_files(directory)) if name.endswith(".cu"))
 
 
-def kernels_digest(directory: Path | None = None) -> str:
-    """SHA-256 over all kernel sources and headers that a run with this directory can see, as hex."""
-    return _digest([(name, _read(path)) for name, path in sorted(_all_files(directory).items())])
+def kernels_digest(names: Iterable[str], directory: Path | None = None) -> str:
+    """SHA-256 over these translation units and all headers they include, as hex: what a run compiles.
+
+    Raises UsageError like :func:`find_source`.
+    """
+    return _digest([(name, find_source(name, directory).digest) for name in sorted(set(names))])
 
 
 def _all_files(directory: Path | None) -> dict[str, Path]:

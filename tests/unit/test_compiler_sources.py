@@ -38,11 +38,14 @@ def test_a_changed_file_changes_the_digest(built_in: Path, changed: str) -> None
     assert find_source("main.cu").digest != before
 
 
-def test_a_file_that_is_not_included_leaves_the_digest_of_a_source_but_not_of_the_set(built_in: Path) -> None:
-    source, everything = find_source("main.cu").digest, kernels_digest()
+def test_a_file_that_is_not_compiled_leaves_the_digests(built_in: Path) -> None:
+    source, everything = find_source("main.cu").digest, kernels_digest(["main.cu"])
     (built_in / "unused.cuh").write_text("int changed();\n")
+    (built_in / "other.cu").write_text("int other();\n")
     assert find_source("main.cu").digest == source
-    assert kernels_digest() != everything
+    assert kernels_digest(["main.cu"]) == everything
+    assert kernels_digest(["main.cu", "other.cu"]) != everything
+    assert kernels_digest(["other.cu", "main.cu", "main.cu"]) == kernels_digest(["main.cu", "other.cu"])
 
 
 def test_headers_that_include_each_other_end(built_in: Path) -> None:
@@ -58,7 +61,7 @@ def test_a_directory_overlays_the_built_in_files(built_in: Path, tmp_path: Path)
     assert {header.name: header.text for header in source.headers}["b.cuh"] == "int mine();\n"
     assert source.path == built_in / "main.cu"
     assert source.digest != find_source("main.cu").digest
-    assert kernels_digest(mine) != kernels_digest()
+    assert kernels_digest(["main.cu"], mine) != kernels_digest(["main.cu"])
     assert source_names(mine) == ("main.cu",)
 
 
@@ -66,7 +69,7 @@ def test_an_overlay_equal_to_the_built_in_files_has_the_same_digests(built_in: P
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "b.cuh").write_text((built_in / "b.cuh").read_text())
-    assert kernels_digest(mine) == kernels_digest()
+    assert kernels_digest(["main.cu"], mine) == kernels_digest(["main.cu"])
     assert find_source("main.cu", mine).digest == find_source("main.cu").digest
 
 

@@ -1,0 +1,46 @@
+"""The head of a record: which sources it stands for, and which commit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.cases import run_info
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.device.open import open_device
+
+
+def test_the_verified_sources_are_those_with_entries() -> None:
+    assert run_info.VERIFIED_SOURCES == ("decode.cu", "prefill.cu", "prep.cu")
+
+
+def test_the_digest_follows_what_is_launched_and_nothing_else(tmp_path: Path) -> None:
+    with_probe, with_prep = tmp_path / "probe", tmp_path / "prep"
+    for directory, name in ((with_probe, "layout_probe.cu"), (with_prep, "prep.cu")):
+        directory.mkdir()
+        text = (BUILT_IN_KERNELS_DIRECTORY / name).read_text(encoding="utf-8")
+        (directory / name).write_text(text + "// one comment more\n", encoding="utf-8")
+    device = open_device("emulated")
+    built_in = run_info.collect_run_info(device, None, 1).kernels_digest
+    assert run_info.collect_run_info(device, with_probe, 1).kernels_digest == built_in
+    assert run_info.collect_run_info(device, with_prep, 1).kernels_digest != built_in
+    device.close()
+
+
+def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_GIT_COMMIT", "0123abcd")
+    device = open_device("emulated")
+    assert run_info.collect_run_info(device, None, 1).git_commit == "0123abcd"
+    device.close()
+
+
+def test_without_being_told_the_commit_is_the_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("G4KV_GIT_COMMIT", raising=False)
+    root = Path(run_info.__file__).resolve().parents[2]
+    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    device = open_device("emulated")
+    commit = run_info.collect_run_info(device, None, 1).git_commit
+    assert commit.removesuffix("-dirty") == (asked.stdout.strip() if asked.returncode == 0 else "")
+    device.close()
