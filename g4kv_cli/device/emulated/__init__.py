@@ -21,6 +21,7 @@ from .faults import (
     UnsupportedOpcode,
 )
 from .machine import Machine, shared_limit
+from .tensor_map import TensorMap
 from .translate import Kernel, Module
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Module",
     "PoisonedMachine",
     "PtxSyntaxError",
+    "TensorMap",
     "UnsupportedOpcode",
     "shared_limit",
 ]

@@ -9,9 +9,13 @@ import numpy.typing as npt
 
 from .async_copy import CopyQueue
 from .barriers import Barriers
+from .bulk_copy import BulkCopies
+from .clock_races import ClockRaces
 from .lanes import WARP, Group, LaneSet, merge_groups
 from .local_memory import LocalMemory
+from .mbarriers import Mbarriers
 from .shared_memory import SharedMemory
+from .wgmma import Wgmmas
 
 if TYPE_CHECKING:
     from .run import Run
@@ -41,6 +45,9 @@ class Chunk:
         self.local = LocalMemory(self, run.kernel.local_bytes)
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
+        self.mbarriers = Mbarriers(self)
+        self.bulk_copies = BulkCopies(self)
+        self.wgmmas = Wgmmas(self)
         self.ready: dict[int, list[Group]] = {}
 
     def coordinates(self, lane: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -57,7 +64,7 @@ class Chunk:
         return self.alive
 
     def execute(self) -> None:
-        """Run the chunk to its end."""
+        """Run the chunk to its end; bulk copies arrive and waits time out when nothing else can run."""
         kernel = self.run.kernel
         lanes = self.full
         if self.lanes_per_block != self.threads:
@@ -73,10 +80,23 @@ class Chunk:
                     self._advance(current, groups[0])
                 else:
                     self._advance(current, merge_groups(groups, kernel.blocks[current].live_in, self.full))
-            if not self.barriers.has_waiting:
+            if self.bulk_copies.deliver() or self.mbarriers.time_out():
+                continue
+            if not self.barriers.has_waiting and not self.mbarriers.waiting:
                 break
+            self.mbarriers.report_deadlock()
             self.barriers.report_deadlock()
         self.shared.races.full_barrier(None)
+        self.bulk_copies.report_unfinished()
+        self.wgmmas.report_uneven()
+
+    @property
+    def races(self) -> ClockRaces:
+        """The race check of a kernel that uses mbarriers, bulk copies or wgmma."""
+        races = self.shared.races
+        if not isinstance(races, ClockRaces):
+            raise AssertionError("only an asynchronous kernel has clocks from its start")  # by Kernel.is_asynchronous
+        return races
 
     def wait_at(self, block: int, group: Group) -> None:
         """Put a group in the queue of a basic block."""
@@ -103,6 +123,10 @@ class Chunk:
                 current = block.successors[0]
             elif end == "barrier":
                 if block.barrier is None or not self.barriers.arrive(block.barrier, result, block.successors[0], group):
+                    return
+                current = block.successors[0]
+            elif end == "phase":
+                if block.site is None or not self.mbarriers.wait(result, block.site, block.successors[0], group):
                     return
                 current = block.successors[0]
             elif end == "trap":

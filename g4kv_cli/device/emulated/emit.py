@@ -80,6 +80,7 @@ class KernelContext:
         self.parameter_loads: list[tuple[int, int, bool, int]] = []
         self.smallest_shared_shift = 4
         self.local_bytes = 0
+        self.is_asynchronous = False
 
     def bind(self, value: Any, prefix: str) -> str:
         """A global name for an object."""

@@ -85,7 +85,8 @@ def _pair(emitter: BlockEmitter, instruction: Instruction, operand: Operand | No
     return [_register(emitter, instruction, operand), None]
 
 
-def _is_dead(emitter: BlockEmitter, number: int, register: Register | None) -> bool:
+def is_dead(emitter: BlockEmitter, number: int, register: Register | None) -> bool:
+    """Whether nobody reads the result of the block's instruction of this number."""
     if register is None:
         return True
     live_out = emitter.block.live_out >> emitter.index[register] & 1
@@ -94,7 +95,7 @@ def _is_dead(emitter: BlockEmitter, number: int, register: Register | None) -> b
 
 def _emit_shuffle(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
     targets = _pair(emitter, instruction, instruction.operands[0])
-    wants_predicate = not _is_dead(emitter, number, targets[1])
+    wants_predicate = not is_dead(emitter, number, targets[1])
     if not wants_predicate:
         targets[1] = None
     arguments = [emitter.source(operand, "b32", instruction) for operand in instruction.operands[1:]]

@@ -15,6 +15,8 @@ FATAL_KINDS = frozenset(
         "local_out_of_bounds",
         "deadlock",
         "watchdog",
+        "illegal_instruction",
+        "mbarrier_misuse",
     }
 )
 """Kinds that stop the launch at once and poison the machine, as a sticky CUDA error does."""
@@ -28,6 +30,7 @@ FINDING_KINDS = frozenset(
         "shared_race",
         "divergent_barrier",
         "exited_lane_shuffle",
+        "unfinished_copy",
     }
 )
 """Kinds that hardware would not notice: the launch runs to its end and raises then."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from .accumulators import name_accumulators
 from .faults import UnsupportedOpcode
 from .instruction import Instruction, Register, Symbol
 from .parse import ParsedKernel
@@ -13,15 +14,19 @@ CONTRIBUTE = "cp.reduction.contribute"
 READ_REDUCTION = "reduction.of."
 """Stand-ins for the two halves of a bar.red around its barrier; the first, like cp, has no result."""
 
+READ_PHASE = "phase.of."
+"""Stand-in for the second half of a try_wait: its result, read after the wait."""
+
 EXITS = frozenset({"ret", "ret.uni", "exit"})
 BRANCHES = frozenset({"bra", "bra.uni"})
 
 
 @dataclass
 class BasicBlock:
-    """Straight-line code. ``end`` is jump, branch, exit, trap or barrier; ``successors`` are indices of blocks.
+    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier or phase; ``successors`` are block indices.
 
-    A branch has the successors (taken, not taken); a jump or a barrier one; exit and trap none.
+    A branch has the successors (taken, not taken); a jump, a barrier or a phase (the wait for an mbarrier) one; exit
+    and trap none.
     """
 
     body: list[Instruction]
@@ -55,6 +60,28 @@ def is_reduction(opcode: str) -> bool:
     return opcode.startswith(("bar.red.", "bar.cta.red.", "barrier.red.", "barrier.cta.red."))
 
 
+def is_phase_wait(opcode: str) -> bool:
+    """Whether the opcode waits for a phase of an mbarrier."""
+    return opcode.startswith("mbarrier.try_wait")
+
+
+def _ends_block(opcode: str) -> bool:
+    if opcode in BRANCHES or opcode in EXITS or opcode == "trap":
+        return True
+    return is_barrier(opcode) or is_phase_wait(opcode)
+
+
+def _cut_phase_wait(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
+    """mbarrier.try_wait becomes: wait, read the result (in a block of its own)."""
+    if last.guard is not None or len(last.operands) not in (3, 4):
+        raise UnsupportedOpcode(last.opcode, last.ptx_line, "under a guard, or with these operands")
+    result, address, parity = last.operands[:3]
+    read = replace(last, opcode=READ_PHASE + last.opcode, operands=(result,))
+    block.end, block.final = "phase", replace(last, operands=(address, parity))
+    block.successors = (total + len(extra),)
+    extra.append(BasicBlock([read], "jump", None, (following,)))
+
+
 def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
     """bar.red becomes: contribute the predicate, wait, read the result (in a block of its own)."""
     if last.guard is not None or len(last.operands) not in (3, 4):
@@ -78,6 +105,8 @@ def build_flow(kernel: ParsedKernel) -> Flow:
         block.successors = tuple(position[target] for target in block.successors)
     flow = Flow(ordered, entry=position[entry])
     _liveness(flow)
+    if name_accumulators(ordered, flow.register_index):
+        _liveness(flow)
     return flow
 
 
@@ -85,8 +114,7 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
     instructions = kernel.instructions
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(instructions):
-        opcode = instruction.opcode
-        if opcode in BRANCHES or opcode in EXITS or opcode == "trap" or is_barrier(opcode):
+        if _ends_block(instruction.opcode):
             starts.add(index + 1)
     bounds = sorted(starts)
     number_at = {start: number for number, start in enumerate(bounds)}
@@ -104,8 +132,7 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             continue
         last = body[-1]
         opcode = last.opcode
-        special = opcode in BRANCHES or opcode in EXITS or opcode == "trap" or is_barrier(opcode)
-        if not special:
+        if not _ends_block(opcode):
             if number + 1 == total:
                 block.end, block.successors = "exit", ()
             continue
@@ -131,6 +158,8 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             tail.end, tail.successors = "exit", ()
         elif opcode == "trap":
             tail.end, tail.successors = "trap", ()
+        elif is_phase_wait(opcode):
+            _cut_phase_wait(block, last, extra, total, number + 1)
         elif is_reduction(opcode):
             _cut_reduction(block, last, extra, total, number + 1)
         else:
@@ -232,7 +261,7 @@ def _liveness(flow: Flow) -> None:
                 defined |= 1 << index.setdefault(register, len(index))
         upward.append(used)
         block.defined = defined
-        block.live_in = used
+        block.live_in, block.live_out = used, 0
     flow.registers = list(index)
     changed = True
     while changed:

@@ -56,6 +56,14 @@ class Vector:
 
 
 @dataclass(frozen=True)
+class TensorAddress:
+    """``[map, {x, y, ...}]``: the address of a tensor map and coordinates in it, innermost first."""
+
+    address: Address
+    coordinates: Vector
+
+
+@dataclass(frozen=True)
 class PredicatePair:
     """``p|q``: two results; None stands for the sink ``_``."""
 
@@ -70,7 +78,7 @@ class Negated:
     register: Register
 
 
-Operand = Register | Immediate | Symbol | Address | Vector | PredicatePair | Negated
+Operand = Register | Immediate | Symbol | Address | TensorAddress | Vector | PredicatePair | Negated
 
 
 CARRY = Register("%carry", "pred")
@@ -79,9 +87,13 @@ CARRY = Register("%carry", "pred")
 _NO_RESULT = frozenset(
     (
         *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
-        *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol"),
+        *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
     )
 )
+_NO_RESULT_PREFIXES = ("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.try_wait")
+"""A try_wait is cut into the wait, which this is, and a second half that has the result (see flow.py)."""
+
+WGMMA = "wgmma.mma_async."
 
 
 def operand_registers(operand: Operand | None) -> list[Register]:
@@ -90,6 +102,8 @@ def operand_registers(operand: Operand | None) -> list[Register]:
         return [operand]
     if isinstance(operand, Address):
         return [operand.base] if isinstance(operand.base, Register) else []
+    if isinstance(operand, TensorAddress):
+        return [*operand_registers(operand.address), *operand_registers(operand.coordinates)]
     if isinstance(operand, Vector):
         return [register for item in operand.items for register in operand_registers(item)]
     if isinstance(operand, Negated):
@@ -113,7 +127,9 @@ class Instruction:
     @property
     def has_result(self) -> bool:
         """Whether the first operand is written."""
-        return bool(self.operands) and self.opcode.split(".", 1)[0] not in _NO_RESULT
+        if not self.operands or self.opcode.startswith(_NO_RESULT_PREFIXES):
+            return False
+        return self.opcode.split(".", 1)[0] not in _NO_RESULT
 
     @cached_property
     def writes(self) -> list[Register]:
@@ -131,6 +147,8 @@ class Instruction:
             found.extend(operand_registers(operand))
         if self.opcode.startswith(("addc", "subc", "madc")):
             found.append(CARRY)
+        if self.opcode.startswith(WGMMA):
+            found.extend(self.writes)
         if self.guard is not None:
             found.append(self.guard)
             found.extend(self.writes)

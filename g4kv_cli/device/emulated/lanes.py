@@ -123,6 +123,12 @@ class LaneSet:
         return self.block_slot * self.chunk.shared_stride
 
     @cached_property
+    def warps(self) -> Index:
+        """Numbers in the chunk of the warps that have lanes here, ascending."""
+        numbers = self.index // WARP
+        return numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
+
+    @cached_property
     def warp_tag(self) -> npt.NDArray[np.uint8]:
         """Warp number in the block plus one."""
         return (self.thread // WARP + 1).astype(np.uint8)

@@ -13,6 +13,7 @@ from .faults import EmulatorError, LaunchConfigurationError, LaunchFault, Launch
 from .memory import GLOBAL_BASE, Bytes, DeviceMemory
 from .run import Run, shared_total
 from .store_log import Ranges, clip_ranges, union_ranges
+from .tensor_map import TensorMap, contiguous_strides
 from .translate import Kernel, Module
 
 MAX_THREADS_PER_BLOCK = 1024
@@ -101,6 +102,25 @@ class Machine:
             clip_ranges(merged, 0, begin),
             clip_ranges(merged, begin + allocation.nbytes, self._memory.capacity_bytes),
         ]
+
+    def tensor_map(
+        self,
+        address: int,
+        extents: Sequence[int],
+        box: Sequence[int],
+        element_bytes: int = 2,
+        strides_bytes: Sequence[int] | None = None,
+        swizzle_bytes: int = 128,
+    ) -> TensorMap:
+        """A tensor map of memory at ``address`` for bulk tensor copies; ``pack()`` gives the kernel argument.
+
+        Sequences begin with the innermost dimension; strides are those of all others, without gaps if None (see
+        ``TensorMap``). As with the driver, whether all of the tensor is allocated shows only when it is touched.
+        Raises EmulatorError if the address is in no live allocation, or for what the driver would refuse.
+        """
+        self._memory.span(address, element_bytes)
+        strides = contiguous_strides(extents, element_bytes) if strides_bytes is None else tuple(strides_bytes)
+        return TensorMap(address, element_bytes, tuple(extents), strides, tuple(box), swizzle_bytes)
 
     def launch(
         self,

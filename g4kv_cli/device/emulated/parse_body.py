@@ -6,14 +6,41 @@ import math
 import re
 
 from .faults import PtxSyntaxError, UnsupportedOpcode
-from .instruction import Address, Instruction, Location, Negated, Operand, PredicatePair, Register, Symbol, Vector
+from .instruction import (
+    Address,
+    Instruction,
+    Location,
+    Negated,
+    Operand,
+    PredicatePair,
+    Register,
+    Symbol,
+    TensorAddress,
+    Vector,
+)
 from .parse import REGISTER_KINDS, ParsedKernel, ParsedModule, Variable, parse_literal, parse_parameters, parse_variable
 
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:\s*,\s*function_name\s+[^,]+,\s*inlined_at\s+(\d+)\s+(\d+)\s+\d+)?")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _SPLIT = re.compile(r",(?![^{\[]*[}\]])")
+_NESTED = re.compile(r"\[[^\]]*\{")
 _INDEXED = re.compile(r"(.*?)(\d+)")
+
+
+def _operand_texts(text: str) -> list[str]:
+    """The operands of an instruction, cut at the commas outside of all braces and brackets."""
+    if _NESTED.search(text) is None:
+        return [part.strip() for part in _SPLIT.split(text) if part.strip()]
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
 
 
 class _Scope:
@@ -156,7 +183,7 @@ class _BodyParser:
         elif opcode.startswith("call"):
             raise UnsupportedOpcode(opcode, line, "function calls (and printf, assert) cannot be emulated")
         else:
-            operands = tuple(self._operand(part.strip(), line) for part in _SPLIT.split(operand_text) if part.strip())
+            operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
         self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
 
     def _directive(self, text: str, line: int) -> None:
@@ -207,7 +234,10 @@ class _BodyParser:
         if text[0] == "{" and text[-1] == "}":
             return Vector(tuple(self._operand(part.strip(), line) for part in text[1:-1].split(",")))
         if text[0] == "[" and text[-1] == "]":
-            return self._read_address(text[1:-1].strip(), line)
+            inside = text[1:-1].strip()
+            if inside.endswith("}") and "{" in inside:
+                return self._read_tensor_address(inside, line)
+            return self._read_address(inside, line)
         if text[0] == "!":
             inner = self._operand(text[1:].strip(), line)
             if isinstance(inner, Register):
@@ -235,6 +265,13 @@ class _BodyParser:
         if literal is None:
             raise PtxSyntaxError(f"cannot read address '[{text}]' at PTX line {line}")
         return Address(None, literal.bits + offset)
+
+    def _read_tensor_address(self, text: str, line: int) -> TensorAddress:
+        base, _, rest = text.partition(",")
+        coordinates = self._operand(rest.strip(), line)
+        if not isinstance(coordinates, Vector):
+            raise PtxSyntaxError(f"cannot read address '[{text}]' at PTX line {line}")
+        return TensorAddress(self._read_address(base.strip(), line), coordinates)
 
     def _resolve_branches(self) -> None:
         for index, scope in self.pending_branches:

@@ -21,6 +21,10 @@ DEFAULT_BLOCK_STEPS = 20_000_000
 """Basic-block executions after which the watchdog ends a launch that sets no instruction limit."""
 
 
+_MAX_CLOCKED_BYTES = 4 << 20
+"""Shared bytes of the blocks executed together where each location has clocks (see clock_races.py)."""
+
+
 class Run:
     """State of one launch."""
 
@@ -80,6 +84,8 @@ class Run:
         total = self.grid[0] * self.grid[1] * self.grid[2]
         threads = self.block[0] * self.block[1] * self.block[2]
         step = max(1, chunk_threads // (-(-threads // 32) * 32))
+        if self.kernel.is_asynchronous:
+            step = max(1, min(step, _MAX_CLOCKED_BYTES // max(self.shared_bytes, 1)))
         order = np.arange(total)
         if reverse_blocks:
             order = order[::-1]

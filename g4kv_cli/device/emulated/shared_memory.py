@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
+from .clock_races import ClockRaces
 from .memory import Views
 from .shared_races import READ, WRITE, RaceLog
 from .sites import Site
@@ -29,7 +30,8 @@ class SharedMemory:
         total = chunk.block_count * stride
         self.data = Views(np.zeros(total, np.uint8))
         self.state = Views(np.zeros(total, np.uint8))
-        self.races = RaceLog(chunk, total, granule_shift)
+        maker = ClockRaces if chunk.run.kernel.is_asynchronous else RaceLog
+        self.races: RaceLog | ClockRaces = maker(chunk, total, granule_shift)
 
     def units(self, lanes: LaneSet, base: Array, span: Span, offset: int, shift: int, site: Site) -> Units:
         """Checked chunk offsets in units of 1 << shift bytes."""

@@ -24,7 +24,7 @@ Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 READ, WRITE, ATOMIC = 0, 1, 2
-_ACTION = ("read", "write", "atomic")
+ACTIONS = ("read", "write", "atomic")
 _SEVERAL = 255
 _COMPACT_AT_LANES = 1 << 22
 
@@ -204,7 +204,7 @@ class RaceLog:
         if other is None:
             return
         first, second = sorted((serial, other[0]))
-        hazard = "-after-".join(_ACTION[accesses[index].kind] for index in (second, first))
+        hazard = "-after-".join(ACTIONS[accesses[index].kind] for index in (second, first))
         partner = accesses[other[0]].site
         line = partner.location.line or partner.ptx_line
         self.report(
@@ -237,12 +237,7 @@ class RaceLog:
         self, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
     ) -> None:
         """Record a race at one lane's location."""
-        base = lanes.shared_base
-        unit = int(units[position] if units.size > 1 else units[0])
-        address = (unit << shift) - int(base[position] if base.size > 1 else base[0])
-        self.chunk.run.collector.add(
-            "shared_race", f"{words} at shared offset {address}", site, lanes, position, count, address
-        )
+        report_race(self.chunk, words, units, shift, lanes, site, position, count)
 
     def _compact(self) -> None:
         """Keep one of the equal accesses of each warp; a loop without a barrier would otherwise grow the log."""
@@ -261,6 +256,16 @@ class RaceLog:
         self.accesses = kept
         self.logged_lanes = sum(access.units.size for access in kept)
         self.compact_at_lanes = max(_COMPACT_AT_LANES, 2 * self.logged_lanes)
+
+
+def report_race(
+    chunk: Chunk, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
+) -> None:
+    """Add a shared_race fault at one lane's location."""
+    base = lanes.shared_base
+    unit = int(units[position] if units.size > 1 else units[0])
+    address = (unit << shift) - int(base[position] if base.size > 1 else base[0])
+    chunk.run.collector.add("shared_race", f"{words} at shared offset {address}", site, lanes, position, count, address)
 
 
 def _part(access: SharedAccess, position: Units) -> SharedAccess | None:

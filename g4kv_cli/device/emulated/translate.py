@@ -11,11 +11,12 @@ from .barriers import BarrierCall
 from .emit import BlockEmitter, KernelContext, constant_array
 from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
+from .emit_hopper import emit_hopper, phase_operands
 from .emit_memory import emit_memory
 from .emit_warp import emit_warp
 from .faults import UnsupportedOpcode
 from .flow import BasicBlock, build_flow
-from .instruction import Immediate, Register, Symbol, Vector
+from .instruction import Immediate, Register, Symbol, TensorAddress, Vector
 from .parse import Parameter, ParsedKernel, ParsedModule, parse_module
 from .parse_body import parse_kernel
 from .sites import Site
@@ -23,7 +24,7 @@ from .sites import Site
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
 _REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
-EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic)
+EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Kernel:
     max_threads: int
     device_variables: tuple[str, ...]
     """Module variables that the kernel names; their addresses are the symbols of a run."""
+    is_asynchronous: bool
+    """Whether it uses mbarriers, bulk copies or wgmma."""
 
 
 class Module:
@@ -156,6 +159,7 @@ def translate(module: Module, name: str) -> Kernel:
         len(parsed.instructions),
         parsed.max_threads,
         tuple(context.device_variables),
+        context.is_asynchronous,
     )
 
 
@@ -197,7 +201,8 @@ def _symbols(kernel: ParsedKernel) -> list[Symbol]:
     found: list[Symbol] = []
     for instruction in kernel.instructions:
         for operand in instruction.operands:
-            base = getattr(operand, "base", operand)
+            inner = operand.address if isinstance(operand, TensorAddress) else operand
+            base = getattr(inner, "base", inner)
             if isinstance(base, Symbol):
                 found.append(base)
             elif isinstance(base, Vector):
@@ -219,6 +224,8 @@ def emit_block(emitter: BlockEmitter) -> None:
         result = emitter.read(final.guard)
     elif final is not None and emitter.block.end == "barrier":
         result = _barrier_operands(emitter)
+    elif final is not None and emitter.block.end == "phase":
+        result = phase_operands(emitter, final)
     emitter.write_back()
     emitter.emit(f"return {result}")
 
