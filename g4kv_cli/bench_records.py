@@ -31,7 +31,7 @@ BASELINE_SUFFIX = "@baseline"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One problem size. ``tokens`` are query tokens a request (decode: 1), ``kv_len`` keys a request, new ones included.
+    """One problem size. ``tokens``: query tokens a request (decode: 1); ``kv_len``: keys a request, new ones included.
 
     ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once. ``flops`` count a
     multiply and an add as two.

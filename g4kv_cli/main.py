@@ -50,6 +50,16 @@ COMMANDS: dict[str, CommandEntry] = {
         "layout",
         "Show the paged pool of a geometry, convert offsets, check a stated layout.",
     ),
+    "bench": CommandEntry(
+        "g4kv_cli.commands.bench",
+        "bench",
+        "Time the kernels against the card's limits, and decide between the decode forms.",
+    ),
+    "kernels": CommandEntry(
+        "g4kv_cli.commands.kernels",
+        "kernels",
+        "Show registers, spills, shared memory and the occupancy bound of each kernel, by arch.",
+    ),
 }
 
 

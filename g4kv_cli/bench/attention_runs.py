@@ -45,7 +45,7 @@ class AttentionCall:
         if form == "b":
             entry = attention.batch_decode_paged_window_hd256_into if hd256 else attention.batch_decode_paged_hd512_into
             entry(self.library, **common)
-        elif form == "c":
+        elif self.workspace is not None:
             split = (
                 attention.batch_decode_split_paged_window_hd256_into
                 if hd256

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from g4kv_cli.bench.verdict import uncertainty
-from g4kv_cli.bench_findings import ComparedCell, Comparison
+from g4kv_cli.bench_findings import Change, ComparedCell, Comparison
 from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, quantile
-
-DEFAULT_THRESHOLD = 0.05
 
 
 def compare_records(a: BenchRecord, b: BenchRecord, a_name: str, b_name: str, threshold: float) -> Comparison:
@@ -46,7 +44,7 @@ def _compared(a: Measurement | None, b: Measurement | None, threshold: float) ->
     if a is None or b is None:
         present = a or b
         name = present.id if present is not None else ""
-        side = "only in A" if b is None else "only in B"
+        side: Change = "only in A" if b is None else "only in B"
         return ComparedCell(name, side, f"{'B' if b is None else 'A'} has no such cell", *_seconds(a, b))
     if a.graph is None or b.graph is None:
         return _without_time(a, b)
@@ -67,13 +65,11 @@ def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
 def _without_time(a: Measurement, b: Measurement) -> ComparedCell:
     if a.graph is not None:
         # A cell that the run did not get to says nothing about the kernel.
-        unlucky = b.status in ("skipped", "missing")
-        change = "only in A" if unlucky else "broken"
-        return ComparedCell(a.id, change, f"B: {b.status}: {b.reason}", *_seconds(a, b))  # type: ignore[arg-type]
+        change: Change = "only in A" if b.status in ("skipped", "missing") else "broken"
+        return ComparedCell(a.id, change, f"B: {b.status}: {b.reason}", *_seconds(a, b))
     if b.graph is not None:
-        unlucky = a.status in ("skipped", "missing")
-        change = "only in B" if unlucky else "mended"
-        return ComparedCell(a.id, change, f"A: {a.status}: {a.reason}", *_seconds(a, b))  # type: ignore[arg-type]
+        change = "only in B" if a.status in ("skipped", "missing") else "mended"
+        return ComparedCell(a.id, change, f"A: {a.status}: {a.reason}", *_seconds(a, b))
     return ComparedCell(a.id, "no time", f"A: {a.status}, B: {b.status}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,7 +115,7 @@ def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int)
             replay()
             device.call("record an event", driver.cuEventRecord(event, device.stream.handle))
         device.synchronize()
-        pairs = zip(events, events[1:], strict=False)
+        pairs = itertools.pairwise(events)
         return [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
     finally:
         for event in events:
@@ -143,7 +144,7 @@ class CudaShape:
         self._libraries = libraries
         self._first_allocation = first_allocation
         self._runnables: list[GraphRunnable | Runnable] = []
-        
+
     def make(self, configuration: str) -> Runnable:
         """Raises SkippedConfiguration for a peer that cannot run here."""
         variant = self._variants.get(configuration)
@@ -241,4 +242,3 @@ def l2_cache_bytes(device: CudaDevice) -> int:
     driver = device._driver
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
     return int(device.call("ask for the L2 cache", driver.cuDeviceGetAttribute(attribute, device._device_handle)))
-

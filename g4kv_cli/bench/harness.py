@@ -1,7 +1,7 @@
 """NVIDIA's cuda-bench (nvbench): one call with the L2 cache flushed before it, and the same call back to back.
 
-cuda-bench runs all of its benchmarks once a process and reports at the end, so the whole sweep runs inside of one of its
-benchmarks, a cell for each value of an axis. Its unit of work is a CUDA graph of a single call.
+cuda-bench runs all of its benchmarks once a process and reports at the end, so the whole sweep runs inside of one
+of its benchmarks, a cell for each value of an axis. Its unit of work is a CUDA graph of a single call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from g4kv_cli.bench.sweep import Runnable, RunEnded, Sweep
+from g4kv_cli.bench.sweep import RunEnded, Runnable, Sweep
 from g4kv_cli.bench_records import Measurement, Timing
 from g4kv_cli.errors import UsageError
 
@@ -91,9 +91,7 @@ def run_in_cuda_bench(sweep: Sweep, device: CudaDevice) -> dict[int, ColdTiming]
     with tempfile.TemporaryDirectory(prefix="g4kv-bench-") as directory:
         report = Path(directory) / "cuda-bench.json"
         try:
-            bench.run_all_benchmarks(
-                ["g4kv", "--devices", str(device.ordinal), "--json", str(report), "--quiet"]
-            )
+            bench.run_all_benchmarks(["g4kv", "--devices", str(device.ordinal), "--json", str(report), "--quiet"])
         except bench.NVBenchRuntimeError as error:
             # After a fault the driver refuses cuda-bench's own calls too; what the sweep wrote down stays.
             if not sweep.ended:

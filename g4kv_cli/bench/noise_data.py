@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.bench.ceilings import queue_copy
-from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
 
 Array = npt.NDArray[Any]

@@ -33,7 +33,7 @@ MAX_CHECKED_TOKENS = 16
 
 def input_elems(shape: Shape) -> int:
     """Elements of Q, K and V of one set."""
-    return shape.read_bytes // BF16.itemsize
+    return shape.read_bytes // int(BF16.itemsize)
 
 
 def prep_bytes_a_pool(shape: Shape) -> int:
@@ -89,9 +89,7 @@ class PrepProblem:
                 k_outs.append(device.allocate(k_shape, BF16, f"k_out {index}"))
             pool_elems = layout.page_stride * (1 if contiguous else num_pages)
             pools.append(PagedPool(layout, device.allocate((pool_elems,), BF16, f"pool {index}")))
-        weights = tuple(
-            (1 + 0.25 * random.standard_normal(head_dim)).astype(np.float32).astype(BF16) for _ in range(2)
-        )
+        weights = tuple((1 + 0.25 * random.standard_normal(head_dim)).astype(np.float32).astype(BF16) for _ in range(2))
         tables = rope_rows(geometry, np.arange(int(positions.max()) + 1, dtype=np.int64), geometry.rotary_dim)
         return cls(
             shape=shape,

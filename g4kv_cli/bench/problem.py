@@ -1,4 +1,4 @@
-"""An attention problem on a device: pools of random keys, requests with permuted pages, queries, and a check of results.
+"""An attention problem on a device: pools of random keys, requests with permuted pages, queries, a check of results.
 
 The pools hold one layer. Every pool has the same page tables, so one plan serves all of them, as in a server's layers.
 """
@@ -74,7 +74,7 @@ class AttentionProblem:
     @property
     def last_page_len(self) -> int:
         """Slots taken in each request's last page."""
-        return self.shape.kv_len - (self.origin + self.pages.shape[1] - 1) * self.layout.page_size
+        return self.shape.kv_len - (self.origin + int(self.pages.shape[1]) - 1) * self.layout.page_size
 
     def requests(self) -> list[PlanRequest]:
         """The batch as a plan takes it."""
@@ -117,7 +117,8 @@ class AttentionProblem:
         ].astype(np.float32)
         steps = [keys[begin : begin + KEYS_PER_STEP] for begin in range(0, len(keys), KEYS_PER_STEP)]
         scores = np.concatenate(
-            [SM_SCALE * (queries @ self._kv(pool, row, step, is_v=False).T).astype(np.float64) for step in steps], axis=1
+            [SM_SCALE * (queries @ self._kv(pool, row, step, is_v=False).T).astype(np.float64) for step in steps],
+            axis=1,
         )
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)

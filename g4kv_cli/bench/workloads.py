@@ -181,8 +181,7 @@ def splits_worth_trying(shape: Shape) -> tuple[int, ...]:
     return tuple(
         count
         for count in SPLIT_COUNTS
-        if MIN_SPLIT_BLOCKS <= blocks * count <= MAX_SPLIT_BLOCKS
-        and shape.visible_keys // count >= MIN_KEYS_PER_SPLIT
+        if MIN_SPLIT_BLOCKS <= blocks * count <= MAX_SPLIT_BLOCKS and shape.visible_keys // count >= MIN_KEYS_PER_SPLIT
     )
 
 

@@ -26,7 +26,7 @@ PREFIX = "peer:"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``module`` has ``make(problem, device)`` for it; ``needs`` are the import names; ``kinds`` the shapes it takes."""
+    """``maker`` of ``module`` makes its Runnable; ``needs`` are the import names; ``kinds`` the shapes it takes."""
 
     name: str
     what: str

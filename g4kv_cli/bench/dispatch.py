@@ -1,0 +1,63 @@
+"""The verdict as a table that a serving engine can load."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from g4kv_cli.bench_findings import Analysis, CellVerdict, GeometryVerdict
+
+DISPATCH_SCHEMA_VERSION = 1
+
+
+def dispatch_table(analysis: Analysis) -> dict[str, Any]:
+    """Per geometry: the cells measured (look up the nearest from below in visible keys, then in batch), and the rule.
+
+    ``form`` b launches once, c with ``num_splits`` splits and a merge. ``decided`` false: either is as good.
+    """
+    run = analysis.record.run
+    return {
+        "schema_version": DISPATCH_SCHEMA_VERSION,
+        "kind": "g4kv-decode-dispatch",
+        "gpu": run.device.name,
+        "arch": run.device.arch,
+        "kernels_digest": run.kernels_digest,
+        "date": run.date,
+        "geometries": {verdict.geometry: _geometry(verdict) for verdict in analysis.verdicts},
+    }
+
+
+def dispatch_text(analysis: Analysis) -> str:
+    """The table as JSON text."""
+    return json.dumps(dispatch_table(analysis), indent=1) + "\n"
+
+
+def _geometry(verdict: GeometryVerdict) -> dict[str, Any]:
+    rule = verdict.rule
+    return {
+        "num_kv_heads": verdict.num_kv_heads,
+        "rule": None
+        if rule is None
+        else {
+            "target_blocks": rule.target_blocks,
+            "min_keys_per_split": rule.min_keys_per_split,
+            "mean_loss": rule.mean_loss,
+            "worst_loss": rule.worst_loss,
+        },
+        "cells": [_cell(cell) for cell in verdict.cells],
+    }
+
+
+def _cell(cell: CellVerdict) -> dict[str, Any]:
+    return {
+        "visible_keys": cell.shape.visible_keys,
+        "kv_len": cell.shape.kv_len,
+        "batch": cell.shape.batch,
+        "form": cell.form,
+        "num_splits": cell.num_splits,
+        "seconds": cell.seconds,
+        "decided": cell.decided,
+        "tied": list(cell.tied),
+        "margin": cell.margin,
+        "margin_noise": cell.margin_noise,
+    }

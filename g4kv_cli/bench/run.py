@@ -1,0 +1,224 @@
+"""From what was asked for to a measured record: the plan of cells, the ceilings, the sweep."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from g4kv_cli.bench import peers as peer_registry
+from g4kv_cli.bench.ceilings import measure_ceilings
+from g4kv_cli.bench.cuda_backend import CudaBackend
+from g4kv_cli.bench.harness import load_cuda_bench, run_in_cuda_bench, with_cold
+from g4kv_cli.bench.sweep import NOT_REACHED, Sweep, SweepSettings
+from g4kv_cli.bench.workloads import (
+    Preset,
+    Variant,
+    Workload,
+    decode_shape,
+    shapes_of,
+    variants_of,
+    with_baseline,
+)
+from g4kv_cli.bench_records import BASELINE_SUFFIX, Ceilings, Measurement, Shape
+from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import DeviceUnavailable, UsageError
+from g4kv_cli.model.geometry import Geometry
+
+if TYPE_CHECKING:
+    from g4kv_cli.device.cuda import CudaDevice
+
+H200_SHARED_BYTES = 227 * 1024
+"""What a plan without a device takes for the largest block of shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure. ``batches``, ``kv_lens`` and ``splits`` replace the preset's, where they are given."""
+
+    workload: Workload
+    geometries: tuple[Geometry, ...]
+    preset: Preset
+    batches: tuple[int, ...] = ()
+    kv_lens: tuple[int, ...] = ()
+    splits: tuple[int, ...] | None = None
+    peers: tuple[peer_registry.Peer, ...] = ()
+    with_baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells of a run in order: shapes, measurements as planned, and our variants by shape and configuration."""
+
+    shapes: tuple[Shape, ...]
+    cells: tuple[Measurement, ...]
+    variants: Mapping[str, Mapping[str, Variant]]
+
+
+def make_plan(request: Request, max_shared_bytes: int = H200_SHARED_BYTES) -> Plan:
+    """Every shape with every configuration. Raises UsageError for overrides that the workload does not have."""
+    if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
+        raise UsageError("--batch, --kv-len and --splits belong to the decode workload")
+    shapes: list[Shape] = []
+    for geometry in request.geometries:
+        shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
+    variants: dict[str, dict[str, Variant]] = {}
+    cells: list[Measurement] = []
+    for shape in shapes:
+        ours = variants_of(shape, max_shared_bytes, request.splits)
+        if request.with_baseline:
+            ours = with_baseline(ours, BASELINE_SUFFIX)
+        variants[shape.id] = {one.name: one for one in ours}
+        cells += [_planned(shape, one.name, one.form, one.num_splits) for one in ours]
+        cells += [_planned(shape, name, "peer", 1) for name in peer_registry.configurations_of(request.peers, shape)]
+    return Plan(tuple(shapes), tuple(cells), variants)
+
+
+def _overridden(request: Request, geometry: Geometry) -> list[Shape]:
+    """Decode shapes of the given batches and lengths; the preset's where only one of the two is given."""
+    if not (request.batches or request.kv_lens):
+        return []
+    usual = shapes_of("decode", geometry, request.preset)
+    batches = request.batches or tuple(dict.fromkeys(shape.batch for shape in usual))
+    lengths = request.kv_lens or tuple(dict.fromkeys(shape.kv_len for shape in usual))
+    return [decode_shape(geometry, batch, kv_len) for kv_len in lengths for batch in batches]
+
+
+def _planned(shape: Shape, configuration: str, form: str, num_splits: int) -> Measurement:
+    return Measurement(
+        id=f"{shape.id}/{configuration}",
+        shape=shape.id,
+        configuration=configuration,
+        form=form,
+        status="missing",
+        reason=NOT_REACHED,
+        num_splits=num_splits,
+    )
+
+
+def open_gpu(spec: str) -> CudaDevice:
+    """The CUDA device that ``--device`` names. Raises DeviceUnavailable where there is none: nothing else can time."""
+    try:
+        opened = open_device(spec)
+    except DeviceUnavailable as error:
+        why = str(error)
+    else:
+        if opened.info.kind == "cuda":
+            return cast("CudaDevice", opened)
+        why = opened.info.reason
+        opened.close()
+    raise DeviceUnavailable(
+        f"g4kv bench times kernels, and timing needs a CUDA GPU ({why}); without one there are --dry-run, --compare "
+        "and --from RECORD.json"
+    )
+
+
+@dataclass(slots=True)
+class Measured:
+    """How a run went: ``ended`` is ``finished`` or why not."""
+
+    ended: str
+    measurements: list[Measurement]
+
+
+class BenchRun:
+    """A run on a device. ``close`` gives the memory back."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        request: Request,
+        device: CudaDevice,
+        libraries: Sequence[KernelLibrary],
+        *,
+        seed: int,
+        cold: bool,
+    ) -> None:
+        """Allocates the arena and measures the ceilings. ``libraries``: the kernels, and a baseline's behind them."""
+        if cold:
+            load_cuda_bench()
+        self.plan = plan
+        self.device = device
+        self._cold = cold
+        geometries = {geometry.name: geometry for geometry in request.geometries}
+        self.backend = CudaBackend(device, libraries, geometries, plan.shapes, plan.variants, seed=seed)
+        self.ceilings: Ceilings = measure_ceilings(libraries[0], device, self.backend.arena.data)
+
+    def measure(
+        self,
+        settings: SweepSettings,
+        put: Callable[[Sequence[Measurement]], None],
+    ) -> Measured:
+        """Every cell; ``put`` gets the measurements of each shape as it is done."""
+        done: dict[str, Measurement] = {}
+
+        def keep(measurements: Sequence[Measurement]) -> None:
+            done.update({item.id: item for item in measurements})
+            put(measurements)
+
+        with _interrupts() as interrupted:
+            sweep = Sweep(self.backend, self.plan.shapes, self.plan.cells, self.ceilings, settings, keep, interrupted)
+            if self._cold:
+                timings = run_in_cuda_bench(sweep, self.device)
+            else:
+                timings = {}
+                sweep.run_all()
+        cells = [done.get(cell.id, cell) for cell in self.plan.cells]
+        return Measured(sweep.ended or "finished", with_cold(cells, timings))
+
+    def close(self) -> None:
+        """Return the arena; quiet after a fault, when the memory is gone with the context."""
+        self.backend.close()
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets a flag that the sweep asks between steps; a second one interrupts at once."""
+    seen: list[int] = []
+
+    def note(_number: int, _frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(1)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def clocks() -> str:
+    """What nvidia-smi says about clocks, power, heat and throttling; empty where there is none."""
+    query = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return " ".join(done.stdout.split()) if done.returncode == 0 else ""
+
+
+def record_directory(root: Path, gpu: str, date: str, commit: str) -> Path:
+    """``results/nvidia-h200/2026-11-29-5ba78a5``."""
+    card = "-".join("".join(letter if letter.isalnum() else " " for letter in gpu.lower()).split())
+    dirty = "-dirty" if commit.endswith("-dirty") else ""
+    short = commit.removesuffix("-dirty")[:7] or "no-commit"
+    return root / card / f"{date[:10]}-{short}{dirty}"
+
+
+def free_name(directory: Path, stem: str) -> Path:
+    """``bench.json``, or ``bench-2.json`` and so on: a record is written once and never edited."""
+    path = directory / f"{stem}.json"
+    number = 2
+    while path.exists():
+        path = directory / f"{stem}-{number}.json"
+        number += 1
+    return path

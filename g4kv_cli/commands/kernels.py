@@ -1,0 +1,113 @@
+"""``g4kv kernels``: what each kernel takes on the chip, by arch; no GPU needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from g4kv_cli.commands.options import kernels_option
+from g4kv_cli.compiler import compile_with_log, find_source, kernels_digest, resource_usage, source_names
+from g4kv_cli.compiler.occupancy import SM_LIMITS, occupancy
+from g4kv_cli.compiler.toolkit import nvrtc_version
+from g4kv_cli.entries.attention_table import ATTENTION_KERNELS, MERGE_THREADS
+from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
+from g4kv_cli.report.files import write_whole
+from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels
+
+DEFAULT_ARCH = "sm_90a"
+PREP_THREADS = 256
+"""The largest block of the prep kernels (8 warps), and of the small ones."""
+
+
+@click.command()
+@click.option(
+    "--arch",
+    default=None,
+    metavar="SM[,SM...]|all",
+    help=f"sm_80, sm_90a, ..., or all.  [default: the GPU's, else {DEFAULT_ARCH}]",
+)
+@kernels_option
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write the rows as JSON.",
+)
+def kernels(arch: str | None, kernels: Path | None, json_path: Path | None) -> int:
+    """Registers, spills, stack, shared memory, code size and the occupancy bound of each kernel.
+
+    Exit codes: 0 no kernel spills; 1 one does; 2 the request or the compiler failed.
+    """
+    rows = [row for one in _archs(arch) for name in source_names(kernels) for row in _rows(name, one, kernels)]
+    print_kernels(rows)
+    if json_path is not None:
+        write_whole(
+            json_path, kernels_json(rows, nvrtc_version(), kernels_digest(source_names(kernels), kernels)), "--json"
+        )
+    return EXIT_FINDINGS if any(row.spill_bytes for row in rows) else 0
+
+
+def _archs(asked: str | None) -> tuple[str, ...]:
+    if asked is None:
+        return (_gpu_arch() or DEFAULT_ARCH,)
+    if asked == "all":
+        return tuple(SM_LIMITS)
+    names = tuple(name.strip() for name in asked.split(","))
+    unknown = [name for name in names if name not in SM_LIMITS]
+    if unknown:
+        raise UsageError(f"--arch {unknown[0]}: unknown; there are: all, {', '.join(SM_LIMITS)}")
+    return names
+
+
+def _gpu_arch() -> str:
+    """The first GPU's, if it is one that the table knows."""
+    from g4kv_cli.device.open import open_device
+
+    try:
+        device = open_device("cuda")
+    except DeviceUnavailable:
+        return ""
+    try:
+        return device.info.arch if device.info.arch in SM_LIMITS else ""
+    finally:
+        device.close()
+
+
+def _rows(name: str, arch: str, directory: Path | None) -> list[KernelRow]:
+    unit = compile_with_log(find_source(name, directory), arch=arch, kind="cubin")
+    attention = {kernel.symbol: kernel for kernel in ATTENTION_KERNELS}
+    rows = []
+    for usage in resource_usage(unit.log):
+        known = attention.get(usage.kernel)
+        dynamic = 0 if known is None else known.shared_bytes
+        threads = known.threads if known is not None else _other_threads(usage.kernel)
+        bound = occupancy(
+            SM_LIMITS[arch],
+            threads=threads,
+            registers=usage.registers,
+            shared_bytes=usage.static_shared_bytes + dynamic,
+        )
+        rows.append(
+            KernelRow(
+                arch=arch,
+                source=name,
+                kernel=usage.kernel,
+                threads=threads,
+                registers=usage.registers,
+                stack_bytes=usage.stack_bytes,
+                spill_bytes=usage.spill_store_bytes + usage.spill_load_bytes,
+                static_shared_bytes=usage.static_shared_bytes,
+                dynamic_shared_bytes=dynamic,
+                cubin_bytes=len(unit.image.data),
+                blocks_per_sm=bound.blocks,
+                occupancy=bound.share,
+                bound=bound.bound,
+            )
+        )
+    return rows
+
+
+def _other_threads(kernel: str) -> int:
+    return MERGE_THREADS if kernel.startswith("merge_splits") else PREP_THREADS

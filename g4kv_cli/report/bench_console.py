@@ -1,0 +1,266 @@
+"""What ``g4kv bench`` shows: the plan, a table per geometry against the ceilings, the verdict, a comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from g4kv_cli.bench_findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
+from g4kv_cli.bench_records import Ceilings, Measurement, Shape
+from g4kv_cli.records import RunInfo
+from g4kv_cli.report.bench_format import (
+    bytes_text,
+    ceilings_text,
+    flops_text,
+    rate_text,
+    share_text,
+    signed_share_text,
+    time_text,
+)
+from g4kv_cli.report.format import count_text, digest_text
+
+_STYLES = {"best": "bold green", "tie": "green", "best peer": "cyan", "": ""}
+_CHANGES = {
+    "slower": "bold red", "broken": "bold red", "faster": "bold green", "mended": "green", "undecided": "yellow",
+}  # fmt: skip
+TABLE_WIDTH = 150
+
+
+class BenchConsole:
+    """Writes to stdout; progress goes to stderr where that is a terminal."""
+
+    def __init__(self, out: Console | None = None) -> None:
+        self._out = out or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        # A table is for reading on a wide terminal or in a file; a narrow one wraps it, which loses nothing.
+        self._out.width = max(TABLE_WIDTH, self._out.width)
+        self._progress_shown = False
+
+    # --- before and during a run ---------------------------------------------------------------------------
+
+    def start(self, run: RunInfo, ceilings: Ceilings | None) -> None:
+        """Device, kernels, ceilings of this run."""
+        device = run.device
+        driver = f", driver {device.driver}" if device.driver else ""
+        self._line("device   ", f"{device.kind}, {device.name}, {device.arch}{driver}, NVRTC {run.nvrtc}")
+        where = run.kernels_directory or "built in"
+        commit = run.git_commit or "none"
+        self._line("kernels  ", f"{where}, sources {digest_text(run.kernels_digest)}, commit {commit}")
+        if ceilings is not None:
+            self._line("ceilings ", ceilings_text(ceilings))
+
+    def progress(self, done: int, total: int, shape: str) -> None:
+        """One line that is overwritten; nothing where stderr is no terminal."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[2K  {done} of {total} shapes, {shape}")
+            sys.stderr.flush()
+            self._progress_shown = True
+
+    def end_progress(self) -> None:
+        """Clear the line."""
+        if self._progress_shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    # --- a finished run ------------------------------------------------------------------------------------
+
+    def tables(self, analysis: Analysis) -> None:
+        """One table for each workload of each geometry; ours and the best peers, each against its ceiling."""
+        keys = dict.fromkeys((row.shape.geometry, row.shape.kind) for row in analysis.rows)
+        for geometry, kind in keys:
+            rows = [row for row in analysis.rows if (row.shape.geometry, row.shape.kind) == (geometry, kind)]
+            self._out.print()
+            self._print_table(measurement_table(f"{geometry}, {kind}", rows))
+
+    def verdicts(self, verdicts: Sequence[GeometryVerdict]) -> None:
+        """The winners per cell, the sentences, the rule."""
+        for verdict in verdicts:
+            self._out.print()
+            self._print_table(verdict_table(verdict))
+            for sentence in verdict.sentences:
+                self._out.print(Text(f"  {sentence}"))
+            for line in rule_lines(verdict):
+                self._out.print(Text(f"  {line}"))
+
+    def missing(self, analysis: Analysis) -> None:
+        """What has no time, and why."""
+        if analysis.missing:
+            self._out.print()
+            self._out.print(Text("without a time", style="bold yellow"))
+            for line in analysis.missing:
+                self._out.print(Text(f"  {line}"))
+
+    def written(self, label: str, path: Path) -> None:
+        """Where something was written."""
+        self._line(f"{label:<9}", str(path))
+
+    def comparison(self, comparison: Comparison) -> None:
+        """Every cell that changed or is undecided, then the counts."""
+        self._out.print()
+        self._out.print(Text(f"A {comparison.a_name}", style="dim"))
+        self._out.print(Text(f"B {comparison.b_name}", style="dim"))
+        for note in comparison.notes:
+            self._out.print(Text(f"  {note}", style="yellow"))
+        notable = [cell for cell in comparison.cells if cell.change not in ("same", "no time")]
+        if notable:
+            self._print_table(comparison_table(notable))
+        self._out.print(Text(comparison_summary(comparison), style="bold"))
+
+    # --- without a run -------------------------------------------------------------------------------------
+
+    def plan(self, rows: Sequence[Row], configurations: Sequence[Sequence[str]], ceilings: Ceilings) -> None:
+        """The shapes with what they move and compute, their floors, and what would be timed."""
+        self._line("ceilings ", f"{ceilings_text(ceilings)} ({ceilings.note})")
+        table = _table(None)
+        for name, right in (("shape", False), ("bytes", True), ("FLOPs", True), ("floor", True), ("bound by", False),
+                            ("configurations", False)):  # fmt: skip
+            table.add_column(name, justify="right" if right else "left", no_wrap=name != "configurations")
+        for row, names in zip(rows, configurations, strict=True):
+            shape = row.shape
+            moved = bytes_text(shape.read_bytes + shape.write_bytes)
+            table.add_row(
+                shape.id,
+                moved,
+                flops_text(shape.flops),
+                time_text(row.floor_seconds),
+                row.floor_bound,
+                " ".join(names),
+            )
+        self._print_table(table)
+        cells = sum(len(names) for names in configurations)
+        self._out.print(Text(f"{count_text(len(rows), 'shape')}, {count_text(cells, 'cell')}", style="bold"))
+
+    def peers(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Name, version or what to do, what it is."""
+        table = _table(None)
+        for name in ("peer", "here", "what"):
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*row)
+        self._print_table(table)
+
+    def _print_table(self, table: Table) -> None:
+        self._out.print(table)
+
+    def _line(self, label: str, text: str) -> None:
+        self._out.print(Text.assemble((label, "dim"), text))
+
+
+def _table(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def place_text(shape: Shape) -> str:
+    """The shape without its kind and geometry."""
+    return shape.id.split("/", 2)[2]
+
+
+def measurement_table(title: str, rows: Sequence[Row]) -> Table:
+    """Time with its uncertainty, rate, share of the ceiling, multiple of the floor, cold and warm times, standing."""
+    table = _table(title)
+    for name, right in (
+        ("shape", False), ("configuration", False), ("time", True), ("+-", True), ("rate", True), ("of ceiling", True),
+        ("x floor", True), ("cold", True), ("warm", True), ("", False),
+    ):  # fmt: skip
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    before = ""
+    for row in rows:
+        item, style = row.measurement, _STYLES.get(row.standing, "")
+        place = place_text(row.shape)
+        shown = place if place != before else ""
+        before = place
+        name = item.configuration
+        if item.graph is None:
+            table.add_row(shown, name, item.status, "", "", "", "", "", "", "", style="yellow")
+            continue
+        table.add_row(
+            shown,
+            name,
+            time_text(item.graph.median),
+            share_text(item.graph.noise),
+            rate_text(row),
+            share_text(row.ceiling_share),
+            f"{row.over_floor:.2f}",
+            "" if item.cold is None else time_text(item.cold.median),
+            "" if item.warm_seconds is None else time_text(item.warm_seconds),
+            row.standing,
+            style=style,
+        )
+    return table
+
+
+def verdict_table(verdict: GeometryVerdict) -> Table:
+    """kv_len down, batch across: the configuration to use, ``~`` where it is undecided, and the peer's ratio."""
+    batches = sorted({cell.shape.batch for cell in verdict.cells})
+    table = _table(f"{verdict.geometry}: which decode form")
+    table.add_column("kv_len", justify="right")
+    for batch in batches:
+        table.add_column(f"batch {batch}", no_wrap=True)
+    for kv_len in dict.fromkeys(cell.shape.kv_len for cell in verdict.cells):
+        found = {cell.shape.batch: cell for cell in verdict.cells if cell.shape.kv_len == kv_len}
+        table.add_row(str(kv_len), *(cell_text(found[batch]) if batch in found else "" for batch in batches))
+    return table
+
+
+def cell_text(cell: CellVerdict) -> str:
+    """``c16 10.9 us (b +48 %)``; undecided: ``~b 38.1 us``; with a peer: ``, peer 1.04x``."""
+    mark = "" if cell.decided else "~"
+    text = f"{mark}{cell.configuration} {time_text(cell.seconds)}"
+    if cell.margin is not None and cell.decided:
+        text += f" ({'split' if cell.form != 'c' else 'unsplit'} {signed_share_text(cell.margin)})"
+    if cell.peer_seconds is not None:
+        text += f", peer {cell.peer_seconds / cell.seconds:.2f}x"
+    return text
+
+
+def rule_lines(verdict: GeometryVerdict) -> list[str]:
+    """The rule in words with what it costs; and what ~ means, if a cell has it."""
+    lines = []
+    rule = verdict.rule
+    if rule is not None:
+        lines.append(
+            f"rule: num_splits = the largest power of two up to min({rule.target_blocks} / (batch x "
+            f"{verdict.num_kv_heads}), visible keys / {rule.min_keys_per_split}); below 2 use b. It loses "
+            f"{share_text(rule.mean_loss)} on average, {share_text(rule.worst_loss)} at most ({rule.worst_shape})"
+        )
+    undecided = [cell for cell in verdict.cells if not cell.decided]
+    if undecided:
+        lines.append(f"~ undecided: split and unsplit are within the noise of each other ({len(undecided)} cells)")
+    return lines
+
+
+def comparison_table(cells: Sequence[ComparedCell]) -> Table:
+    """One row a cell."""
+    table = _table(None)
+    for name, right in (("cell", False), ("A", True), ("B", True), ("B over A", True), ("", False), ("why", False)):
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "why")
+    for cell in cells:
+        table.add_row(
+            cell.id,
+            "" if cell.a_seconds is None else time_text(cell.a_seconds),
+            "" if cell.b_seconds is None else time_text(cell.b_seconds),
+            "" if cell.ratio is None else signed_share_text(cell.ratio),
+            cell.change,
+            cell.reason,
+            style=_CHANGES.get(cell.change, ""),
+        )
+    return table
+
+
+def comparison_summary(comparison: Comparison) -> str:
+    """``120 cells: 2 slower, 1 faster, 114 same, 3 undecided (threshold 5 %)``."""
+    counts: dict[str, int] = {}
+    for cell in comparison.cells:
+        counts[cell.change] = counts.get(cell.change, 0) + 1
+    order = ("slower", "broken", "faster", "mended", "same", "undecided", "only in A", "only in B", "no time")
+    text = ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
+    return f"{count_text(len(comparison.cells), 'cell')}: {text} (threshold {100 * comparison.threshold:g} %)"
+
+
+def unmeasured(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those that ran and came out wrong or failed: what the exit code reports."""
+    return [item for item in measurements if item.status in ("wrong", "impossible", "failed")]

@@ -1,0 +1,170 @@
+"""A bench as one self-contained page: no script, no network; plots as inline SVG."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from g4kv_cli.bench_findings import Analysis, GeometryVerdict, Row
+from g4kv_cli.report.bench_console import cell_text, place_text, rule_lines
+from g4kv_cli.report.bench_format import bytes_text, ceilings_text, rate_text, share_text, time_text
+from g4kv_cli.report.bench_plots import Plot, plots_of, render
+from g4kv_cli.report.files import write_whole
+from g4kv_cli.report.format import digest_text
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c1c1c; background: #fff; max-width: 75rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0; }
+dt { color: #666; } dd { margin: 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .87rem; }
+th { text-align: left; color: #555; font-weight: 600; border-bottom: 1px solid #999; position: sticky; top: 0;
+  background: #fff; }
+th, td { padding: .15rem .8rem .15rem 0; white-space: nowrap; } td.n, th.n { text-align: right; }
+tr.first td { border-top: 1px solid #ddd; } tr.best td { font-weight: 600; color: #1d6b34; }
+tr.tie td { color: #1d6b34; } tr.peer td { color: #0b6479; } tr.none td { color: #8a5a00; }
+td.c { background: #fbe3d0; } td.b { background: #dbe9f6; } td.u { background: #e8e8e8; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .87rem; }
+ul { margin: .5rem 0; padding-left: 1.2rem; } details { margin: .5rem 0; } summary { cursor: pointer; color: #333; }
+"""
+
+Renderer = Callable[[Plot, str], bytes]
+
+
+def write_html(analysis: Analysis, path: Path, option: str) -> None:
+    """Write the page. Raises UsageError without matplotlib or where it cannot be written."""
+    write_whole(path, page(analysis), option)
+
+
+def page(analysis: Analysis, renderer: Renderer = render) -> str:
+    """The whole page. ``renderer`` makes a plot's SVG."""
+    record = analysis.record
+    plots = {plot.name: plot for plot in plots_of(analysis)}
+    title = f"g4kv bench, {record.run.device.name}, {record.run.date[:10]}"
+    parts = [f"<h1>{_text(title)}</h1>", _facts(analysis)]
+    if analysis.missing:
+        parts += ["<h2>Without a time</h2>", _list(analysis.missing)]
+    for verdict in analysis.verdicts:
+        parts += [f"<h2>{_text(verdict.geometry)}: which decode form</h2>", _verdict(verdict)]
+        for name in (f"{verdict.geometry}-winners", f"{verdict.geometry}-time"):
+            parts.append(_figure(plots.pop(name), renderer))
+    if "roofline" in plots:
+        parts += ["<h2>Roofline</h2>", _figure(plots["roofline"], renderer)]
+    parts += ["<h2>All measurements</h2>", *_tables(analysis.rows)]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _facts(analysis: Analysis) -> str:
+    record = analysis.record
+    run, device = record.run, record.run.device
+    facts = [
+        ("device", ", ".join(text for text in (device.name, device.arch, device.driver) if text)),
+        ("date", run.date),
+        ("commit", run.git_commit or "none"),
+        ("kernels", f"{run.kernels_directory or 'built in'}, sources {digest_text(run.kernels_digest)}"),
+        ("NVRTC", run.nvrtc),
+    ]
+    if record.ceilings is not None:
+        facts.append(("ceilings of this run", ceilings_text(record.ceilings)))
+        facts.append(("how", record.ceilings.note))
+    facts += [("peer", f"{peer['name']} {peer.get('version') or peer.get('reason', '')}") for peer in record.peers]
+    facts += [(f"clocks {'before' if index == 0 else 'after'}", text) for index, text in enumerate(record.clocks)]
+    facts.append(("run", record.ended))
+    rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
+    return f"<dl>{rows}</dl>"
+
+
+def _verdict(verdict: GeometryVerdict) -> str:
+    batches = sorted({cell.shape.batch for cell in verdict.cells})
+    head = "".join(f"<th>batch {batch}</th>" for batch in batches)
+    rows = []
+    for kv_len in dict.fromkeys(cell.shape.kv_len for cell in verdict.cells):
+        found = {cell.shape.batch: cell for cell in verdict.cells if cell.shape.kv_len == kv_len}
+        cells = []
+        for batch in batches:
+            cell = found.get(batch)
+            if cell is None:
+                cells.append("<td></td>")
+                continue
+            kind = "u" if not cell.decided else "c" if cell.form == "c" else "b"
+            cells.append(f'<td class="{kind}">{_text(cell_text(cell))}</td>')
+        rows.append(f'<tr><td class="n">{kv_len}</td>{"".join(cells)}</tr>')
+    table = f'<div class="scroll"><table><tr><th class="n">kv_len</th>{head}</tr>{"".join(rows)}</table></div>'
+    return _list([*verdict.sentences, *rule_lines(verdict)]) + "\n" + table
+
+
+def _figure(plot: Plot, renderer: Renderer) -> str:
+    svg = renderer(plot, "svg").decode()
+    svg = svg[svg.index("<svg") :]
+    # Ids are document-wide: two inlined plots must not share them.
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{plot.name}-", svg)
+    label = html.escape(plot.alt, quote=True)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    return f"<figure>\n{svg.rstrip()}\n<figcaption>{_text(plot.title)}. {_text(plot.alt)}.</figcaption>\n</figure>"
+
+
+def _tables(rows: Sequence[Row]) -> Iterable[str]:
+    for geometry, kind in dict.fromkeys((row.shape.geometry, row.shape.kind) for row in rows):
+        here = [row for row in rows if (row.shape.geometry, row.shape.kind) == (geometry, kind)]
+        names = ("shape", "bytes", "configuration", "time", "+-", "rate", "of ceiling", "x floor", "cold", "warm", "")
+        head = "".join(f'<th class="n">{name}</th>' if name in _NUMBERS else f"<th>{name}</th>" for name in names)
+        body = "\n".join(_table_rows(here))
+        count = len(here)
+        yield (
+            f"<details><summary>{_text(geometry)}, {_text(kind)}: {count} measurements</summary>\n"
+            f'<div class="scroll"><table><tr>{head}</tr>\n{body}\n</table></div></details>'
+        )
+
+
+_NUMBERS = ("bytes", "time", "+-", "rate", "of ceiling", "x floor", "cold", "warm")
+
+
+def _table_rows(rows: Sequence[Row]) -> Iterable[str]:
+    before = ""
+    for row in rows:
+        item, place = row.measurement, place_text(row.shape)
+        first = place != before
+        before = place
+        kind = {"best": "best", "tie": "tie", "best peer": "peer"}.get(row.standing, "")
+        moved = bytes_text(row.shape.read_bytes + row.shape.write_bytes) if first else ""
+        if item.graph is None:
+            values = [place if first else "", moved, item.configuration, item.status, *[""] * 6, item.reason]
+            kind = "none"
+        else:
+            values = [
+                place if first else "",
+                moved,
+                item.configuration,
+                time_text(item.graph.median),
+                share_text(item.graph.noise),
+                rate_text(row),
+                share_text(row.ceiling_share),
+                f"{row.over_floor:.2f}",
+                "" if item.cold is None else time_text(item.cold.median),
+                "" if item.warm_seconds is None else time_text(item.warm_seconds),
+                row.standing,
+            ]
+        cells = "".join(
+            f'<td class="n">{_text(value)}</td>' if 3 <= index <= 9 or index == 1 else f"<td>{_text(value)}</td>"
+            for index, value in enumerate(values)
+        )
+        classes = " ".join(name for name in (kind, "first" if first else "") if name)
+        yield f'<tr class="{classes}">{cells}</tr>' if classes else f"<tr>{cells}</tr>"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_text(line)}</li>" for line in lines) + "</ul>"
+
+
+def _text(value: str) -> str:
+    return html.escape(value, quote=False)
