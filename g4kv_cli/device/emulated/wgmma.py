@@ -6,6 +6,8 @@ shared addresses; with S the descriptor's start, SBO and LBO its strides in byte
 * K-major, row r (of M or N), element k:  S + (r / 8) SBO + (r % 8) 128 + 2 k, LBO without effect;
 * MN-major, element r of row k:           S + (r / 64) LBO + (k / 8) SBO + (k % 8) 128 + 2 (r % 64).
 
+LBO has no effect up to 64 rows.
+
 Warp w computes rows 16 w to 16 w + 15 of the 64; accumulator register i of lane 4 g + t is row 8 ((i / 2) % 2) + g,
 column 8 (i / 4) + 2 t + i % 2 of those, and A registers are those of mma.sync m16n8k16.
 
@@ -184,7 +186,7 @@ class Shape:
     transpose_b: bool
 
 
-def _decode(descriptor: int, mn_major: bool, site: Site) -> tuple[int, int, int]:
+def _decode(descriptor: int, extent: int, mn_major: bool, site: Site) -> tuple[int, int, int]:
     """(start, LBO, SBO) in bytes of a descriptor of a kind that was recorded."""
 
     def refuse(reason: str) -> UnsupportedOpcode:
@@ -199,7 +201,7 @@ def _decode(descriptor: int, mn_major: bool, site: Site) -> tuple[int, int, int]
         raise refuse("a base offset is not known")
     if start & 0x380 or (start & 0x7F) > (0 if mn_major else 128 - 2 * DEPTH):
         raise refuse(f"start {start:#x} is not at a 1024-byte swizzle pattern, plus k steps inside its first row")
-    if stride % 1024 or (mn_major and leading % 1024):
+    if stride % 1024 or (mn_major and extent > 64 and leading % 1024):
         raise refuse("strides must keep the 1024-byte swizzle pattern")
     return start, leading, stride
 
@@ -252,7 +254,8 @@ class _Operands:
         """[warps, 16 rows, 16 k] uint16."""
         out = np.empty((self.warps.size, WARP_ROWS, DEPTH), np.uint16)
         for descriptor, quarter, position in self._alike(self.of_warps(descriptors), True):
-            chunks = _chunks(*_decode(descriptor, mn_major, self.site), WARP_ROWS * WARPS_PER_GROUP, mn_major)
+            rows = WARP_ROWS * WARPS_PER_GROUP
+            chunks = _chunks(*_decode(descriptor, rows, mn_major, self.site), rows, mn_major)
             if mn_major:
                 part = chunks[:, 2 * quarter : 2 * quarter + 2].reshape(-1)
                 values = self.read(position, part).reshape(-1, DEPTH, WARP_ROWS)
@@ -266,7 +269,8 @@ class _Operands:
         """[warps, 16 k, columns] uint16."""
         out = np.empty((self.warps.size, DEPTH, columns), np.uint16)
         for descriptor, _, position in self._alike(self.of_warps(descriptors), False):
-            chunks = _chunks(*_decode(descriptor, mn_major, self.site), columns, mn_major).reshape(-1)
+            start = _decode(descriptor, columns, mn_major, self.site)
+            chunks = _chunks(*start, columns, mn_major).reshape(-1)
             values = self.read(position, chunks)
             if mn_major:
                 out[position] = values.reshape(-1, DEPTH, columns)
