@@ -33,6 +33,7 @@ PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 MAX_SPAN = 256
 """Lengths of requests follow the page size up to here."""
 LARGE_TILE = 64
+"""Or the largest that the card has the shared memory for."""
 SMALL_TILE = 16
 
 Chunk = tuple[int, int]
@@ -131,8 +132,7 @@ class _Table:
         size, one = self.span, self.one_head
         group = self.geometry.gqa_group
         chunks: Sequence[Chunk]
-        for tile in (SMALL_TILE, LARGE_TILE):
-            name = f"tile{tile}"
+        for name, tile in (("small-tile", SMALL_TILE), ("large-tile", LARGE_TILE)):
             tokens = -(-tile // group) + 3  # more than one tile, the last one ragged
             for window_name, window, chunks in self._needle_chunks(tokens):
                 yield self.case(form, f"{name}/needle/{window_name}", chunks, kind="needles", geometry=one,

@@ -20,6 +20,7 @@ from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries import attention
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.attention_table import prefill_tiles
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.kv_layout import KvLayout
@@ -60,11 +61,20 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
             have, need = device.limits.memory_bytes, case.pool_bytes
             raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
-        tensors = make_attention_inputs(case) if case.golden is None else recorded_tensors(case)
-        expected = expected_attention(case, tensors)
-        return AttentionSession(library=library, case=case, tensors=tensors, expected=expected)
+        fitting = _with_a_tile_of(case, device.limits.max_shared_bytes_per_block)
+        tensors = make_attention_inputs(fitting) if case.golden is None else recorded_tensors(fitting)
+        expected = expected_attention(fitting, tensors)
+        return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
     return run_session(case, rerun, library.device, make, _execute)
+
+
+def _with_a_tile_of(case: AttentionCase, max_shared_bytes: int) -> AttentionCase:
+    """The case with the largest tile of a card that has not the shared memory for the one it names."""
+    tiles = prefill_tiles(case.geometry.head_dim, max_shared_bytes)
+    if case.cta_tile_q is None or case.cta_tile_q in tiles or not tiles:
+        return case
+    return dataclasses.replace(case, cta_tile_q=tiles[-1])
 
 
 def _execute(session: AttentionSession) -> None:

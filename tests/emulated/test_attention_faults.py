@@ -34,7 +34,8 @@ def _edit(source: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def _all_forms(case: str, geometry: str = LOCAL) -> tuple[str, ...]:
-    return tuple(f"{geometry}/{form}/{case}" for form in ("decode", "decode-split", "prefill/tile16", "prefill/tile64"))
+    forms = ("decode", "decode-split", "prefill/small-tile", "prefill/large-tile")
+    return tuple(f"{geometry}/{form}/{case}" for form in forms)
 
 
 _OLDEST = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
@@ -65,18 +66,18 @@ FAULTS = (
     Fault(
         "window only per tile",
         _edit(TILE, _MASK, "score = key <= newest ? score : minus_infinity();"),
-        (*_all_forms("window40/spread"), f"{LOCAL}/prefill/tile64/needle/window40"),
+        (*_all_forms("window40/spread"), f"{LOCAL}/prefill/large-tile/needle/window40"),
     ),
     Fault(
         "window edge of the first row for the whole tile",
         _edit(TILE, "position_of(tile, first_row + rows - 1));", "position_of(tile, first_row));"),
-        (f"{LOCAL}/prefill/tile64/needle/window333", f"{LOCAL}/prefill/tile64/needle/window512"),
+        (f"{LOCAL}/prefill/large-tile/needle/window333", f"{LOCAL}/prefill/large-tile/needle/window512"),
     ),
     Fault(
         "one key too many behind the query",
         _edit(TILE, _MASK, _MASK.replace("key <= newest", "key <= newest + 1")),
-        (*_all_forms("window40/spread"), f"{LOCAL}/decode/kv-len-one", f"{GLOBAL}/prefill/tile64/needle/causal",
-         f"{GLOBAL}/prefill/tile16/ragged"),
+        (*_all_forms("window40/spread"), f"{LOCAL}/decode/kv-len-one", f"{GLOBAL}/prefill/large-tile/needle/causal",
+         f"{GLOBAL}/prefill/small-tile/ragged"),
     ),
     Fault(
         "the query does not see itself",
@@ -86,14 +87,14 @@ FAULTS = (
     Fault(
         "a scale of 1 / sqrt(head_dim)",
         _edit(TILE, _NEW_MAX, f"scale_log2 *= 0.0625f;\n  {_NEW_MAX}"),
-        (f"{LOCAL}/decode/ragged", f"{LOCAL}/decode-split/ragged", f"{LOCAL}/prefill/tile64/ragged",
+        (f"{LOCAL}/decode/ragged", f"{LOCAL}/decode-split/ragged", f"{LOCAL}/prefill/large-tile/ragged",
          f"{LOCAL}/prefill/sm-scale/0.0625"),
         ("out: ", "lse: "),
     ),
     Fault(
         "KV head by modulo",
         _edit(TILE, _HEAD, "const int head = tile.kv_head + packed % tile.group * p.num_kv_heads;"),
-        (f"{LOCAL}/decode/group/8", f"{LOCAL}/decode-split/group/2", f"{LOCAL}/prefill/tile64/ragged",
+        (f"{LOCAL}/decode/group/8", f"{LOCAL}/decode-split/group/2", f"{LOCAL}/prefill/large-tile/ragged",
          "attention/12b-local/decode/ragged", "attention/12b-local/prefill/model-heads", "serve/12b-local/interleaved"),
     ),
     Fault(
@@ -147,7 +148,7 @@ FAULTS = (
     Fault(
         "warps merged without rescaling",
         _edit(DECODE, _GROUP_FACTOR, "1.0f;"),
-        (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/needle/causal", f"{LOCAL}/prefill/tile16/ragged"),
+        (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/needle/causal", f"{LOCAL}/prefill/small-tile/ragged"),
     ),
     Fault(
         "sums not rescaled at a new maximum",
@@ -204,19 +205,19 @@ FAULTS = (
     Fault(
         "keys used before their copy has arrived (decode)",
         _edit(DECODE, "wait_copies<kStages - 1>();", ""),
-        (f"{LOCAL}/decode/ragged", f"{LOCAL}/prefill/tile16/ragged", f"{GLOBAL}/decode-split/ragged"),
+        (f"{LOCAL}/decode/ragged", f"{LOCAL}/prefill/small-tile/ragged", f"{GLOBAL}/decode-split/ragged"),
         ("FAILED",),
     ),
     Fault(
         "values used before their copy has arrived (prefill)",
         _edit(PREFILL, "wait_copies<1>();", ""),
-        (f"{LOCAL}/prefill/tile64/ragged", f"{GLOBAL}/prefill/tile64/ragged"),
+        (f"{LOCAL}/prefill/large-tile/ragged", f"{GLOBAL}/prefill/large-tile/ragged"),
         ("FAILED",),
     ),
     Fault(
         "no barrier between the scores and the next keys (prefill)",
         _edit(PREFILL, "__syncthreads();  // K's memory is free, and the other parts' maxima are there", ""),
-        (f"{LOCAL}/prefill/tile64/needle/window40", f"{GLOBAL}/prefill/tile64/ragged"),
+        (f"{LOCAL}/prefill/large-tile/needle/window40", f"{GLOBAL}/prefill/large-tile/ragged"),
         ("shared_race", PREFILL),
     ),
     Fault(

@@ -1,0 +1,195 @@
+"""The attention cases on the emulated device, and their checks made to fail without touching a kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from g4kv_cli.cases import attention_run
+from g4kv_cli.cases.attention import attention_cases
+from g4kv_cli.cases.attention_case import AttentionCase
+from g4kv_cli.cases.attention_pool import AttentionPool
+from g4kv_cli.cases.attention_run import run_attention_case
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.main import run as g4kv
+from g4kv_cli.model.geometry import GEOMETRIES
+
+TABLE = {case.id: case for case in attention_cases(GEOMETRIES["e2b-local"], seed=1)}
+
+
+def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = g4kv(["smoke", "--jobs", "1", "--json", str(record), *arguments])
+    return code, json.loads(record.read_text())
+
+
+def _case(name: str) -> AttentionCase:
+    return TABLE[f"attention/e2b-local/{name}"]
+
+
+@pytest.mark.parametrize("geometry", ["12b-global", "e4b-local", "31b-global"])
+def test_the_models_own_heads_in_every_form(geometry: str, tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--device", "emulated", "--case", f"attention/{geometry}/*/ragged",
+                          "--case", f"attention/{geometry}/prefill/model-heads",
+                          "--case", f"attention/{geometry}/*/forms-agree")  # fmt: skip
+    assert code == 0
+    assert record["summary"]["passed"] == len(record["cases"]) == 6
+
+
+@pytest.mark.parametrize("name", ["e2b-local", "12b-global"])
+def test_a_card_with_little_shared_memory_runs_its_own_variants(name: str, tmp_path: Path) -> None:
+    """sm_86 has 99 KiB a block: no tile of 64 at head_dim 512, fewer warps in decode."""
+    code, record = _smoke(tmp_path / "run.json", "--device", "emulated:sm_86", "--case", f"attention/{name}/*/ragged",
+                          "--case", f"attention/{name}/prefill/model-heads")  # fmt: skip
+    assert code == 0
+    assert record["summary"]["passed"] == len(record["cases"]) == 5
+
+
+@pytest.mark.parametrize("page_size", ["1", "256"])
+def test_another_page_size(page_size: str, tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path / "run.json", "--device", "emulated", "--page-size", page_size, "--geometry",
+                          "e2b-local", "--case", "attention/*/ragged", "--case", "attention/*/page-size/*",
+                          "--case", "attention/*/padding/*", "--case", "attention/*/window40/spread")  # fmt: skip
+    assert code == 0
+    assert record["summary"]["passed"] == len(record["cases"]) == 13
+
+
+def test_the_output_bits_do_not_depend_on_the_form_of_the_call(tmp_path: Path) -> None:
+    """Prefill's smallest tile at one token a request is the decode kernel: the same bits."""
+    device = EmulatedDevice("sm_90")
+    decode = _case("decode/companions")
+    prefill = dataclasses.replace(decode, form="prefill", entry="batch_prefill_paged_window_hd256_into", check="oracle")
+    library = KernelLibrary(device)
+    digests = [
+        run_attention_case(dataclasses.replace(case, check="oracle"), library, "").output_digest
+        for case in (decode, prefill)
+    ]
+    assert digests[0] == digests[1] != ""
+
+
+# --- what a GPU does differently, on a device that says it is one --------------------------------------------------
+
+
+class _Graph:
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.device: EmulatedDevice | None = None
+
+    def replay(self) -> None:
+        assert self.device is not None
+        for kernel, launch in self.launches:
+            EmulatedDevice.launch(self.device, kernel, launch)
+
+    def close(self) -> None:
+        self.launches.clear()
+
+
+class _GraphDevice(EmulatedDevice):
+    """Records launches while a graph is captured, and does not tell what was written."""
+
+    def __init__(self) -> None:
+        super().__init__("sm_90")
+        self.info = dataclasses.replace(self.info, kind="cuda")
+        self._graph: _Graph | None = None
+
+    def launch(self, kernel: Any, launch: Any) -> None:
+        if self._graph is None:
+            super().launch(kernel, launch)
+        else:
+            self._graph.launches.append((kernel, launch))
+
+    def written_ranges(self, array: Any) -> Any:
+        return None
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[_Graph]:
+        self._graph = graph = _Graph()
+        graph.device = self
+        try:
+            yield graph
+        finally:
+            self._graph = None
+
+
+@pytest.mark.parametrize("form", ["decode", "decode-split"])
+def test_a_replayed_graph_reads_the_updated_plan(form: str) -> None:
+    result = run_attention_case(_case(f"{form}/plan/graph-replay"), KernelLibrary(_GraphDevice()), "")
+    assert (result.status, result.reason, result.mismatches) == ("passed", "", ())
+
+
+def test_a_graph_that_replays_the_old_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = PrefillPagedPlan.update
+
+    def only_once(plan: PrefillPagedPlan, *arguments: Any, **options: Any) -> None:
+        if plan.bounds is None:
+            update(plan, *arguments, **options)
+
+    monkeypatch.setattr(PrefillPagedPlan, "update", only_once)
+    result = run_attention_case(_case("decode/plan/graph-replay"), KernelLibrary(_GraphDevice()), "")
+    assert result.status == "failed"
+    assert any("replayed graph" in mismatch.operation for mismatch in result.mismatches)
+
+
+def test_on_the_emulated_device_a_graph_is_skipped_with_the_reason() -> None:
+    result = run_attention_case(_case("decode/plan/graph-replay"), KernelLibrary(EmulatedDevice("sm_90")), "")
+    assert (result.status, result.reason) == ("skipped", "CUDA graphs need a CUDA device")
+
+
+# --- each check beside the oracle can fail -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [EmulatedDevice, _GraphDevice])
+def test_a_write_to_the_pool_is_seen(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = device()
+    upload, launch = AttentionPool.upload, opened.launch
+    pools: list[Any] = []
+
+    def noted(self: AttentionPool, *arguments: Any) -> Any:
+        pools.append(upload(self, *arguments))
+        return pools[-1]
+
+    def launch_and_write(kernel: Any, request: Any) -> None:
+        launch(kernel, request)
+        opened.write(pools[0].view((1,), offset_elems=5), np.zeros(1, pools[0].dtype))
+
+    monkeypatch.setattr(AttentionPool, "upload", noted)
+    opened.launch = launch_and_write
+    if device is EmulatedDevice:  # a write of the host is no store of a kernel: say that it was one
+        opened.written_ranges = lambda array: np.array([[10, 12]])
+    result = run_attention_case(_case("decode/kv-len-one"), KernelLibrary(opened), "")
+    assert result.status == "failed"
+    assert [mismatch.operation for mismatch in result.mismatches] == ["pool after attention"]
+    assert result.mismatches[0].first == {"page": 0, "layer": 0, "kv": 0, "slot": 0, "head": 0, "dim": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("decode/companions", "out of request 1 alone"),
+        ("decode/pages/permuted", "out with other pages"),
+        ("prefill/large-tile/plan/refilled-smaller", "out of a plan refilled with less"),
+        ("decode/forms-agree", "out of decode-split against decode"),
+    ],
+)
+def test_a_second_call_that_differs_is_seen(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = attention_run.Call.run, []
+
+    def differs(self: attention_run.Call) -> attention_run.Outputs:
+        outputs = run(self)
+        calls.append(self)
+        if len(calls) == 3 or (len(calls) == 2 and "permuted" in name):
+            outputs.out[0] = -outputs.out[0]
+        return outputs
+
+    monkeypatch.setattr(attention_run.Call, "run", differs)
+    result = run_attention_case(_case(name), KernelLibrary(EmulatedDevice("sm_90")), "")
+    assert result.status == "failed"
+    assert any(words in mismatch.operation for mismatch in result.mismatches), [m.operation for m in result.mismatches]
