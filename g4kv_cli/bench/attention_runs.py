@@ -10,7 +10,7 @@ import numpy.typing as npt
 from g4kv_cli.bench.noise_data import BF16
 from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.workloads import Variant
-from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries import attention
 from g4kv_cli.entries.attention import SplitWorkspace
 from g4kv_cli.entries.library import KernelLibrary
@@ -74,19 +74,7 @@ class AttentionCall:
 def attention_call(problem: AttentionProblem, library: KernelLibrary, variant: Variant) -> AttentionCall:
     """Make the plan, the output and, for form c, the workspace. Raises what the device and the contract raise."""
     shape, device = problem.shape, library.device
-    plan = PrefillPagedPlan.batch(
-        device,
-        problem.requests(),
-        shape=PlanShape(
-            num_qo_heads=shape.num_qo_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            page_size=shape.page_size,
-            window_left=problem.geometry.window_left,
-            sm_scale=SM_SCALE,
-            cta_tile_q=variant.tile or None,
-        ),
-    )
+    plan = plan_of(problem, device, variant.tile)
     out = device.allocate((problem.tokens, shape.num_qo_heads, shape.head_dim), BF16, "out")
     workspace = None
     if variant.form == "c":
@@ -98,3 +86,23 @@ def attention_call(problem: AttentionProblem, library: KernelLibrary, variant: V
             head_dim=shape.head_dim,
         )
     return AttentionCall(problem, library, variant, plan, out, workspace)
+
+
+def plan_of(problem: AttentionProblem, device: Device, tile: int) -> PrefillPagedPlan:
+    """The problem's plan with this tile (0: derived), made once: all decode forms share one, as a server's layers do."""
+    if tile not in problem.plans:
+        shape = problem.shape
+        problem.plans[tile] = PrefillPagedPlan.batch(
+            device,
+            problem.requests(),
+            shape=PlanShape(
+                num_qo_heads=shape.num_qo_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                page_size=shape.page_size,
+                window_left=problem.geometry.window_left,
+                sm_scale=SM_SCALE,
+                cta_tile_q=tile or None,
+            ),
+        )
+    return problem.plans[tile]

@@ -6,11 +6,10 @@ slower if it lies above the threshold as a whole, faster if below, same if withi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from g4kv_cli.bench.verdict import uncertainty
+from g4kv_cli.bench.verdict import MIN_NOISE, uncertainty
 from g4kv_cli.bench_findings import Change, ComparedCell, Comparison
 from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, quantile
 
@@ -58,7 +57,7 @@ def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
     ratios = sorted(new / old - 1 for old, new in zip(a.graph.round_medians, b.graph.round_medians, strict=False))
     if len(ratios) < 2:
         return replace(_compared(a, b, threshold), id=b.id)
-    noise = max((ratios[-1] - ratios[0]) / 2, 0.5 * uncertainty(a, b) / math.sqrt(len(ratios)))
+    noise = max((ratios[-1] - ratios[0]) / 2, MIN_NOISE)
     return _judge(ComparedCell(b.id, "same", "", *_seconds(a, b), quantile(ratios, 0.5), noise), threshold)
 
 

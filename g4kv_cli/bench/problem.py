@@ -15,6 +15,7 @@ from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench_records import Shape
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest
@@ -58,6 +59,7 @@ class AttentionProblem:
     q: DeviceArray
     q_host: Array
     rows: tuple[CheckedRow, ...]
+    plans: dict[int, PrefillPagedPlan] = field(default_factory=dict)
     _expected: dict[int, Float64] = field(default_factory=dict)
     _seed: int = 0
 

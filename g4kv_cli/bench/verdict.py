@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from g4kv_cli.bench.workloads import MIN_KEYS_PER_SPLIT
 from g4kv_cli.bench_findings import CellVerdict, GeometryVerdict, SplitRule
 from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
 
@@ -19,6 +18,7 @@ differed by 0.2 % in the median and 3.3 % in the 90th percentile."""
 PREFERENCE = ("b", "a", "c")
 """Among ties: b needs neither a tile list nor a workspace, a no workspace."""
 RULE_TARGETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+RULE_KEYS = (512, 256, 128, 64)
 
 
 def uncertainty(*measurements: Measurement) -> float:
@@ -128,33 +128,37 @@ def _pattern(row: Sequence[CellVerdict]) -> str:
 
 
 def split_rule(record: BenchRecord, cells: Sequence[CellVerdict]) -> SplitRule | None:
-    """The target whose choice loses least on average against the best configuration of each cell."""
+    """The targets whose choices lose least on average against the fastest configuration of each cell.
+
+    Among equals the fewest blocks and the longest splits: less workspace, less to merge.
+    """
+    times = {cell.shape.id: own_times(record, cell.shape) for cell in cells}
     best: SplitRule | None = None
     for target in RULE_TARGETS:
-        losses = []
-        for cell in cells:
-            chosen = _by_rule(own_times(record, cell.shape), cell.shape, target)
-            fastest = min(_seconds(item) for item in own_times(record, cell.shape))
-            if chosen is not None:
-                losses.append((_seconds(chosen) / fastest - 1, cell.shape.id))
-        if not losses:
-            continue
-        mean = sum(loss for loss, _ in losses) / len(losses)
-        worst = max(losses)
-        if best is None or mean < best.mean_loss:
-            best = SplitRule(target, MIN_KEYS_PER_SPLIT, mean, worst[0], worst[1])
+        for least_keys in RULE_KEYS:
+            losses = []
+            for cell in cells:
+                here = times[cell.shape.id]
+                chosen = _by_rule(here, cell.shape, target, least_keys)
+                if chosen is not None:
+                    losses.append((_seconds(chosen) / min(map(_seconds, here)) - 1, cell.shape.id))
+            if not losses:
+                continue
+            mean, worst = sum(loss for loss, _ in losses) / len(losses), max(losses)
+            if best is None or mean < best.mean_loss - 1e-9:
+                best = SplitRule(target, least_keys, mean, worst[0], worst[1])
     return best
 
 
-def splits_by_rule(shape: Shape, target_blocks: int) -> int:
-    """The largest power of two with requests x KV heads x splits <= target and keys enough for each split."""
-    most = min(target_blocks // (shape.batch * shape.num_kv_heads), shape.visible_keys // MIN_KEYS_PER_SPLIT)
+def splits_by_rule(shape: Shape, target_blocks: int, least_keys: int) -> int:
+    """The largest power of two with requests x KV heads x splits <= target and keys enough for each split; 1: none."""
+    most = min(target_blocks // (shape.batch * shape.num_kv_heads), shape.visible_keys // least_keys)
     return 1 if most < 2 else 1 << (most.bit_length() - 1)
 
 
-def _by_rule(times: Sequence[Measurement], shape: Shape, target: int) -> Measurement | None:
+def _by_rule(times: Sequence[Measurement], shape: Shape, target: int, least_keys: int) -> Measurement | None:
     """What the rule chooses among what was measured: the nearest split count not above it, else unsplit."""
-    wanted = splits_by_rule(shape, target)
+    wanted = splits_by_rule(shape, target, least_keys)
     split = [item for item in times if item.form == "c" and item.num_splits <= wanted]
     if wanted > 1 and split:
         return max(split, key=lambda item: item.num_splits)

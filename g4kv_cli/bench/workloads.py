@@ -15,6 +15,8 @@ Workload = Literal["decode", "prefill", "prep", "all"]
 Preset = Literal["quick", "decode-forms", "full"]
 
 PAGE_SIZE = 16
+MAX_PRESET_TOKENS = 2**23
+"""Global keys of a preset's batch at most: 64 requests of 131072. ``--batch`` and ``--kv-len`` ask for any."""
 ELEMENT_BYTES = 2
 KEYS_PER_TILE = 16
 """The split form cuts the keys in whole tiles of this many."""
@@ -67,7 +69,12 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Sh
     found: list[Shape] = []
     if workload in ("decode", "all"):
         batches, lengths = _DECODE_BATCHES[preset], _DECODE_KV[preset][geometry.family]
-        found += [decode_shape(geometry, batch, kv_len) for kv_len in lengths for batch in batches]
+        found += [
+            decode_shape(geometry, batch, kv_len)
+            for kv_len in lengths
+            for batch in batches
+            if geometry.window is not None or batch * kv_len <= MAX_PRESET_TOKENS
+        ]
     if workload in ("prefill", "all"):
         found += [prefill_shape(geometry, chunk, history) for chunk, history in _PREFILL[preset]]
     if workload in ("prep", "all"):

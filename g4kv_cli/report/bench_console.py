@@ -229,7 +229,9 @@ def rule_lines(verdict: GeometryVerdict) -> list[str]:
         )
     undecided = [cell for cell in verdict.cells if not cell.decided]
     if undecided:
-        lines.append(f"~ undecided: split and unsplit are within the noise of each other ({len(undecided)} cells)")
+        lines.append(
+            f"~ undecided: split and unsplit are within the noise of each other ({count_text(len(undecided), 'cell')})"
+        )
     return lines
 
 

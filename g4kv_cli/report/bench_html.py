@@ -105,7 +105,7 @@ def _verdict(verdict: GeometryVerdict) -> str:
 
 def _figure(plot: Plot, renderer: Renderer) -> str:
     svg = renderer(plot, "svg").decode()
-    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Ids are document-wide: two inlined plots must not share them.
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{plot.name}-", svg)
     label = html.escape(plot.alt, quote=True)

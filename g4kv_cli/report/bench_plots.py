@@ -153,7 +153,7 @@ def _times(figure: Any, rows: Sequence[Row]) -> None:
                 continue
             xs = [row.shape.kv_len for row in best]
             axes.plot(xs, [timing.median * 1e6 for timing in timings], FORM_STYLES[form], color=COLORS[form],
-                      marker=".", label=FORM_LABELS[form], lw=1.4)  # fmt: skip
+                      marker="o", ms=3, label=FORM_LABELS[form], lw=1.4)  # fmt: skip
             axes.fill_between(xs, [timing.q1 * 1e6 for timing in timings], [timing.q3 * 1e6 for timing in timings],
                               color=COLORS[form], alpha=0.25, lw=0)  # fmt: skip
         floors = [next(row.floor_seconds for row in here if row.shape.kv_len == kv_len) * 1e6 for kv_len in lengths]
@@ -195,7 +195,7 @@ def _winners(figure: Any, verdict: GeometryVerdict) -> None:
         if cell.peer_seconds is not None:
             lines.append(f"peer {cell.peer_seconds / cell.seconds:.2f}x")
         axes.text(x, y, "\n".join(lines), ha="center", va="center", fontsize=8)
-    axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(-0.5, len(lengths) - 0.5), xlabel="batch", ylabel="kv_len")
+    axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(len(lengths) - 0.5, -0.5), xlabel="batch", ylabel="kv_len")
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_yticks(range(len(lengths)), [_thousands(value) for value in lengths])
     axes.spines[["left", "bottom"]].set_visible(False)

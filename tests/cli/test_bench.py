@@ -1,0 +1,159 @@
+"""``g4kv bench`` without a GPU: what works, what says in one line that it does not, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from g4kv_cli import main
+from g4kv_cli.commands.bench import bench
+from g4kv_cli.device.cuda_driver import count_gpus
+from g4kv_cli.errors import DeviceUnavailable
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
+SAMPLE, LATER = str(DATA / "sample.json"), str(DATA / "later.json")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, arguments, standalone_mode=False, catch_exceptions=False)
+
+
+def _has_gpu() -> bool:
+    try:
+        return count_gpus() > 0
+    except DeviceUnavailable:
+        return False
+
+
+@pytest.mark.skipif(_has_gpu(), reason="this machine has a GPU, so bench would run")
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_without_a_gpu_it_says_so_in_one_line(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--device", device]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("g4kv: error: g4kv bench times kernels, and timing needs a CUDA GPU (")
+    assert shown.err.endswith("; without one there are --dry-run, --compare and --from RECORD.json\n")
+    assert shown.err.count("\n") == 1
+
+
+def test_the_emulated_device_is_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--device", "emulated"]) == 2
+    assert "timing needs a CUDA GPU (chosen with --device emulated)" in capsys.readouterr().err
+
+
+def test_dry_run_shows_cells_with_bytes_flops_and_floors() -> None:
+    result = invoke("--dry-run", "--geometry", "12b-local", "--batch", "64", "--kv-len", "1024", "--peer", "torch")
+    assert result.return_value == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    # 538 MB: 64 x 1024 keys x 8 heads x 256 x 2 bytes x (K, V), and Q and the output; 114.5 us at 4.70 TB/s.
+    assert lines[-2] == [
+        "decode/12b-local/batch64/kv1024", "538", "MB", "1.1", "GFLOP", "114.5", "us", "read",
+        "a", "b", "c2", "peer:torch-sdpa", "peer:torch-bmm",
+    ]  # fmt: skip
+    assert result.stdout.splitlines()[-1].strip() == "1 shape, 5 cells"
+
+
+def test_dry_run_of_everything() -> None:
+    result = invoke("all", "--dry-run", "--geometry", "all", "--preset", "full")
+    assert result.return_value == 0
+    for words in ("prep/e2b-global/", "prefill/31b-global/chunk8192/history32768", "decode/26b-a4b-local/batch256/kv"):
+        assert words in result.stdout
+
+
+def test_compare_exits_1_on_a_regression_and_0_without() -> None:
+    assert invoke("--compare", SAMPLE, SAMPLE).return_value == 0
+    slower = invoke("--compare", SAMPLE, LATER)
+    assert slower.return_value == 1
+    summary = "29 cells: 1 slower, 1 broken, 1 faster, 22 same, 1 undecided, 1 only in A, 2 no time (threshold 5 %)"
+    assert slower.stdout.splitlines()[-1] == summary
+
+
+@pytest.mark.parametrize("threshold", ["12%", "0.12"])
+def test_the_threshold_is_a_share_or_a_percentage(threshold: str) -> None:
+    result = invoke("--compare", SAMPLE, LATER, "--threshold", threshold)
+    assert " slower" not in result.stdout.splitlines()[-1]
+    assert result.stdout.splitlines()[-1].endswith("(threshold 12 %)")
+    # A kernel that became wrong is a regression at any threshold.
+    assert result.return_value == 1
+
+
+def test_a_record_is_reported_again_with_its_exit_code(tmp_path: Path) -> None:
+    html, dispatch, plots = tmp_path / "page.html", tmp_path / "dispatch.json", tmp_path / "plots"
+    result = invoke("--from", SAMPLE, "--html", str(html), "--dispatch", str(dispatch), "--plots", str(plots))
+    # The sample has a kernel that was wrong.
+    assert result.return_value == 1
+    assert "12b-local: which decode form" in result.stdout
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads(dispatch.read_text(encoding="utf-8"))["gpu"] == "NVIDIA H200"
+    assert sorted(path.name for path in plots.iterdir()) == [
+        "12b-local-time.png",
+        "12b-local-winners.png",
+        "roofline.png",
+    ]
+
+
+def test_quiet_leaves_the_verdict() -> None:
+    result = invoke("--from", SAMPLE, "--quiet")
+    assert "which decode form" in result.stdout
+    assert "x floor" not in result.stdout
+
+
+def test_an_interrupted_record_exits_130_unless_a_kernel_is_wrong(tmp_path: Path) -> None:
+    values = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
+    for item in values["measurements"]:
+        if item["status"] == "wrong":
+            item |= {"status": "missing", "reason": "the run ended before it"}
+    path = tmp_path / "bench.json"
+
+    def code(ended: str) -> object:
+        path.write_text(json.dumps(values | {"ended": ended}), encoding="utf-8")
+        return invoke("--from", str(path), "--quiet").return_value
+
+    assert code("interrupted") == 130
+    assert code("still running, or killed") == 2
+    assert code("the device faulted: a trap") == 1
+
+
+def test_peers_are_listed_with_how_to_get_them() -> None:
+    result = invoke("--list-peers")
+    assert result.return_value == 0
+    for name in ("torch-sdpa", "flashinfer-tc", "flash-attn-3", "vllm-triton"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--peer", "cudnnx"], "--peer cudnnx: unknown; there are: all, none, torch-sdpa"),
+        (["prep", "--batch", "3", "--dry-run"], "--batch, --kv-len and --splits belong to the decode workload"),
+        (["--threshold", "much"], "'much' is no share; write 5% or 0.05"),
+        (["--threshold", "0"], "'0' is no share"),
+        (["--batch", "1,x"], "'1,x' is no list of counts; write 1,16,64"),
+        (["--splits", "0"], "'0' is no list of counts"),
+        (["--compare", SAMPLE, "nowhere.json"], "--compare nowhere.json: cannot read"),
+        (["--from", str(DATA / "tables.txt")], "not JSON"),
+        (["--from", SAMPLE, "--html", "/nowhere/page.html"], "--html /nowhere/page.html: cannot write"),
+        (["--geometry", "13b-local", "--dry-run"], "unknown geometry '13b-local'"),
+    ],
+)
+def test_wrong_requests_end_in_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_help_imports_no_torch_and_no_matplotlib() -> None:
+    script = (
+        "import sys; from g4kv_cli import main; code = main.run(['bench', '--list-peers']); "
+        "bad = {'torch', 'matplotlib', 'flashinfer', 'cuda.bench'} & set(sys.modules); sys.exit(f'{code} {bad}' if bad else code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

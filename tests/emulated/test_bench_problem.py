@@ -1,0 +1,149 @@
+"""The bench's own check of results, on the emulated device: right kernels pass, wrong ones do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from g4kv_cli.bench.attention_runs import attention_call
+from g4kv_cli.bench.ceilings import queue_copy, queue_read
+from g4kv_cli.bench.noise_data import BF16, NoiseArena
+from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
+from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
+from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_entries, prep_shape
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.model.geometry import GEOMETRIES
+
+LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
+FORMS = (Variant("a", "a"), Variant("b", "b"), Variant("c2", "c", 2))
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    opened = EmulatedDevice("sm_90a", "a test")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def library(device: Device) -> KernelLibrary:
+    return KernelLibrary(device)
+
+
+@pytest.fixture(scope="module")
+def arena(library: KernelLibrary) -> NoiseArena:
+    return NoiseArena(library, 3 * pool_elems_of(decode_shape(LOCAL, 2, 33), LOCAL), seed=1)
+
+
+def _out(problem: AttentionProblem, library: KernelLibrary, variant: Variant, pool: int) -> np.ndarray:
+    call = attention_call(problem, library, variant)
+    call.poison()
+    call.queue(pool)
+    return call.output()
+
+
+def test_the_arena_holds_what_the_host_says(arena: NoiseArena, device: Device) -> None:
+    # More than one repetition of the block, a row across its end included.
+    assert arena.elems > arena.block_elems + 512
+    first = np.array([0, 8, arena.block_elems - 256, arena.block_elems, arena.elems - 512])
+    rows = arena.rows(first, 512)
+    for begin, row in zip(first, rows, strict=True):
+        held = device.read(arena.data.view((512,), offset_elems=int(begin)))
+        np.testing.assert_array_equal(held.astype(np.float32), row)
+    assert abs(float(rows.std()) - 1) < 0.1
+
+
+@pytest.mark.parametrize("geometry", [LOCAL, GLOBAL], ids=lambda geometry: geometry.name)
+@pytest.mark.parametrize("variant", FORMS, ids=lambda variant: variant.name)
+def test_right_kernels_pass_and_another_pool_s_result_does_not(geometry, variant, library, arena) -> None:  # type: ignore[no-untyped-def]
+    problem = attention_problem(decode_shape(geometry, 2, 33), geometry, arena, 2, seed=1)
+    out = _out(problem, library, variant, 1)
+    assert problem.check(out, 1) == ""
+    assert "checked rows are wrong, first at request 1, token 0" in problem.check(out, 0)
+
+
+def test_renewed_queries_make_an_old_result_wrong(library: KernelLibrary, arena: NoiseArena) -> None:
+    problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
+    out = _out(problem, library, FORMS[1], 0)
+    problem.renew_queries()
+    assert "wrong" in problem.check(out, 0)
+    assert problem.check(_out(problem, library, FORMS[1], 0), 0) == ""
+
+
+def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseArena) -> None:
+    problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
+    out = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    row = problem.rows[0]
+    head = row.kv_head * LOCAL.gqa_group
+    out[row.request, head, 5] += 0.01 * np.abs(out[row.request, head]).max()
+    assert problem.check(out, 0).startswith("1 of 4 checked rows are wrong")
+    out[row.request, head, 5] = np.nan
+    assert problem.check(out, 0) == f"not finite, first at request {row.request}, token 0, KV head {row.kv_head}"
+
+
+def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:
+    # 1025 keys: the first is out of the window. A reference that sees it as well finds every row wrong.
+    shape = decode_shape(LOCAL, 1, 1025)
+    arena = NoiseArena(library, pool_elems_of(shape, LOCAL), seed=2)
+    problem = attention_problem(shape, LOCAL, arena, 1, seed=2)
+    out = _out(problem, library, FORMS[1], 0)
+    assert problem.check(out, 0) == ""
+    other = attention_problem(shape, LOCAL, arena, 1, seed=2)
+    other.geometry = dataclasses.replace(LOCAL, window=1025)
+    assert "4 of 4 checked rows are wrong" in other.check(out, 0)
+    arena.close()
+
+
+def test_a_chunk_with_history(library: KernelLibrary, arena: NoiseArena) -> None:
+    problem = attention_problem(prefill_shape(LOCAL, 5, 20), LOCAL, arena, 1, seed=1)
+    assert problem.check(_out(problem, library, Variant("tile64", "tile64", tile=64), 0), 0) == ""
+    assert {row.token for row in problem.rows} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("geometry", "entry"),
+    [(geometry, entry) for geometry in (LOCAL, GLOBAL) for entry in prep_entries(geometry)],
+    ids=lambda value: value.name,
+)
+def test_prep(geometry, entry, library, arena) -> None:  # type: ignore[no-untyped-def]
+    problem = PrepProblem.make(prep_shape(geometry, entry, 3), geometry, arena, 2, seed=1)
+    call = prep_call(problem, library)
+    call.poison()
+    call.queue(1)
+    out = call.output()
+    assert problem.check(out, 1) == ""
+    assert problem.check(out, 0).startswith("q: ")
+    spoiled = out.copy()
+    spoiled[1, geometry.num_qo_heads, 7] += BF16.type(0.25)
+    assert problem.check(spoiled, 1).startswith("k: 1 of ")
+    problem.renew_queries()
+    assert problem.check(out, 1).startswith("q: ")
+    call.poison()
+    call.queue(1)
+    assert problem.check(call.output(), 1) == ""
+
+
+def test_pools_that_do_not_fit_are_refused(arena: NoiseArena) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 4, seed=1)
+
+
+def test_copy_and_read_kernels(library: KernelLibrary, device: Device) -> None:
+    values = np.arange(16 * 1027, dtype=np.uint8)
+    source, target = device.upload(values, "source"), device.allocate((values.size + 16,), np.uint8, "target")
+    device.fill(target, 0xEE)
+    queue_copy(library, source, target)
+    held = device.read(target)
+    np.testing.assert_array_equal(held[: values.size], values)
+    assert (held[values.size :] == 0xEE).all()
+    queue_read(library, source, target.view((16,), offset_elems=values.size))
+    assert (device.read(target)[values.size :] == 0xEE).all()
+    with pytest.raises(ValueError, match="whole vectors"):
+        queue_copy(library, source.view((15,)), target)
+    with pytest.raises(ValueError, match="do not fit"):
+        queue_copy(library, source, target.view((16,)))

@@ -1,0 +1,237 @@
+"""What people see of a bench, to the character, on a recorded sample; and the record's schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from g4kv_cli.bench.analysis import analyse
+from g4kv_cli.bench.compare import compare_records
+from g4kv_cli.bench.run import Request, make_plan
+from g4kv_cli.bench_findings import Analysis
+from g4kv_cli.bench_records import (
+    BenchRecord,
+    Timing,
+    read_bench_record,
+    record_to_text,
+    timing_of,
+)
+from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.report.bench_console import BenchConsole
+from g4kv_cli.report.bench_format import bytes_text, flops_text, share_text, time_text
+from g4kv_cli.report.bench_html import page
+from g4kv_cli.report.bench_plots import Plot, plots_of, render
+from g4kv_cli.report.bench_store import BenchStore
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
+
+
+@pytest.fixture
+def sample() -> BenchRecord:
+    return read_bench_record(DATA / "sample.json", "--from")
+
+
+@pytest.fixture
+def analysis(sample: BenchRecord) -> Analysis:
+    return analyse(sample)
+
+
+def _shown(show: Callable[[BenchConsole], None]) -> str:
+    stream = io.StringIO()
+    show(BenchConsole(Console(file=stream, highlight=False, soft_wrap=True, width=150)))
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def _expected(name: str) -> str:
+    return (DATA / name).read_text(encoding="utf-8")
+
+
+def test_the_tables(analysis: Analysis) -> None:
+    assert _shown(lambda console: console.tables(analysis)) == _expected("tables.txt")
+
+
+def test_the_verdict_and_what_is_missing(analysis: Analysis) -> None:
+    def show(console: BenchConsole) -> None:
+        console.start(analysis.record.run, analysis.record.ceilings)
+        console.verdicts(analysis.verdicts)
+        console.missing(analysis)
+
+    assert _shown(show) == _expected("verdict.txt")
+
+
+def test_the_comparison(sample: BenchRecord) -> None:
+    later = read_bench_record(DATA / "later.json", "--compare")
+    comparison = compare_records(sample, later, "sample.json", "later.json", 0.05)
+    assert _shown(lambda console: console.comparison(comparison)) == _expected("comparison.txt")
+
+
+def test_a_run_that_ended_early_says_so(sample: BenchRecord) -> None:
+    later = analyse(read_bench_record(DATA / "later.json", "--from"))
+    assert later.missing[0] == "missing: decode/12b-local/batch16/kv128/a: the run ended before it"
+    assert later.missing[-1] == "the run ended early: interrupted"
+
+
+def test_measured_cells_without_a_cold_time_are_told(sample: BenchRecord) -> None:
+    bare = tuple(dataclasses.replace(item, cold=None) for item in sample.measurements)
+    missing = analyse(dataclasses.replace(sample, measurements=bare)).missing
+    assert missing[-1] == "no cold time: decode/12b-local/batch1/kv128/a and 26 more: cuda-bench reported none"
+
+
+def test_the_page(analysis: Analysis) -> None:
+    def stub(plot: Plot, kind: str) -> bytes:
+        assert kind == "svg"
+        return (
+            f'<?xml version="1.0"?>\n<svg xmlns="x"><metadata>m</metadata><g id="{len(plot.name)}"/></svg>\n'.encode()
+        )
+
+    assert page(analysis, stub) == _expected("page.html")
+
+
+def test_the_page_needs_no_network_and_no_script(analysis: Analysis) -> None:
+    text = page(analysis)
+    assert "<script" not in text
+    # What a browser would fetch: sources, style sheets and imports. Links inside of an SVG begin with #.
+    assert re.findall(r'(?:src|href)="(?!#)[^"]*"', text) == []
+    assert re.findall(r"url\((?!#)[^)]*\)|@import", text) == []
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert text.count("<svg ") == 3
+
+
+def test_plots_have_data_and_are_the_same_each_time(analysis: Analysis) -> None:
+    plots = plots_of(analysis)
+    assert [plot.name for plot in plots] == ["roofline", "12b-local-time", "12b-local-winners"]
+    for plot in plots:
+        first = render(plot, "svg")
+        assert render(plot, "svg") == first
+        assert len(first) > 5000
+        assert render(plot, "png").startswith(b"\x89PNG")
+    assert b"c8" in render(plots[2], "svg")
+
+
+def test_a_record_without_times_has_no_plots(sample: BenchRecord) -> None:
+    planned = make_plan(Request("decode", (GEOMETRIES["12b-local"],), "quick"))
+    empty = dataclasses.replace(sample, shapes=planned.shapes, measurements=planned.cells)
+    assert plots_of(analyse(empty)) == []
+    assert "Without a time" in page(analyse(empty))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.684e-6, "0.68 us"), (99.94e-6, "99.94 us"), (131.62e-6, "131.6 us"), (3.749e-3, "3.75 ms"), (2.5, "2.50 s")],
+)
+def test_times(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+def test_other_numbers() -> None:
+    assert [share_text(value) for value in (0.056, 0.0996, 0.97, 1.02)] == ["5.6 %", "10 %", "97 %", "102 %"]
+    assert [bytes_text(count) for count in (512, 16_777_216, 538_000_000, 68_719_476_736)] == [
+        "512 B", "16.8 MB", "538 MB", "68.7 GB",
+    ]  # fmt: skip
+    assert [flops_text(count) for count in (12, 2_100_000, 3_000_000_000_000)] == ["12 FLOP", "2.1 MFLOP", "3.0 TFLOP"]
+
+
+# --- the record -------------------------------------------------------------------------------------------------
+
+
+def test_a_record_reads_back_as_it_was(sample: BenchRecord, tmp_path: Path) -> None:
+    path = tmp_path / "again.json"
+    path.write_text(record_to_text(sample), encoding="utf-8")
+    assert read_bench_record(path, "--from") == sample
+    assert path.read_text(encoding="utf-8") == _expected("sample.json")
+
+
+def test_the_schema(sample: BenchRecord) -> None:
+    values = json.loads(record_to_text(sample))
+    assert list(values) == [
+        "schema_version", "kind", "run", "settings", "ceilings", "shapes", "measurements", "peers", "clocks", "ended",
+    ]  # fmt: skip
+    assert values["schema_version"] == 1
+    assert values["kind"] == "g4kv-bench"
+    assert set(values["shapes"][0]) == {
+        "id", "kind", "geometry", "family", "batch", "tokens", "kv_len", "visible_keys", "page_size", "num_qo_heads",
+        "num_kv_heads", "head_dim", "read_bytes", "write_bytes", "flops",
+    }  # fmt: skip
+    assert set(values["measurements"][0]) == {
+        "id", "shape", "configuration", "form", "status", "num_splits", "graph", "cold", "warm_seconds", "pools",
+        "rotating_bytes", "checked_rows",
+    }  # fmt: skip
+    assert values["measurements"][0]["graph"] == {
+        "median": 6e-6, "q1": 5.97e-6, "q3": 6.03e-6, "low": 5.88e-6, "high": 6.24e-6, "count": 80,
+        "round_medians": [5.94e-6, 6e-6, 6e-6, 6.06e-6],
+    }  # fmt: skip
+
+
+def _damage(tmp_path: Path, change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
+    values = json.loads(_expected("sample.json"))
+    change(values)
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        read_bench_record(path, "--compare")
+    text = str(caught.value)
+    assert text.startswith(f"--compare {path}: ")
+    assert text.endswith("; give a bench.json that g4kv bench wrote")
+    return text.removeprefix(f"--compare {path}: ").removesuffix("; give a bench.json that g4kv bench wrote")
+
+
+def test_damaged_records_are_refused_in_one_line(tmp_path: Path) -> None:
+    def timeless(values: dict) -> None:  # type: ignore[type-arg]
+        del values["measurements"][0]["graph"]
+
+    def negative(values: dict) -> None:  # type: ignore[type-arg]
+        values["measurements"][0]["graph"]["median"] = 0.0
+
+    def stranger(values: dict) -> None:  # type: ignore[type-arg]
+        values["measurements"][0]["shape"] = "decode/nowhere"
+
+    assert _damage(tmp_path, lambda values: values.update(kind="junk")) == "not a bench record"
+    assert _damage(tmp_path, lambda values: values.update(schema_version=2)) == "schema version 2, this g4kv reads 1"
+    name = "decode/12b-local/batch1/kv128/a"
+    wanted = f"the record is damaged: ValueError: {name}: status measured and its times contradict each other"
+    assert _damage(tmp_path, timeless) == wanted
+    assert _damage(tmp_path, negative) == "the record is damaged: ValueError: a median of 0.0 seconds"
+    wanted = f"the record is damaged: ValueError: {name} names a shape that the record lacks"
+    assert _damage(tmp_path, stranger) == wanted
+    assert _damage(tmp_path, lambda values: values.pop("run")) == "the record is damaged: KeyError: 'run'"
+
+
+def test_files_that_are_no_json_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(UsageError, match="cannot read"):
+        read_bench_record(path, "--from")
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(UsageError, match="not JSON"):
+        read_bench_record(path, "--from")
+
+
+def test_the_store_is_whole_after_each_step(sample: BenchRecord, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    planned = make_plan(Request("decode", (GEOMETRIES["12b-local"],), "quick", batches=(1,), kv_lens=(128,)))
+    record = dataclasses.replace(sample, shapes=planned.shapes, measurements=planned.cells, ended="still running")
+    store = BenchStore(record, path)
+    assert {item.status for item in read_bench_record(path, "--from").measurements} == {"missing"}
+    done = dataclasses.replace(planned.cells[1], status="failed", reason="it broke")
+    store.put([done])
+    assert [item.status for item in read_bench_record(path, "--from").measurements] == ["missing", "failed", "missing"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bench.json"]
+    with pytest.raises(UsageError, match="cannot write"):
+        BenchStore(record, tmp_path / "nowhere" / "bench.json")
+
+
+def test_timings_of_rounds() -> None:
+    # 1..5 and 6: the median of all is 3.5, quartiles 2.25 and 4.75 (linear between neighbours).
+    timing = timing_of([[5.0, 1.0, 3.0], [2.0, 4.0, 6.0]])
+    assert timing == Timing(3.5, 2.25, 4.75, 1.0, 6.0, 6, (3.0, 4.0))
+    assert timing.noise == pytest.approx(0.5 / 3.5)
+    with pytest.raises(ValueError, match="no samples"):
+        timing_of([[]])

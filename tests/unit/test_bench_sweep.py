@@ -1,0 +1,236 @@
+"""The sweep with a scripted backend: order, checks before and after timing, and what one bad cell does to the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from g4kv_cli.bench.run import Request, make_plan
+from g4kv_cli.bench.sweep import RunEnded, Runnable, SkippedConfiguration, Sweep, SweepSettings
+from g4kv_cli.bench_records import Ceilings, Measurement, Shape
+from g4kv_cli.errors import DeviceFault, DeviceUnavailable
+from g4kv_cli.model.geometry import GEOMETRIES
+
+CEILINGS = Ceilings(read_bytes_per_second=4.7e12, copy_bytes_per_second=4.28e12)
+GEOMETRY = GEOMETRIES["12b-local"]
+
+
+@dataclass
+class Script:
+    """What goes wrong, by (batch, configuration); and everything that happened, in order."""
+
+    errors: dict[tuple[int, str, str], Exception] = field(default_factory=dict)
+    wrong: dict[tuple[int, str, bool], str] = field(default_factory=dict)
+    seconds: float = 100e-6
+    events: list[str] = field(default_factory=list)
+    interrupt_after: str = ""
+
+    def step(self, batch: int, configuration: str, what: str) -> None:
+        self.events.append(f"{batch} {configuration} {what}")
+        if (batch, configuration, what) in self.errors:
+            raise self.errors[batch, configuration, what]
+
+    def interrupted(self) -> bool:
+        return self.interrupt_after != "" and self.interrupt_after in self.events
+
+
+class FakeRunnable:
+    def __init__(self, script: Script, batch: int, configuration: str) -> None:
+        self.configuration = configuration
+        self._script, self._batch = script, batch
+
+    def check(self, *, fresh: bool) -> str:
+        self._script.step(self._batch, self.configuration, "check fresh" if fresh else "check")
+        return self._script.wrong.get((self._batch, self.configuration, fresh), "")
+
+    def capture(self) -> None:
+        self._script.step(self._batch, self.configuration, "capture")
+
+    def sample(self, count: int) -> list[float]:
+        self._script.step(self._batch, self.configuration, "sample")
+        return [self._script.seconds * (1 + index / 1000) for index in range(count)]
+
+    def queue_single(self) -> None:
+        self._script.step(self._batch, self.configuration, "single")
+
+
+class FakeShape:
+    pools = 4
+    rotating_bytes = 400_000_000
+    checked_rows = 6
+
+    def __init__(self, script: Script, batch: int) -> None:
+        self._script, self._batch = script, batch
+
+    def make(self, configuration: str) -> Runnable:
+        self._script.step(self._batch, configuration, "make")
+        return FakeRunnable(self._script, self._batch, configuration)
+
+    def renew_inputs(self) -> None:
+        self._script.step(self._batch, "*", "renew")
+
+    def close(self) -> None:
+        self._script.step(self._batch, "*", "close")
+
+
+class FakeBackend:
+    cache_bytes = 62_900_000
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def open(self, shape: Shape) -> FakeShape:
+        self._script.step(shape.batch, "*", "open")
+        return FakeShape(self._script, shape.batch)
+
+
+@dataclass
+class Run:
+    """A sweep over two shapes of three configurations: batch 16 and 64, a, b, c2."""
+
+    script: Script
+    done: dict[str, Measurement] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        request = Request("decode", (GEOMETRY,), "quick", batches=(16, 64), kv_lens=(128,), splits=(2,))
+        plan = make_plan(request)
+        settings = SweepSettings(rounds=2, seconds_per_round=0.002)
+        self.sweep = Sweep(
+            FakeBackend(self.script), plan.shapes, plan.cells, CEILINGS, settings, self.put, self.script.interrupted
+        )
+
+    def put(self, measurements: Sequence[Measurement]) -> None:
+        self.script.events.append("put")
+        self.done.update({item.id: item for item in measurements})
+
+    def status(self) -> list[str]:
+        cells = [self.done.get(cell.id, cell) for cell in self.sweep.cells]
+        return [f"{cell.shape.split('/')[2][5:]} {cell.configuration} {cell.status}" for cell in cells]
+
+    def reason(self, batch: int, configuration: str) -> str:
+        cell = next(item for item in self.sweep.cells if item.id.endswith(f"batch{batch}/kv128/{configuration}"))
+        return self.done.get(cell.id, cell).reason
+
+
+ALL_MEASURED = ["16 a measured", "16 b measured", "16 c2 measured", "64 a measured", "64 b measured", "64 c2 measured"]
+
+
+def test_the_order_of_a_shape() -> None:
+    run = Run(Script())
+    run.sweep.run_all()
+    first = run.script.events[: run.script.events.index("put")]
+    # Each round samples twice a configuration: once to estimate, once for the record. The second round turns round.
+    assert first == [
+        "16 * open",
+        "16 a make", "16 a check", "16 a capture",
+        "16 b make", "16 b check", "16 b capture",
+        "16 c2 make", "16 c2 check", "16 c2 capture",
+        "16 a sample", "16 a sample", "16 b sample", "16 b sample", "16 c2 sample", "16 c2 sample",
+        "16 c2 sample", "16 c2 sample", "16 b sample", "16 b sample", "16 a sample", "16 a sample",
+        "16 * renew", "16 a check fresh", "16 b check fresh", "16 c2 check fresh",
+    ]  # fmt: skip
+    assert run.script.events[-1] == "64 * close"
+    assert run.status() == ALL_MEASURED
+    assert run.sweep.ended == ""
+
+
+def test_what_a_measurement_holds() -> None:
+    run = Run(Script())
+    run.sweep.run_all()
+    found = run.done["decode/12b-local/batch16/kv128/c2"]
+    # 2 ms a round over 4 calls of 100 us: 5 replays, in each of 2 rounds; 100.0 to 100.4 us.
+    assert found.graph is not None
+    assert found.graph.count == 10
+    assert found.graph.low == pytest.approx(100e-6)
+    assert found.graph.high == pytest.approx(100.4e-6)
+    assert found.graph.median == pytest.approx(100.2e-6)
+    assert found.graph.round_medians == pytest.approx((100.2e-6, 100.2e-6))
+    assert (found.pools, found.rotating_bytes, found.checked_rows, found.num_splits) == (4, 400_000_000, 6, 2)
+
+
+def test_the_harness_gets_every_configuration_that_is_right() -> None:
+    script = Script(wrong={(16, "b", False): "2 rows are wrong"})
+    run = Run(script)
+    for index in range(len(run.sweep.cells)):
+        run.sweep.run_cell(index, lambda runnable: runnable.queue_single())
+    singles = [event for event in script.events if event.endswith("single")]
+    assert singles == ["16 a single", "16 c2 single", "64 a single", "64 b single", "64 c2 single"]
+
+
+def test_a_wrong_kernel_is_never_timed() -> None:
+    run = Run(Script(wrong={(16, "b", False): "2 rows are wrong"}))
+    run.sweep.run_all()
+    assert run.status() == ["16 a measured", "16 b wrong", "16 c2 measured", *ALL_MEASURED[3:]]
+    assert run.reason(16, "b") == "2 rows are wrong"
+    assert not [event for event in run.script.events if event.startswith("16 b") and "sample" in event]
+
+
+def test_a_kernel_that_is_wrong_with_fresh_inputs_loses_its_time() -> None:
+    run = Run(Script(wrong={(64, "a", True): "1 row is wrong"}))
+    run.sweep.run_all()
+    assert run.status() == [*ALL_MEASURED[:3], "64 a wrong", "64 b measured", "64 c2 measured"]
+    assert run.reason(64, "a") == "after timing, with fresh inputs: 1 row is wrong"
+    assert run.done["decode/12b-local/batch64/kv128/a"].graph is None
+
+
+def test_a_time_under_the_floor_is_no_time() -> None:
+    # Batch 16 at 128 keys reads 16.8 MB, 3.6 us at 4.7 TB/s; a quarter of the L2 may help each of four pools.
+    run = Run(Script(seconds=0.01e-6))
+    run.sweep.run_all()
+    assert run.status()[3:] == ["64 a impossible", "64 b impossible", "64 c2 impossible"]
+    assert run.reason(64, "a") == "0.01 us is under the floor of this run: an error of the measurement"
+
+
+def test_a_shape_without_memory_is_skipped_and_the_rest_goes_on() -> None:
+    run = Run(Script(errors={(16, "*", "open"): DeviceUnavailable("one pool takes 90 GiB")}))
+    run.sweep.run_all()
+    assert run.status() == ["16 a skipped", "16 b skipped", "16 c2 skipped", *ALL_MEASURED[3:]]
+    assert run.reason(16, "c2") == "one pool takes 90 GiB"
+
+
+@pytest.mark.parametrize("what", ["make", "check", "capture", "sample", "check fresh"])
+def test_one_failing_cell_costs_itself_only(what: str) -> None:
+    run = Run(Script(errors={(16, "b", what): RuntimeError("it broke")}))
+    run.sweep.run_all()
+    assert run.status() == ["16 a measured", "16 b failed", "16 c2 measured", *ALL_MEASURED[3:]]
+    assert run.reason(16, "b") == "RuntimeError: it broke"
+
+
+def test_a_cell_that_fails_in_the_harness_fails() -> None:
+    run = Run(Script(errors={(64, "a", "single"): RuntimeError("no")}))
+    whys = [run.sweep.run_cell(index, lambda runnable: runnable.queue_single()) for index in range(6)]
+    assert whys == ["", "", "", "failed: RuntimeError: no", "", ""]
+    assert run.status()[3] == "64 a failed"
+
+
+def test_a_configuration_that_cannot_run_here_is_skipped() -> None:
+    run = Run(Script(errors={(16, "b", "make"): SkippedConfiguration("flashinfer is not installed")}))
+    run.sweep.run_all()
+    assert run.status()[1] == "16 b skipped"
+
+
+@pytest.mark.parametrize("what", ["check", "sample", "check fresh"])
+def test_a_device_fault_ends_the_run_and_keeps_what_was_finished(what: str) -> None:
+    run = Run(Script(errors={(64, "b", what): DeviceFault(["a trap in decode.cu:20"])}))
+    run.sweep.run_all()
+    assert run.sweep.ended == "the device faulted: a trap in decode.cu:20"
+    status = run.status()
+    assert status[:3] == ALL_MEASURED[:3]
+    assert status[4] == "64 b failed"
+    assert status[5] == "64 c2 missing"
+    assert run.reason(64, "b") == "device fault: a trap in decode.cu:20"
+    assert run.reason(64, "c2") == "the run ended before it"
+    # The memory went with the context: closing the shape would fault again.
+    assert "64 * close" not in run.script.events
+    with pytest.raises(RunEnded):
+        run.sweep.run_cell(5)
+
+
+def test_an_interrupt_keeps_the_finished_shapes() -> None:
+    run = Run(Script(interrupt_after="64 a capture"))
+    run.sweep.run_all()
+    assert run.sweep.ended == "interrupted"
+    assert run.status() == [*ALL_MEASURED[:3], "64 a missing", "64 b missing", "64 c2 missing"]
+    assert run.script.events[-1] == "64 * close"

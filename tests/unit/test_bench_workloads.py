@@ -1,0 +1,158 @@
+"""Bytes, FLOPs and floors against numbers worked out by hand, and which configurations are tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from g4kv_cli.bench.roofline import floor_of, is_impossible
+from g4kv_cli.bench.run import Request, free_name, make_plan, record_directory
+from g4kv_cli.bench.workloads import (
+    MAX_PRESET_TOKENS,
+    decode_shape,
+    prefill_shape,
+    prep_entries,
+    prep_shape,
+    shapes_of,
+    splits_worth_trying,
+    variants_of,
+)
+from g4kv_cli.bench_records import Ceilings
+from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import GEOMETRIES, select_geometries
+
+L12, G12, G31 = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"], GEOMETRIES["31b-global"]
+CEILINGS = Ceilings(4e12, 3e12, 500e12, 1e-6)
+
+
+def test_a_windowed_decode_reads_the_window_only() -> None:
+    # 12b-local: 8 KV heads of 256, window 1024. Two requests: 1024 keys x 8 x 256 x 2 bytes, K and V.
+    shape = decode_shape(L12, 2, 8192)
+    assert shape.visible_keys == 1024
+    kv, rows = 2 * 2 * 1024 * 8 * 256 * 2, 2 * 16 * 256 * 2
+    assert (shape.read_bytes, shape.write_bytes) == (kv + rows, rows)
+    # Two products of 256 for each of 16 heads and 1024 keys.
+    assert shape.flops == 2 * (2 * 256) * 16 * 1024 * 2
+
+
+def test_a_global_decode_reads_every_key() -> None:
+    shape = decode_shape(G12, 1, 131072)
+    assert shape.read_bytes == 2 * 131072 * 1 * 512 * 2 + 16 * 512 * 2
+    assert shape.flops == 4 * 512 * 16 * 131072
+
+
+@pytest.mark.parametrize(
+    ("geometry", "chunk", "history", "pairs", "visible"),
+    [
+        # No window: each of the 4 tokens sees the history and itself and those before it.
+        (G12, 4, 10, 11 + 12 + 13 + 14, 14),
+        (G12, 3, 0, 1 + 2 + 3, 3),
+        # Window 1024: from position 1023 on a token sees 1024 keys. 1022 is the last that sees fewer.
+        (L12, 3, 1021, 1022 + 1023 + 1024, 1024),
+        (L12, 3, 1022, 1023 + 1024 + 1024, 1025),
+        (L12, 2, 5000, 2 * 1024, 1025),
+        (L12, 2, 0, 1 + 2, 2),
+    ],
+)
+def test_prefill_counts_the_pairs_that_are_visible(geometry, chunk, history, pairs, visible) -> None:  # type: ignore[no-untyped-def]
+    shape = prefill_shape(geometry, chunk, history)
+    assert shape.flops == 4 * geometry.head_dim * 16 * pairs
+    assert shape.visible_keys == visible
+
+
+def test_prep_reads_k_once_where_v_is_made_from_it() -> None:
+    entry = PREP_ENTRIES["qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into"]
+    shape = prep_shape(G12, entry, 10)
+    assert shape.read_bytes == 10 * (16 + 1) * 512 * 2
+    assert shape.write_bytes == 10 * (16 + 2) * 512 * 2
+    contiguous = PREP_ENTRIES["qk_norm_rope_prefill_hd256_plain_into"]
+    shape = prep_shape(L12, contiguous, 10)
+    assert shape.read_bytes == shape.write_bytes == 10 * (16 + 8) * 256 * 2
+
+
+def test_a_geometry_gets_the_entries_its_layers_call() -> None:
+    assert {entry.head_dim for entry in prep_entries(L12)} == {256}
+    assert {entry.value_source for entry in prep_entries(G12)} == {"raw_k"}
+    assert {entry.value_source for entry in prep_entries(GEOMETRIES["e2b-global"])} == {"raw_v"}
+
+
+def test_the_floor_is_the_largest_term() -> None:
+    decode = decode_shape(L12, 64, 1024)
+    assert floor_of(decode, CEILINGS).bound == "read"
+    assert floor_of(decode, CEILINGS).seconds == pytest.approx((decode.read_bytes + decode.write_bytes) / 4e12)
+    assert floor_of(decode_shape(L12, 1, 16), CEILINGS).bound == "launch"
+    prefill = prefill_shape(G12, 8192, 0)
+    assert floor_of(prefill, CEILINGS).bound == "compute"
+    assert floor_of(prefill, Ceilings(4e12, 3e12)).bound == "read"
+    prep = prep_shape(L12, prep_entries(L12)[1], 8192)
+    assert floor_of(prep, CEILINGS).bound == "copy"
+    assert floor_of(prep, CEILINGS).seconds == pytest.approx((prep.read_bytes + prep.write_bytes) / 3e12)
+
+
+def test_impossible_allows_for_what_the_cache_may_hold() -> None:
+    decode = decode_shape(L12, 64, 1024)
+    floor = (decode.read_bytes + decode.write_bytes) / 4e12
+    assert is_impossible(0.94 * floor, decode, CEILINGS, 0)
+    assert not is_impossible(0.96 * floor, decode, CEILINGS, 0)
+    assert not is_impossible(0.94 * floor, decode, CEILINGS, decode.read_bytes // 10)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "batch", "kv_len", "splits"),
+    [
+        # 8 KV heads: two splits give 16 blocks; 1024 keys in splits of 64 at least.
+        (L12, 1, 1024, (2, 4, 8, 16)),
+        (L12, 64, 1024, (2,)),
+        (L12, 256, 1024, ()),
+        (L12, 1, 100, ()),
+        # 1 KV head: 16 splits for 16 blocks, 128 keys each.
+        (G12, 1, 2048, (16, 32)),
+        (G12, 16, 131072, (2, 4, 8, 16, 32, 64)),
+    ],
+)
+def test_splits_that_are_worth_a_try(geometry, batch, kv_len, splits) -> None:  # type: ignore[no-untyped-def]
+    assert splits_worth_trying(decode_shape(geometry, batch, kv_len)) == splits
+
+
+def test_configurations() -> None:
+    shape = decode_shape(L12, 1, 256)
+    assert [one.name for one in variants_of(shape, 227 * 1024)] == ["a", "b", "c2", "c4"]
+    assert [one.name for one in variants_of(shape, 227 * 1024, (3,))] == ["a", "b", "c3"]
+    # A card with less shared memory has a smaller tile at head_dim 512.
+    prefill = prefill_shape(G12, 512, 0)
+    assert [one.name for one in variants_of(prefill, 99 * 1024)] == ["tile32"]
+    assert "tile64" in [one.name for one in variants_of(prefill, 227 * 1024)]
+
+
+def test_presets_stay_inside_the_memory() -> None:
+    shapes = shapes_of("decode", G31, "full")
+    assert max(shape.batch * shape.kv_len for shape in shapes) == MAX_PRESET_TOKENS
+    assert {shape.batch for shape in shapes} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
+    assert {shape.kv_len for shape in shapes} >= {128, 131072}
+
+
+def test_a_plan_with_a_baseline_has_everything_twice() -> None:
+    request = Request("decode", (L12,), "quick", batches=(1,), kv_lens=(128,), with_baseline=True)
+    assert [cell.configuration for cell in make_plan(request).cells] == [
+        "a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline",
+    ]  # fmt: skip
+
+
+def test_overrides_belong_to_decode() -> None:
+    with pytest.raises(UsageError, match="--batch, --kv-len and --splits belong to the decode workload"):
+        make_plan(Request("prep", (L12,), "quick", batches=(1,)))
+
+
+def test_one_override_keeps_the_preset_s_other_axis() -> None:
+    plan = make_plan(Request("decode", select_geometries("12b-local"), "quick", batches=(2,)))
+    assert [(shape.batch, shape.kv_len) for shape in plan.shapes] == [(2, 128), (2, 1024)]
+
+
+def test_where_records_go(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    directory = record_directory(tmp_path, "NVIDIA H200", "2026-11-29T18:50:00+00:00", "a1b2c3d4e5f6-dirty")
+    assert directory == tmp_path / "nvidia-h200" / "2026-11-29-a1b2c3d-dirty"
+    assert record_directory(tmp_path, "NVIDIA H200", "2026-11-29", "").name == "2026-11-29-no-commit"
+    assert free_name(tmp_path, "bench").name == "bench.json"
+    (tmp_path / "bench.json").touch()
+    (tmp_path / "bench-2.json").touch()
+    assert free_name(tmp_path, "bench").name == "bench-3.json"
