@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from g4kv_cli.cases.attention_case import KvRequest, attention_entry, with_heads
+from g4kv_cli.cases.attention_case import KvRequest, with_heads
 from g4kv_cli.cases.page_allocator import PageAllocator
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.slots import PADDING_PAGES, page_origin, pages_for
 
+SERVING_LOOP = "serving loop"
+"""Stands for an entry: a run launches prep and attention in all their paged forms."""
 SMALL_WINDOW = 48
 CHUNK_TOKENS = 22
 SMALL_PAGE_SIZE = 8
@@ -160,7 +162,7 @@ def serve_cases(geometry: Geometry, *, seed: int, page_size: int | None = None) 
         heads = with_heads(geometry, min(geometry.num_kv_heads, num_kv_heads), min(geometry.gqa_group, 4))
         return ServeCase(
             id=f"serve/{geometry.name}/{name}",
-            entry=attention_entry(geometry.head_dim, "prefill"),
+            entry=SERVING_LOOP,
             geometry=dataclasses.replace(heads, window=window),
             seed=seed,
             requests=requests,
