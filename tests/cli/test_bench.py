@@ -152,7 +152,8 @@ def test_wrong_requests_end_in_one_line(arguments: list[str], words: str, capsys
 def test_help_imports_no_torch_and_no_matplotlib() -> None:
     script = (
         "import sys; from g4kv_cli import main; code = main.run(['bench', '--list-peers']); "
-        "bad = {'torch', 'matplotlib', 'flashinfer', 'cuda.bench'} & set(sys.modules); sys.exit(f'{code} {bad}' if bad else code)"
+        "bad = {'torch', 'matplotlib', 'flashinfer', 'cuda.bench'} & set(sys.modules); "
+        "sys.exit(f'{code} {bad}' if bad else code)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
