@@ -18,6 +18,8 @@ struct __align__(64) TensorMap { char bytes[128]; };
 __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void init(u64* b, int n) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void invalidate(u64* b) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(at(b)) : "memory"); }
 __device__ __forceinline__ void init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .instruction import WGMMA, Instruction, Register, Vector
+from .instruction import WGMMA, WGMMA_WAIT, Instruction, Register, Vector
 
 if TYPE_CHECKING:
     from .flow import BasicBlock
-
-WAIT = "wgmma.wait_group.sync.aligned"
 
 
 def accumulator_registers(instructions: Iterable[Instruction]) -> set[Register]:
@@ -42,18 +40,18 @@ def accumulator_registers(instructions: Iterable[Instruction]) -> set[Register]:
 def name_accumulators(blocks: Sequence[BasicBlock], index: dict[Register, int]) -> bool:
     """Give every wait the accumulators that are alive behind it; True if there is a wait. Needs liveness."""
     everything = [instruction for block in blocks for instruction in block.body]
-    if not any(instruction.opcode == WAIT for instruction in everything):
+    if not any(instruction.opcode == WGMMA_WAIT for instruction in everything):
         return False
     accumulators = accumulator_registers(everything)
     for block in blocks:
-        if not any(instruction.opcode == WAIT for instruction in block.body):
+        if not any(instruction.opcode == WGMMA_WAIT for instruction in block.body):
             continue
         alive = {register for register in accumulators if block.live_out >> index[register] & 1}
         if block.final is not None:
             alive.update(accumulators.intersection(block.final.reads))
         body: list[Instruction] = []
         for instruction in reversed(block.body):
-            if instruction.opcode == WAIT:
+            if instruction.opcode == WGMMA_WAIT:
                 ordered = tuple(sorted(alive, key=index.__getitem__))
                 body.append(replace(instruction, operands=(Vector(ordered), *instruction.operands)))
                 continue

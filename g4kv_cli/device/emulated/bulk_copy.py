@@ -131,7 +131,8 @@ class BulkCopies:
             base = np.arange(address, address + TENSOR_MAP_BYTES, CHUNK_BYTES, dtype=np.uint64)
             owners = LaneSet(self.chunk, np.repeat(lanes.index[:1], base.size))
             units, allocation = global_units(owners, base, span_of(base), 0, 4, site)
-            check_initialised(owners, units, 4, allocation, site)
+            if allocation is None or not allocation.fully_initialised:
+                check_initialised(owners, units, 4, allocation, site)
             data = run.memory.data.of[4].take(units).tobytes()
         else:
             self._illegal(
@@ -213,17 +214,23 @@ class BulkCopies:
     def deliver(self) -> bool:
         """Let all loads arrive, in the order of their issue; False if there were none."""
         loads, self.loads = self.loads, []
+        if not loads:
+            return False
+        alive = np.asarray(self.chunk.alive_flags().reshape(self.chunk.block_count, -1).any(1), np.bool_)
         shared = self.chunk.shared
         for load in loads:
             shared.data.of[load.shift][load.units] = load.data
             shared.state.of[load.shift][load.units] = ALL_INITIALISED[load.shift]
             slots = load.lanes.block_slot
+            ended = np.flatnonzero(~alive[slots])
+            if ended.size:
+                self._report_unfinished(load, int(ended[0]), ended.size)
             delivered = self.delivered[load.number]
             for turn in _distinct(slots):
                 delivered[turn] += 1
                 self.chunk.races.copies_arrived(load.number, turn, delivered[turn])
                 self.chunk.mbarriers.transfer(load.number, turn, load.nbytes)
-        return bool(loads)
+        return True
 
     def store(self, lanes: LaneSet, box: TensorMap, coordinates: list[Array], shared: Array, site: Site) -> None:
         """Issue a store of a box by each lane into its open group."""
@@ -273,13 +280,16 @@ class BulkCopies:
 
     def report_unfinished(self) -> None:
         """The blocks have ended: report copies that nobody waited for."""
-        collector = self.chunk.run.collector
         for load in self.loads:
-            words = "the block ended before a bulk copy into its shared memory was waited for"
-            collector.add("unfinished_copy", words, load.site, load.lanes, 0, load.lanes.count)
+            self._report_unfinished(load, 0, load.lanes.count)
         for store in self.stores:
             words = "the block ended before a bulk store had read its shared memory; wait for its group"
-            collector.add("unfinished_copy", words, store.site, store.lanes, 0, store.lanes.count)
+            lanes = store.lanes
+            self.chunk.run.collector.add("unfinished_copy", words, store.site, lanes, 0, lanes.count)
+
+    def _report_unfinished(self, load: _Load, position: int, count: int) -> None:
+        words = "the block ended before a bulk copy into its shared memory was waited for"
+        self.chunk.run.collector.add("unfinished_copy", words, load.site, load.lanes, position, count)
 
 
 def _keep(store: _Store, which: Flags) -> _Store:

@@ -15,6 +15,7 @@ from .lanes import WARP, Group, LaneSet, merge_groups
 from .local_memory import LocalMemory
 from .mbarriers import Mbarriers
 from .shared_memory import SharedMemory
+from .warp_meetings import WarpMeetings
 from .wgmma import Wgmmas
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Chunk:
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
         self.mbarriers = Mbarriers(self)
+        self.warp_meetings = WarpMeetings(self)
         self.bulk_copies = BulkCopies(self)
         self.wgmmas = Wgmmas(self)
         self.ready: dict[int, list[Group]] = {}
@@ -80,11 +82,12 @@ class Chunk:
                     self._advance(current, groups[0])
                 else:
                     self._advance(current, merge_groups(groups, kernel.blocks[current].live_in, self.full))
-            if self.bulk_copies.deliver() or self.mbarriers.time_out():
-                continue
-            if not self.barriers.has_waiting and not self.mbarriers.waiting:
+            if self.live_count == 0:
                 break
+            if self.warp_meetings.release() or self.bulk_copies.deliver() or self.mbarriers.time_out():
+                continue
             self.mbarriers.report_deadlock()
+            self.warp_meetings.report_deadlock()
             self.barriers.report_deadlock()
         self.shared.races.full_barrier(None)
         self.bulk_copies.report_unfinished()
@@ -127,6 +130,10 @@ class Chunk:
                 current = block.successors[0]
             elif end == "phase":
                 if block.site is None or not self.mbarriers.wait(result, block.site, block.successors[0], group):
+                    return
+                current = block.successors[0]
+            elif end == "warp":
+                if block.site is None or not self.warp_meetings.arrive(result, block.site, block.successors[0], group):
                     return
                 current = block.successors[0]
             elif end == "trap":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .accumulators import name_accumulators
@@ -23,10 +23,10 @@ BRANCHES = frozenset({"bra", "bra.uni"})
 
 @dataclass
 class BasicBlock:
-    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier or phase; ``successors`` are block indices.
+    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
 
-    A branch has the successors (taken, not taken); a jump, a barrier or a phase (the wait for an mbarrier) one; exit
-    and trap none.
+    A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
+    (bar.warp.sync) one; exit and trap none.
     """
 
     body: list[Instruction]
@@ -65,10 +65,16 @@ def is_phase_wait(opcode: str) -> bool:
     return opcode.startswith("mbarrier.try_wait")
 
 
-def _ends_block(opcode: str) -> bool:
-    if opcode in BRANCHES or opcode in EXITS or opcode == "trap":
-        return True
-    return is_barrier(opcode) or is_phase_wait(opcode)
+WARP_BARRIER = "bar.warp.sync"
+
+
+def _block_ends(instructions: Sequence[Instruction]) -> list[bool]:
+    """Which instructions end a block. A bar.warp.sync does only where lanes of its warp may sleep at an mbarrier."""
+    opcodes = [instruction.opcode for instruction in instructions]
+    others = {*BRANCHES, *EXITS, "trap"}
+    if any(is_phase_wait(opcode) for opcode in opcodes):
+        others.add(WARP_BARRIER)
+    return [opcode in others or is_barrier(opcode) or is_phase_wait(opcode) for opcode in opcodes]
 
 
 def _cut_phase_wait(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
@@ -113,8 +119,9 @@ def build_flow(kernel: ParsedKernel) -> Flow:
 def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
     instructions = kernel.instructions
     starts = {0, *kernel.labels.values()}
-    for index, instruction in enumerate(instructions):
-        if _ends_block(instruction.opcode):
+    ends = _block_ends(instructions)
+    for index, is_end in enumerate(ends):
+        if is_end:
             starts.add(index + 1)
     bounds = sorted(starts)
     number_at = {start: number for number, start in enumerate(bounds)}
@@ -132,7 +139,7 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             continue
         last = body[-1]
         opcode = last.opcode
-        if not _ends_block(opcode):
+        if not ends[stop - 1]:
             if number + 1 == total:
                 block.end, block.successors = "exit", ()
             continue
@@ -158,6 +165,8 @@ def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             tail.end, tail.successors = "exit", ()
         elif opcode == "trap":
             tail.end, tail.successors = "trap", ()
+        elif opcode == WARP_BARRIER:
+            tail.end, tail.successors = "warp", (number + 1,)
         elif is_phase_wait(opcode):
             _cut_phase_wait(block, last, extra, total, number + 1)
         elif is_reduction(opcode):

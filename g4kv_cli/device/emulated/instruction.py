@@ -94,6 +94,8 @@ _NO_RESULT_PREFIXES = ("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", 
 """A try_wait is cut into the wait, which this is, and a second half that has the result (see flow.py)."""
 
 WGMMA = "wgmma.mma_async."
+WGMMA_WAIT = "wgmma.wait_group.sync.aligned"
+"""Both read what they write (the operands of the wait: see accumulators.py)."""
 
 
 def operand_registers(operand: Operand | None) -> list[Register]:
@@ -147,7 +149,7 @@ class Instruction:
             found.extend(operand_registers(operand))
         if self.opcode.startswith(("addc", "subc", "madc")):
             found.append(CARRY)
-        if self.opcode.startswith(WGMMA):
+        if self.opcode.startswith((WGMMA, WGMMA_WAIT)):
             found.extend(self.writes)
         if self.guard is not None:
             found.append(self.guard)

@@ -226,6 +226,8 @@ def emit_block(emitter: BlockEmitter) -> None:
         result = _barrier_operands(emitter)
     elif final is not None and emitter.block.end == "phase":
         result = phase_operands(emitter, final)
+    elif final is not None and emitter.block.end == "warp":
+        result = emitter.source(final.operands[0], "b32", final)
     emitter.write_back()
     emitter.emit(f"return {result}")
 

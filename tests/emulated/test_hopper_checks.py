@@ -1,0 +1,459 @@
+"""Each check of mbarriers and bulk copies on a kernel that breaks exactly that rule, and on a twin that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hopper_helper import PRELUDE, hopper_kernel
+from launch_helper import faults_of, pointer, read_as, upload
+from nvrtc_helper import line_of
+
+from g4kv_cli.device.emulated import Fault, Machine, TensorMap
+
+# A ring of two stages: thread 0 loads rows of 64 x 32 elements, warps 1 and 2 add up their halves of every stage.
+STEPS = 5
+RING = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* out) {
+  __shared__ __align__(1024) u16 stage[2][32 * 64];
+  __shared__ u64 full[2], empty[2];
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < 2; ++s) { init(&full[s], 1); init(&empty[s], 2); }     // MARK: init
+    init_fence();
+  }
+  /*BARRIER*/ __syncthreads();
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) for (int i = 0; i < 5; ++i) {
+      int s = i % 2, parity = i / 2 % 2;
+      /*EMPTY*/ wait(&empty[s], parity ^ 1);                                   // MARK: empty wait
+      /*EXPECT*/ expect(&full[s], 4096);
+      /*LOAD*/ load2(stage[s], &map, 0, i * 32 + blockIdx.x * 160, &full[s]);  // MARK: load
+    }
+    return;
+  }
+  u32 total = 0;
+  for (int i = 0; i < 5; ++i) {
+    int s = i % 2, parity = i / 2 % 2;
+    /*FULL*/ wait(&full[s], parity);                                           // MARK: full wait
+    for (int j = threadIdx.x - 32; j < 32 * 64; j += 64) total += stage[s][j]; // MARK: read
+    __syncwarp();
+    /*RELEASE*/ if (threadIdx.x % 32 == 0) arrive(&empty[s]);                  // MARK: release
+  }
+  out[blockIdx.x * 64 + threadIdx.x - 32] = total;
+}
+"""
+BLOCKS = 3
+
+
+def seeded(source: str, mark: str, text: str) -> str:
+    """The source with the statement behind a comment mark replaced; its line numbers stay."""
+    begin = source.index(f"/*{mark}*/")
+    end = source.index("\n", begin)
+    comment = source.find("// MARK", begin, end)
+    tail = source[comment:end] if comment >= 0 else ""
+    return source[:begin] + text + tail + source[end:]
+
+
+def run_ring(source: str, **options: Any) -> tuple[list[Fault], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+    machine = Machine()
+    data = np.random.default_rng(3).integers(0, 1000, (BLOCKS * STEPS * 32, 64)).astype(np.uint16)
+    tensor_map = machine.tensor_map(upload(machine, data, "data"), (64, len(data)), (64, 32), swizzle_bytes=0)
+    out = machine.allocate(BLOCKS * 64 * 4, "out")
+    faults = faults_of(
+        machine, hopper_kernel(source), tensor_map.pack(), pointer(out), grid=BLOCKS, block=96, **options
+    )
+    return faults, read_as(machine, out, BLOCKS * 64, np.uint32), data
+
+
+def line(source: str, mark: str) -> int:
+    return line_of(PRELUDE + source, f"MARK: {mark}")
+
+
+def where(fault: Fault) -> tuple[Any, ...]:
+    """The kernel's own line, whether or not the wrapper was inlined."""
+    return fault.call_line or fault.source_line, fault.block, fault.thread
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_threads": 1}, {"reverse_blocks": True}], ids=str)
+def test_ring_of_bulk_copies_is_clean(options: dict[str, Any]) -> None:
+    faults, totals, data = run_ring(RING, **options)
+    assert not faults
+    # Thread t of 64 adds elements t, t + 64, ...: column t of all rows of its block.
+    want = data.reshape(BLOCKS, STEPS * 32, 64).astype(np.uint32).sum(1)
+    np.testing.assert_array_equal(totals.reshape(BLOCKS, 64), want)
+
+
+def test_too_many_expected_bytes_are_a_deadlock() -> None:
+    source = seeded(RING, "EXPECT", "expect(&full[s], 4112);")
+    (fault,), _, _ = run_ring(source)
+    assert (fault.kind, fault.is_fatal) == ("deadlock", True)
+    assert where(fault) == (line(source, "full wait"), (0, 0, 0), (32, 0, 0))
+    assert "0 of 1 arrivals and 16 transaction bytes are missing" in fault.message
+
+
+def test_too_few_expected_bytes_are_found() -> None:
+    # The phase ends before the bytes are there: what the consumers read is not ordered after the copy.
+    source = seeded(RING, "EXPECT", "expect(&full[s], 4080);")
+    faults, _, _ = run_ring(source)
+    assert {"deadlock", "shared_race"} & {fault.kind for fault in faults}
+
+
+def test_no_expected_bytes_let_consumers_read_before_the_copy() -> None:
+    source = seeded(RING, "EXPECT", "arrive(&full[s]);")
+    faults, _, _ = run_ring(source)
+    races = [fault for fault in faults if fault.kind == "shared_race"]
+    assert "read-after-write race: warp 1 and a bulk copy" in races[0].message
+    assert where(races[0]) == (line(source, "read"), (0, 0, 0), (32, 0, 0))
+
+
+@pytest.mark.parametrize("who", ["0", "threadIdx.x == 32"])
+def test_missing_arrival_is_a_deadlock(who: str) -> None:
+    source = seeded(RING, "RELEASE", f"if ({who}) arrive(&empty[s]);")
+    (fault,), _, _ = run_ring(source)
+    assert fault.kind == "deadlock"
+    # Stages 0 and 1 are filled once without waiting; the third load waits for ever, as do the consumers.
+    assert where(fault) in [
+        (line(source, "empty wait"), (0, 0, 0), (0, 0, 0)),
+        (line(source, "full wait"), (0, 0, 0), (32, 0, 0)),
+    ]
+    assert "and no thread can run" in fault.message
+
+
+def test_missing_producer_is_a_deadlock_at_the_consumers_wait() -> None:
+    source = seeded(RING, "LOAD", "")
+    (fault,), _, _ = run_ring(source)
+    assert fault.kind == "deadlock"
+    assert where(fault) == (line(source, "full wait"), (0, 0, 0), (32, 0, 0))
+    assert "0 of 1 arrivals and 4096 transaction bytes" in fault.message
+
+
+@pytest.mark.parametrize("text", ["", "wait(&full[s], parity ^ 1);", "if (threadIdx.x < 64) wait(&full[s], parity);"])
+def test_consumers_that_do_not_wait_for_a_stage(text: str) -> None:
+    faults, _, _ = run_ring(seeded(RING, "FULL", text))
+    # They run ahead of the producer, whose phases they then confuse.
+    assert faults[0].kind in ("shared_uninitialised_read", "shared_race")
+    first = (64, 0, 0) if "64" in text else (32, 0, 0)
+    assert where(faults[0]) == (line(RING, "read"), (0, 0, 0), first)
+
+
+AHEAD = """
+  if (threadIdx.x == 0) { expect(&other, 1024); load2(tile, &map, 0, 0, &other); }   // MARK: one load
+  __syncthreads();
+  WAIT
+  u32 value = tile[threadIdx.x];                                                     // MARK: one read
+  out[1024 + blockIdx.x * 64 + threadIdx.x] = value;
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("", 0),
+        ("wait(&other, 1);", 0),  # the phase before
+        ("if (threadIdx.x < 32) wait(&other, 0);", 32),  # no other warp knows
+        ("if (threadIdx.x < 32) wait(&other, 0); __syncthreads();", None),
+        ("wait(&other, 0);", None),
+    ],
+)
+def test_reading_before_the_phase_completed_is_a_race(text: str, first: int | None) -> None:
+    source = SMALL.replace("BODY", AHEAD.replace("WAIT", text))
+    machine = Machine()
+    out = upload(machine, np.arange(2048).astype(np.uint32), "out")
+    tensor_map = machine.tensor_map(out, (32, 32), (32, 8), 4, None, 0)
+    faults = faults_of(machine, hopper_kernel(source), tensor_map.pack(), pointer(out), block=64)
+    races = [fault for fault in faults if fault.kind == "shared_race"]
+    if first is None:
+        assert faults == []
+        np.testing.assert_array_equal(read_as(machine, out, 2048, np.uint32)[1024:1088], np.arange(64))
+        return
+    (race,) = races
+    assert where(race) == (line(source, "one read"), (0, 0, 0), (first, 0, 0))
+    assert f"read-after-write race: warp {first // 32} and a bulk copy" in race.message
+    assert "whose mbarrier phase was not waited for" in race.message
+
+
+def test_waiting_for_another_mbarrier_is_a_race() -> None:
+    text = """if (threadIdx.x == 0) { expect(&bar, 1024); load2(tile + 512, &map, 0, 0, &bar); arrive(&bar); }
+  wait(&bar, 0); int unrelated = tile[512 + threadIdx.x]; if (unrelated == -1) return;"""
+    faults = run_small(AHEAD.replace("WAIT", text))
+    assert [fault.kind for fault in faults] == ["shared_race"]
+    assert "whose mbarrier phase was not waited for" in faults[0].message
+    assert faults[0].address == 0
+
+
+def test_overwriting_a_stage_that_is_still_read_is_a_race() -> None:
+    source = seeded(RING, "EMPTY", "")
+    faults, _, _ = run_ring(source)
+    # The load goes first into a full stage, or the producer arrives twice in one phase.
+    assert {fault.kind for fault in faults} <= {"shared_race", "mbarrier_misuse"}
+    assert faults
+    # One arrival of two releases the stage while the other warp may still read it.
+    early = RING.replace("init(&empty[s], 2)", "init(&empty[s], 1)")
+    faults, _, _ = run_ring(early)
+    assert any(fault.kind in ("shared_race", "deadlock", "mbarrier_misuse") for fault in faults)
+
+
+def test_release_before_the_reads_is_a_race() -> None:
+    source = RING.replace("/*FULL*/ wait(&full[s], parity); ", "/*FULL*/ wait(&full[s], parity); RELEASE_EARLY")
+    source = seeded(source, "RELEASE", "").replace("RELEASE_EARLY", "if (threadIdx.x % 32 == 0) arrive(&empty[s]);")
+    faults, _, _ = run_ring(source)
+    assert {fault.kind for fault in faults} == {"shared_race"}
+    race = faults[0]
+    assert "write-after-read race: a bulk copy and warp" in race.message
+    assert where(race) == (line(source, "load"), (0, 0, 0), (0, 0, 0))
+    assert f"line {line(source, 'read')}" in race.message
+
+
+def test_use_without_a_barrier_behind_the_initialisation() -> None:
+    source = seeded(RING, "BARRIER", "")
+    faults, _, _ = run_ring(source)
+    assert faults
+    assert {fault.kind for fault in faults} <= {"shared_race", "mbarrier_misuse"}
+    race = next(fault for fault in faults if fault.kind == "shared_race")
+    assert "mbarrier.init" in race.message
+
+
+SMALL = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* out) {
+  __shared__ __align__(1024) u32 tile[1024];
+  __shared__ u64 bar, other;
+  if (threadIdx.x == 0) { /*INIT*/ init(&bar, 2); init(&other, 1); }
+  __syncthreads();
+  BODY
+}
+"""
+
+
+def run_small(body: str, init: str | None = None, tensor_map: TensorMap | None = None, block: int = 64) -> list[Fault]:
+    source = SMALL.replace("BODY", body)
+    if init is not None:
+        source = source.replace("/*INIT*/ init(&bar, 2);", init)
+    machine = Machine()
+    out = upload(machine, np.arange(2048).astype(np.uint32), "out")
+    small = tensor_map or machine.tensor_map(out, (32, 32), (32, 8), 4, None, 0)
+    return faults_of(machine, hopper_kernel(source), small.pack(), pointer(out), block=block)
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "words"),
+    [
+        ("if (threadIdx.x == 0) arrive(&bar);", "", "are no mbarrier"),
+        ("wait(&bar, 1);", "", "are no mbarrier"),
+        ("arrive(&other); if (threadIdx.x == 0) expect(&bar, 2000000);", None, "transaction bytes expected"),
+        ("if (threadIdx.x == 0) init(&bar, 1);", None, "init of an mbarrier that was not invalidated"),
+        ("if (threadIdx.x == 0) { bar = 0; arrive(&bar); }", None, "have been overwritten"),
+        (
+            "if (threadIdx.x == 0) expect(&bar, 16); __syncthreads(); if (threadIdx.x < 2) arrive(&bar);",
+            None,
+            "more arrivals than the current phase still waits for",
+        ),
+        ("", "init(&bar, 0);", "arrival count 0"),
+        (
+            "if (threadIdx.x == 0) { invalidate(&bar); arrive(&bar); }",
+            None,
+            "are no mbarrier",
+        ),
+    ],
+)
+def test_misuse_of_an_mbarrier(body: str, init: str | None, words: str) -> None:
+    fault = run_small(body, init)[-1]
+    assert (fault.kind, fault.is_fatal) == ("mbarrier_misuse", True)
+    assert words in fault.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if (threadIdx.x < 2) arrive(&bar); wait(&bar, 0);",
+        "for (int i = 0; i < 2; ++i) { if (threadIdx.x % 32 == 0) arrive(&bar); wait(&bar, i); }",
+        "wait(&bar, 1);",  # the phase before the first counts as complete
+        "if (threadIdx.x == 0) { invalidate(&bar); init(&bar, 9); }",
+        "for (int i = 0; i < 3; ++i) if (threadIdx.x == 40) arrive(&other);",
+    ],
+)
+def test_right_use_of_an_mbarrier(body: str) -> None:
+    assert run_small(body) == []
+
+
+def test_arrivals_order_what_came_before_them() -> None:
+    body = """
+  if (threadIdx.x < 32) { tile[threadIdx.x] = threadIdx.x; __syncwarp(); ARRIVE }
+  else { WAIT out[threadIdx.x] = tile[threadIdx.x - 32]; }"""
+    arrival, waiting = "if (threadIdx.x < 2) arrive(&bar);", "wait(&bar, 0);"
+    assert run_small(body.replace("ARRIVE", arrival).replace("WAIT", waiting)) == []
+    faults = run_small(body.replace("ARRIVE", arrival).replace("WAIT", ""))
+    assert "shared_race" in [fault.kind for fault in faults]
+    late = "tile[64] = 1; if (threadIdx.x < 2) arrive(&bar); tile[threadIdx.x] = 5;"
+    (fault,) = run_small(body.replace("ARRIVE", late).replace("WAIT", waiting))
+    assert fault.kind == "shared_race"
+    assert "warp 0 and warp 1" in fault.message
+
+
+def test_a_wait_that_only_peeks_does_not_hang() -> None:
+    body = """
+  if (threadIdx.x < 32) { wait(&other, 0); if (threadIdx.x < 2) arrive(&bar); }
+  else {
+    int done = peek(&bar, 0);
+    if (threadIdx.x == 32) arrive(&other);   // only now can the phase end
+    if (!done) wait(&bar, 0);
+    out[threadIdx.x] = done;
+  }"""
+    assert run_small(body) == []
+
+
+def test_a_warp_waits_for_its_lane_at_an_mbarrier() -> None:
+    body = """
+  if (threadIdx.x == 0) {{ expect(&other, 1024); load2(tile, &map, 0, 0, &other); wait(&other, 0); }}
+  {} u32 value = tile[threadIdx.x]; out[threadIdx.x] = value;"""
+    assert run_small(body.format("__syncwarp();"), block=32) == []
+    assert run_small(body.format(""), block=32) != []
+    (fault,) = run_small("if (threadIdx.x == 0) wait(&other, 0); __syncwarp();", block=32)
+    assert (fault.kind, fault.thread) == ("deadlock", (0, 0, 0))
+    # A lane that has exited is never waited for, but must not be in the mask.
+    (fault,) = run_small("if (threadIdx.x == 3) return; if (threadIdx.x == 0) wait(&other, 1); __syncwarp();", block=32)
+    assert fault.kind == "exited_lane_shuffle"
+    assert run_small("if (threadIdx.x == 3) return; __syncwarp(0xfffffff7); wait(&other, 1);", block=32) == []
+
+
+def test_waits_of_both_kinds_in_one_deadlock() -> None:
+    (fault,) = run_small("if (threadIdx.x < 32) wait(&bar, 0); __syncthreads();")
+    assert fault.kind == "deadlock"
+    assert "2 of 2 arrivals and 0 transaction bytes are missing" in fault.message
+    assert fault.lanes == 32
+
+
+LOAD_ONE = "if (threadIdx.x == 0) {{ expect(&other, 1024); load2({}, &map, {}, {}, &other); }} wait(&other, 0);"
+
+
+def test_box_outside_of_shared_memory() -> None:
+    assert run_small(LOAD_ONE.format("tile", 0, 0)) == []
+    (fault,) = run_small(LOAD_ONE.format("tile + 1024", 0, 0))
+    assert (fault.kind, fault.thread) == ("shared_out_of_bounds", (0, 0, 0))
+
+
+def test_box_at_an_address_that_is_no_multiple_of_128() -> None:
+    (fault,) = run_small(LOAD_ONE.format("tile + 16", 0, 0))
+    assert fault.kind == "misaligned"
+    assert "128-byte aligned" in fault.message
+
+
+def test_source_of_a_bulk_load_is_checked() -> None:
+    machine = Machine()
+    address = machine.allocate(32 * 8 * 4, "source")
+    kernel = hopper_kernel(SMALL.replace("BODY", LOAD_ONE.format("tile", 0, 0)))
+
+    def run(rows: int) -> list[Fault]:
+        tensor_map = machine.tensor_map(address, (32, rows), (32, 8), 4, None, 0)
+        return faults_of(machine, kernel, tensor_map.pack(), pointer(address), block=64)
+
+    (fault,) = run(8)
+    assert (fault.kind, fault.label, fault.offset) == ("uninitialised_read", "source", 0)
+    machine.write(address, np.zeros(256, np.uint32))
+    assert run(8) == []
+    smaller = machine.allocate(32 * 4 * 4, "smaller")
+    machine.fill(smaller, 512, 0)
+    tensor_map = machine.tensor_map(smaller, (32, 8), (32, 8), 4, None, 0)
+    (fault,) = faults_of(machine, kernel, tensor_map.pack(), pointer(address), block=64)
+    assert (fault.kind, fault.label, fault.offset) == ("global_out_of_bounds", "smaller", 512)
+
+
+def test_operand_that_is_no_tensor_map() -> None:
+    machine = Machine()
+    out = machine.allocate(4096, "out")
+    kernel = hopper_kernel(SMALL.replace("BODY", LOAD_ONE.format("tile", 0, 0)))
+    (fault,) = faults_of(machine, kernel, bytes(128), pointer(out), block=64)
+    assert fault.kind == "illegal_instruction"
+    assert "no tensor map" in fault.message
+    flat = machine.tensor_map(out, (32, 8, 4), (32, 8, 1), 4, None, 0)
+    machine = Machine()
+    (fault,) = faults_of(machine, kernel, flat.pack(), pointer(out), block=64)
+    assert "2 coordinates for a tensor map of 3 dimensions" in fault.message
+
+
+def test_tensor_map_in_global_memory() -> None:
+    source = """
+extern "C" __global__ void kernel(const TensorMap* map, u32* out) {
+  __shared__ __align__(1024) u32 tile[256];
+  __shared__ u64 full;
+  if (threadIdx.x == 0) { init(&full, 1); expect(&full, 1024); load2(tile, map, 0, 8, &full); wait(&full, 0); }
+  __syncwarp();
+  for (int i = threadIdx.x; i < 256; i += 32) out[i] = tile[i];
+}
+"""
+    machine = Machine()
+    data = np.arange(32 * 32).astype(np.uint32)
+    tensor_map = machine.tensor_map(upload(machine, data, "data"), (32, 32), (32, 8), 4, None, 0)
+    place = upload(machine, np.frombuffer(tensor_map.pack(), np.uint8), "map")
+    out = machine.allocate(1024, "out")
+    assert faults_of(machine, hopper_kernel(source), pointer(place), pointer(out)) == []
+    np.testing.assert_array_equal(read_as(machine, out, 256, np.uint32), data[256:512])
+
+
+def test_copy_that_nobody_waits_for() -> None:
+    body = "if (threadIdx.x == 0) { expect(&other, 1024); load2(tile, &map, 0, 0, &other); }"
+    (fault,) = run_small(body)
+    assert (fault.kind, fault.is_fatal) == ("unfinished_copy", False)
+    assert "ended before a bulk copy" in fault.message
+    assert run_small(body + " wait(&other, 0);") == []
+
+
+STORES = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* out) {
+  __shared__ __align__(1024) u32 tile[256];
+  for (int i = threadIdx.x; i < 256; i += 64) tile[i] = i;                    // MARK: fill
+  /*FENCE*/ proxy_fence();
+  /*BARRIER*/ __syncthreads();
+  if (threadIdx.x == 0) {
+    store2(&map, 0, 8, tile);                                                 // MARK: store
+    /*COMMIT*/ commit();
+    /*WAIT*/ wait_read();
+  }
+  /*AGAIN*/ __syncthreads();
+  tile[threadIdx.x] = 7;                                                      // MARK: reuse
+  /*END*/
+}
+"""
+
+
+def run_stores(source: str) -> tuple[list[Fault], npt.NDArray[np.uint32]]:
+    machine = Machine()
+    out = machine.allocate(4096, "out")
+    tensor_map = machine.tensor_map(out, (32, 32), (32, 8), 4, None, 0)
+    faults = faults_of(machine, hopper_kernel(source), tensor_map.pack(), pointer(out), block=64)
+    return faults, read_as(machine, out, 1024, np.uint32)
+
+
+def test_bulk_store_and_reuse_of_its_source() -> None:
+    faults, values = run_stores(STORES)
+    assert faults == []
+    np.testing.assert_array_equal(values[256:512], np.arange(256))
+    # The fence may also stand behind the barrier, in the thread that issues the store.
+    moved = seeded(STORES, "FENCE", "").replace("    store2(&map", "    proxy_fence(); store2(&map")
+    assert run_stores(moved)[0] == []
+
+
+def test_bulk_store_without_a_proxy_fence() -> None:
+    source = seeded(STORES, "FENCE", "")
+    (fault,), _ = run_stores(source)
+    assert fault.kind == "shared_race"
+    assert "ordered, but without a fence.proxy.async" in fault.message
+    assert where(fault) == (line(source, "store"), (0, 0, 0), (0, 0, 0))
+    assert f"line {line(source, 'fill')}" in fault.message
+
+
+def test_bulk_store_without_a_barrier() -> None:
+    (fault,), _ = run_stores(seeded(STORES, "BARRIER", ""))
+    assert fault.kind == "shared_race"
+    assert "read-after-write race: a bulk store of warp 0 and warp 1" in fault.message
+
+
+@pytest.mark.parametrize(("mark", "unfinished"), [("WAIT", True), ("COMMIT", True), ("AGAIN", False)])
+def test_reuse_before_a_bulk_store_has_read(mark: str, unfinished: bool) -> None:
+    source = seeded(STORES, mark, "")
+    faults, _ = run_stores(source)
+    race = next(fault for fault in faults if fault.kind == "shared_race")
+    assert "write-after-read race: warp" in race.message
+    assert where(race)[0] == line(source, "reuse")
+    assert ("unfinished_copy" in [fault.kind for fault in faults]) == unfinished
