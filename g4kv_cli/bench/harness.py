@@ -86,6 +86,7 @@ def run_in_cuda_bench(sweep: Sweep, device: CudaDevice) -> dict[int, ColdTiming]
     benchmark.set_criterion_param_float64("min-time", MIN_TIME_SECONDS)
     benchmark.set_criterion_param_float64("max-noise", MAX_NOISE)
     benchmark.set_min_samples(MIN_SAMPLES)
+    benchmark.set_cold_warmup_runs(1)
     benchmark.set_timeout(TIMEOUT_SECONDS)
     benchmark.set_batch_target_time(BATCH_SECONDS)
     with tempfile.TemporaryDirectory(prefix="g4kv-bench-") as directory:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -207,7 +209,7 @@ def bench(
         plan = make_plan(request, opened.limits.max_shared_bytes_per_block)
         before = clocks()
         run = BenchRun(plan, request, opened, libraries, seed=seed, cold=not no_cold)
-        info = collect_run_info(opened, kernels, seed)
+        info = _with_versions(collect_run_info(opened, kernels, seed))
         record = BenchRecord(
             run=info,
             settings={
@@ -300,6 +302,15 @@ def _show_plan(console: BenchConsole, request: Request) -> None:
     rows = {row.shape.id: row for row in analyse(record).rows}
     names = [[cell.configuration for cell in plan.cells if cell.shape == shape.id] for shape in plan.shapes]
     console.plan([rows[shape.id] for shape in plan.shapes], names, H200_CEILINGS)
+
+
+def _with_versions(info: RunInfo) -> RunInfo:
+    """The run's head with the versions of what else took part."""
+    found = dict(info.versions)
+    for package in ("cuda-bench", "torch", *dict.fromkeys(peer.distribution for peer in PEERS)):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return replace(info, versions=found)
 
 
 def _is_record(baseline: str) -> bool:
