@@ -291,6 +291,52 @@ def test_arrivals_order_what_came_before_them() -> None:
     assert "warp 0 and warp 1" in fault.message
 
 
+def test_barriers_of_the_older_kinds_order_too() -> None:
+    body = """
+  if (threadIdx.x < 32) { tile[threadIdx.x] = threadIdx.x; ARRIVE arrive(&other); }
+  else { WAIT u32 value = tile[threadIdx.x - 32]; out[threadIdx.x] = value; }"""
+    arrival = 'asm volatile("bar.arrive 1, 64;" ::: "memory"); if (threadIdx.x == 0)'
+    waiting = 'asm volatile("bar.sync 1, 64;" ::: "memory");'
+    assert run_small(body.replace("ARRIVE", arrival).replace("WAIT", waiting)) == []
+    both = 'asm volatile("bar.sync 1, 64;" ::: "memory"); if (threadIdx.x == 0)'
+    assert run_small(body.replace("ARRIVE", both).replace("WAIT", waiting)) == []
+    # What follows the arrival is not ordered.
+    late = arrival.replace("if (", "tile[threadIdx.x] = 9; if (")
+    (fault,) = run_small(body.replace("ARRIVE", late).replace("WAIT", waiting))
+    assert fault.kind == "shared_race"
+
+
+def test_atomics_meet_atomics_only() -> None:
+    body = """
+  if (threadIdx.x == 0) tile[0] = 0;
+  __syncthreads();
+  atomicAdd(&tile[0], 1);
+  BARRIER
+  out[threadIdx.x] = tile[0];
+  if (threadIdx.x == 0) arrive(&other);"""
+    assert run_small(body.replace("BARRIER", "__syncthreads();")) == []
+    faults = run_small(body.replace("BARRIER", ""))
+    assert {fault.kind for fault in faults} == {"shared_race"}
+    assert "atomic" in faults[0].message
+
+
+def test_many_mbarriers() -> None:
+    body = """
+  __shared__ u64 many[40];
+  if (threadIdx.x < 32) for (int i = 0; i < 2; ++i) if (i * 32 + threadIdx.x < 40) init(&many[i * 32 + threadIdx.x], 1);
+  __syncthreads();
+  if (threadIdx.x >= 32) {
+    tile[threadIdx.x] = threadIdx.x;
+    arrive(&many[threadIdx.x - 32]);
+  } else {
+    wait(&many[threadIdx.x], 0);
+    u32 value = tile[threadIdx.x + 32];
+    out[threadIdx.x] = value;
+  }"""
+    assert run_small(body) == []
+    assert run_small(body.replace("wait(&many[threadIdx.x], 0);", "wait(&many[threadIdx.x], 1);")) != []
+
+
 def test_a_wait_that_only_peeks_does_not_hang() -> None:
     body = """
   if (threadIdx.x < 32) { wait(&other, 0); if (threadIdx.x < 2) arrive(&bar); }

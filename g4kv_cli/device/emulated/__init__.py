@@ -5,6 +5,8 @@
     kernel = Module(ptx_text).kernel("prep")
     report = machine.launch(kernel, grid=(4, 1, 1), block=(128, 1, 1), arguments=[...])
 
+Of Hopper (compute_90a) it knows mbarriers, bulk tensor copies (``Machine.tensor_map``) and wgmma.
+
 A library of its own: it needs NumPy only. A launch either returns a LaunchReport or raises LaunchFault with one
 Fault for each broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was recorded to do; nothing here says
 anything about speed, occupancy, memory ordering or faults of the assembler.

@@ -228,7 +228,8 @@ class ClockRaces:
             for position, row in enumerate(signalled):
                 slot = row // self.warps
                 if complete is None or complete[slot]:
-                    joined[:, slot] = np.maximum(joined[:, slot], known[:, position])
+                    into = joined[:, slot, : known.shape[2]]  # mbarriers may have been added since
+                    np.maximum(into, known[:, position], out=into)
         self.clocks[:, rows] = joined[:, rows // self.warps]
         self.clocks[KNOWN, rows, self.own[rows]] += 1
 

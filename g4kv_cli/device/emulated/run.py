@@ -21,8 +21,8 @@ DEFAULT_BLOCK_STEPS = 20_000_000
 """Basic-block executions after which the watchdog ends a launch that sets no instruction limit."""
 
 
-_MAX_CLOCKED_BYTES = 4 << 20
-"""Shared bytes of the blocks executed together where each location has clocks (see clock_races.py)."""
+_MAX_CLOCKED_LOCATIONS = 1 << 20
+"""Shared locations of the blocks executed together where each has clocks (see clock_races.py)."""
 
 
 class Run:
@@ -85,7 +85,8 @@ class Run:
         threads = self.block[0] * self.block[1] * self.block[2]
         step = max(1, chunk_threads // (-(-threads // 32) * 32))
         if self.kernel.is_asynchronous:
-            step = max(1, min(step, _MAX_CLOCKED_BYTES // max(self.shared_bytes, 1)))
+            locations = (self.shared_bytes >> self.kernel.granule_shift) + 1
+            step = max(1, min(step, _MAX_CLOCKED_LOCATIONS // locations))
         order = np.arange(total)
         if reverse_blocks:
             order = order[::-1]
