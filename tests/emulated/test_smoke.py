@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -114,7 +115,8 @@ def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: py
     _smoke(path, *chosen)
     kernels = tmp_path / "kernels"
     kernels.mkdir()
-    (kernels / "unused.cuh").write_text("// another digest\n")
+    source = BUILT_IN_KERNELS_DIRECTORY / "bf16.cuh"
+    (kernels / source.name).write_text(f"{source.read_text()}// another digest\n")
     target = tmp_path / "two.json"
     for words, more in (
         ("other kernel sources", ("--kernels", str(kernels))),
