@@ -89,7 +89,7 @@ def attention_call(problem: AttentionProblem, library: KernelLibrary, variant: V
 
 
 def plan_of(problem: AttentionProblem, device: Device, tile: int) -> PrefillPagedPlan:
-    """The problem's plan with this tile (0: derived), made once: all decode forms share one, as a server's layers do."""
+    """The problem's plan with this tile (0: derived), made once: all decode forms share it, as a server's layers do."""
     if tile not in problem.plans:
         shape = problem.shape
         problem.plans[tile] = PrefillPagedPlan.batch(

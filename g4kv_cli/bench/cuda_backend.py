@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.bench import peers
@@ -17,6 +18,7 @@ from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_ele
 from g4kv_cli.bench.sweep import Runnable, SkippedConfiguration
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.bench_records import BASELINE_SUFFIX, Shape
+from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
@@ -30,6 +32,8 @@ Array = npt.NDArray[Any]
 MAX_POOLS = 48
 CACHE_ROUNDS = 5
 """Pools rotate through this many times the L2 cache, where MAX_POOLS of them are as large."""
+MIN_ARENA_ELEMS = 2**27
+"""The ceilings need as much, whatever the shapes do."""
 MEMORY_SHARE = 0.6
 """Of the free memory for the arena; the rest is for workspaces, outputs and peers."""
 
@@ -177,7 +181,7 @@ class CudaShape:
         self._runnables.clear()
         self.device.synchronize()
         for allocation in list(self.device._allocations[self._first_allocation :]):
-            self.device._release(allocation)
+            self.device.free(DeviceArray(allocation, 0, (allocation.nbytes,), np.dtype(np.uint8), (1,)))
 
 
 class CudaBackend:
@@ -202,7 +206,7 @@ class CudaBackend:
         self._seed = seed
         self._limit_elems = int(device.memory_bytes()[0] * MEMORY_SHARE) // 2
         wanted = [self._pools_of(shape) * self._pool_elems(shape) for shape in shapes]
-        self.arena = NoiseArena(libraries[0], max([2**27, *wanted]), seed=seed)
+        self.arena = NoiseArena(libraries[0], max([MIN_ARENA_ELEMS, *wanted]), seed=seed)
 
     def open(self, shape: Shape) -> CudaShape:
         """Raises DeviceUnavailable if not one pool fits."""

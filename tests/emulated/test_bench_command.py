@@ -1,0 +1,221 @@
+"""``g4kv bench`` from the command line to the record, on the emulated device in the guise of a CUDA one.
+
+Kernels really run (interpreted), graphs replay what was captured, results are really checked; only the clock is made
+up: each launch takes a time that the test sets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from g4kv_cli.bench import cuda_backend, sweep
+from g4kv_cli.bench import run as bench_run
+from g4kv_cli.bench_records import Ceilings, read_bench_record
+from g4kv_cli.commands import bench as bench_command
+from g4kv_cli.commands.bench import bench
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Launch, LoadedKernel
+
+
+class FakeGraph:
+    def __init__(self, device: FakeCuda) -> None:
+        self._device = device
+        self.launches: list[tuple[LoadedKernel, Launch]] = []
+
+    def replay(self, times: int = 1) -> None:
+        for _ in range(times):
+            for kernel, launch in self.launches:
+                self._device.launch(kernel, launch)
+
+    def close(self) -> None:
+        self.launches = []
+
+
+class FakeCuda(EmulatedDevice):
+    """An emulated device that captures graphs and has a clock; ``seconds`` of a launch by the kernel's name."""
+
+    def __init__(self, seconds: Callable[[LoadedKernel], float]) -> None:
+        super().__init__("sm_90a", "a test")
+        self.info = dataclasses.replace(self.info, kind="cuda", name="Test GPU")
+        self.now = 0.0
+        self._seconds = seconds
+        self._capturing: FakeGraph | None = None
+        self.ordinal = 0
+        self.stream = types.SimpleNamespace(handle=1)
+        self._device_handle = 0
+        self._driver = types.SimpleNamespace(
+            CUdevice_attribute=types.SimpleNamespace(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE=1),
+            cuDeviceGetAttribute=lambda _what, _device: (0, 1000),
+            cuEventCreate=lambda _flags: (0, [0.0]),
+            cuEventRecord=lambda event, _stream: (0, event.__setitem__(0, self.now)),
+            cuEventElapsedTime=lambda begin, end: (0, (end[0] - begin[0]) * 1e3),
+            cuEventDestroy=lambda _event: (0,),
+        )
+
+    def call(self, _what: str, returned: tuple[Any, ...]) -> Any:
+        return returned[1] if len(returned) > 1 else None
+
+    def memory_bytes(self) -> tuple[int, int]:
+        return 40_000_000, 40_000_000
+
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        if self._capturing is not None:
+            self._capturing.launches.append((kernel, launch))
+            return
+        self.now += self._seconds(kernel)
+        super().launch(kernel, launch)
+
+    def close(self) -> None:
+        """Each command closes its device; a test goes on with this one."""
+
+    @contextmanager
+    def capture(self) -> Iterator[FakeGraph]:
+        self._capturing = graph = FakeGraph(self)
+        try:
+            yield graph
+        finally:
+            self._capturing = None
+
+    def elapsed_seconds(self, work: Callable[[], object]) -> float:
+        begin = self.now
+        work()
+        return self.now - begin
+
+
+def _by_name(kernel: LoadedKernel) -> float:
+    """Split kernels take 10 us, their merge 2, all others 20."""
+    return 2e-6 if "merge" in kernel.name else 10e-6 if "split" in kernel.name else 20e-6
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCuda:
+    fake = FakeCuda(_by_name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cuda_backend, "MIN_ARENA_ELEMS", 2**12)
+    monkeypatch.setattr(cuda_backend, "MAX_POOLS", 2)
+    monkeypatch.setattr(sweep, "SAMPLES_TO_ESTIMATE", 1)
+    monkeypatch.setattr(sweep, "MIN_SAMPLES", 1)
+    monkeypatch.setattr(sweep, "MAX_SAMPLES", 2)
+    wanted = Ceilings(4.7e12, 4.28e12, 0.0, 1e-6, "a test")
+    monkeypatch.setattr(bench_run, "measure_ceilings", lambda *_arguments: wanted)
+    monkeypatch.setattr(bench_command, "open_gpu", lambda _spec: fake)
+    monkeypatch.setattr(bench_command, "clocks", lambda: "1980 MHz")
+    return fake
+
+
+def invoke(*arguments: str) -> Result:
+    fast = ["--no-cold", "--rounds", "2", "--round-ms", "0.1"]
+    return CliRunner().invoke(bench, [*arguments, *fast], standalone_mode=False, catch_exceptions=False)
+
+
+def test_decode_from_the_command_to_the_record(device: FakeCuda) -> None:
+    result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2")
+    assert result.return_value == 0, result.stdout
+    (path,) = Path("results/test-gpu").glob("*/bench.json")
+    record = read_bench_record(path, "--from")
+    assert record.ended == "finished"
+    assert record.clocks == ("1980 MHz", "1980 MHz")
+    times = {item.configuration: item for item in record.measurements}
+    assert list(times) == ["a", "b", "c2"]
+    assert [round((item.seconds or 0) * 1e6, 3) for item in times.values()] == [20.0, 20.0, 12.0]
+    assert times["c2"].pools == 1
+    assert times["c2"].checked_rows == 6
+    assert "c2 12.00 us (unsplit +66.7 %)" in result.stdout
+    # A second run is another record.
+    assert invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--quiet").return_value == 0
+    assert sorted(file.name for file in path.parent.iterdir()) == ["bench-2.json", "bench.json"]
+    # Nothing is left on the device but what the caller had.
+    assert device._allocations == []
+
+
+def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    from g4kv_cli.bench import workloads
+
+    monkeypatch.setattr(workloads, "_PREP_TOKENS", {"quick": (3,)})
+    monkeypatch.setattr(workloads, "_PREFILL", {"quick": ((5, 20),)})
+    for workload, count in (("prep", 3), ("prefill", 3)):
+        result = invoke(workload, "--geometry", "12b-global", "--preset", "quick", "--json", f"{workload}.json")
+        assert result.return_value == 0, result.stdout
+        record = read_bench_record(Path(f"{workload}.json"), "--from")
+        assert len(record.measurements) <= count
+        assert {item.status for item in record.measurements} == {"measured"}
+
+
+def test_a_kernel_with_a_seeded_fault_is_wrong_and_exits_1(device: FakeCuda, tmp_path: Path) -> None:
+    source = (BUILT_IN_KERNELS_DIRECTORY / "decode_body.cuh").read_text(encoding="utf-8")
+    wrong = source.replace("sum = fmaf(sums[split], factor, sum);", "sum = fmaf(sums[split], 1.1f * factor, sum);")
+    assert wrong != source
+    faulty = tmp_path / "faulty"
+    faulty.mkdir()
+    (faulty / "decode_body.cuh").write_text(wrong, encoding="utf-8")
+    result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--kernels", str(faulty), "--json", "bad.json")
+    record = read_bench_record(Path("bad.json"), "--from")
+    assert [item.status for item in record.measurements] == ["measured", "measured", "wrong"]
+    assert result.return_value == 1
+
+
+def test_a_slower_kernel_against_the_built_in_one(device: FakeCuda, tmp_path: Path) -> None:
+    copy = tmp_path / "mine"
+    copy.mkdir()
+    (copy / "decode.cu").write_text(
+        (BUILT_IN_KERNELS_DIRECTORY / "decode.cu").read_text(encoding="utf-8") + "// mine\n", encoding="utf-8"
+    )
+    built_in_digests = set()
+
+    def seconds(kernel: LoadedKernel) -> float:
+        built_in_digests.add(kernel.image.source_digest)
+        mine = kernel.image.source_digest != first[0] if first else False
+        return _by_name(kernel) * (1.08 if mine else 1.0)
+
+    first: list[str] = []
+    from g4kv_cli.compiler.images import compile_image
+    from g4kv_cli.compiler.sources import find_source
+
+    image = compile_image(find_source("decode.cu"), arch=device.info.arch, kind=device.image_kind)
+    first.append(image.source_digest)
+    device._seconds = seconds
+    shapes = ("--batch", "1", "--kv-len", "33", "--splits", "2", "--json", "pair.json")
+    result = invoke(*shapes, "--kernels", str(copy), "--baseline", "built-in")
+    assert result.return_value == 1
+    assert "3 cells: 3 slower (threshold 5 %)" in result.stdout
+    assert len(built_in_digests) == 2
+    configurations = [item.configuration for item in read_bench_record(Path("pair.json"), "--from").measurements]
+    assert configurations == ["a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline"]
+    assert invoke(*shapes, "--kernels", str(copy), "--baseline", "built-in", "--threshold", "10%").return_value == 0
+
+
+def test_a_run_against_a_record(device: FakeCuda) -> None:
+    shapes = ("--batch", "1", "--kv-len", "33", "--splits", "2")
+    assert invoke(*shapes, "--json", "old.json").return_value == 0
+    device._seconds = lambda kernel: 1.2 * _by_name(kernel)
+    result = invoke(*shapes, "--json", "new.json", "--baseline", "old.json")
+    assert result.return_value == 1
+    assert "3 cells: 3 slower (threshold 5 %)" in result.stdout
+
+
+def test_memory_for_one_shape_only(device: FakeCuda) -> None:
+    # 40 MB are free, the arena takes 24: 65536 keys of 2 KiB (K and V of one head of 512) do not fit, 33 do.
+    result = invoke("--geometry", "12b-global", "--batch", "1", "--kv-len", "33,65536", "--json", "part.json")
+    values = json.loads(Path("part.json").read_text(encoding="utf-8"))
+    status = {(item["shape"].split("/")[3], item["status"]) for item in values["measurements"]}
+    assert status == {("kv33", "measured"), ("kv65536", "skipped")}
+    assert result.return_value == 0
+    assert "one pool takes 0.1 GiB" in result.stdout
+
+
+def test_an_unwritable_record_is_known_before_anything_is_timed(device: FakeCuda) -> None:
+    from g4kv_cli.errors import UsageError
+
+    with pytest.raises(UsageError, match="cannot write"):
+        invoke("--batch", "1", "--kv-len", "33", "--json", "nowhere/bench.json")
+    assert device.launch_count < 50
