@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from nvrtc_helper import compile_kernel
+from launch_helper import faults_of, pointer, upload
+from nvrtc_helper import compile_kernel, line_of
 
-from g4kv_cli.device.emulated import Kernel
+from g4kv_cli.device.emulated import Fault, Kernel, Machine, TensorMap
 
 ARCH = "90a"
 
@@ -82,3 +83,42 @@ def floats(bits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 def bf16_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32 values (cut, not rounded: any bf16 will do for a test input)."""
     return (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def seeded(source: str, mark: str, text: str) -> str:
+    """The source with the statement behind a comment mark replaced; its line numbers stay."""
+    begin = source.index(f"/*{mark}*/")
+    end = source.index("\n", begin)
+    comment = source.find("// MARK", begin, end)
+    tail = source[comment:end] if comment >= 0 else ""
+    return source[:begin] + text + tail + source[end:]
+
+
+def line(source: str, mark: str) -> int:
+    return line_of(PRELUDE + source, f"MARK: {mark}")
+
+
+def where(fault: Fault) -> tuple[Any, ...]:
+    """The kernel's own line, whether or not the wrapper was inlined."""
+    return fault.call_line or fault.source_line, fault.block, fault.thread
+
+
+SMALL = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* out) {
+  __shared__ __align__(1024) u32 tile[1024];
+  __shared__ u64 bar, other;
+  if (threadIdx.x == 0) { /*INIT*/ init(&bar, 2); init(&other, 1); }
+  __syncthreads();
+  BODY
+}
+"""
+
+
+def run_small(body: str, init: str | None = None, tensor_map: TensorMap | None = None, block: int = 64) -> list[Fault]:
+    source = SMALL.replace("BODY", body)
+    if init is not None:
+        source = source.replace("/*INIT*/ init(&bar, 2);", init)
+    machine = Machine()
+    out = upload(machine, np.arange(2048).astype(np.uint32), "out")
+    small = tensor_map or machine.tensor_map(out, (32, 32), (32, 8), 4, None, 0)
+    return faults_of(machine, hopper_kernel(source), small.pack(), pointer(out), block=block)

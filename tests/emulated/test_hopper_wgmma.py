@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hopper_helper import ARCH, PRELUDE, bf16_bits, floats, hopper_kernel, wgmma_call
+from hopper_helper import ARCH, bf16_bits, floats, hopper_kernel, wgmma_call
 from launch_helper import faults_of, int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import DATA, compile_kernel, line_of
 
-from g4kv_cli.device.emulated import EmulatorError, Fault, Kernel, LaunchFault, Machine, Module, UnsupportedOpcode
+from g4kv_cli.device.emulated import EmulatorError, Fault, Kernel, Machine, Module, UnsupportedOpcode
 
 # One warpgroup, N = 8; A is 64 x 16 and B is 8 x 16 (both K-major), filled by all threads.
 SOURCE = """
@@ -376,8 +376,3 @@ def test_wrong_size_of_a_tensor_map_parameter() -> None:
     assert kernel.parameters[0].nbytes == 128
     with pytest.raises(EmulatorError, match="64 bytes"):
         launch_on(Machine(), kernel, bytes(64))
-
-
-def test_prelude_lines_are_counted() -> None:
-    assert line_of(PRELUDE + SOURCE, "/*BODY*/") > line_of(PRELUDE, "void put(")
-    assert issubclass(LaunchFault, EmulatorError)

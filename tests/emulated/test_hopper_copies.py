@@ -1,4 +1,4 @@
-"""Each check of mbarriers and bulk copies on a kernel that breaks exactly that rule, and on a twin that does not."""
+"""Each check of bulk copies on a kernel that breaks exactly that rule, and on a twin that does not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hopper_helper import PRELUDE, hopper_kernel
+from hopper_helper import SMALL, hopper_kernel, line, run_small, seeded, where
 from launch_helper import faults_of, pointer, read_as, upload
-from nvrtc_helper import line_of
 
-from g4kv_cli.device.emulated import Fault, Machine, TensorMap
+from g4kv_cli.device.emulated import Fault, Machine
 
 # A ring of two stages: thread 0 loads rows of 64 x 32 elements, warps 1 and 2 add up their halves of every stage.
 STEPS = 5
@@ -47,15 +46,6 @@ extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* ou
 BLOCKS = 3
 
 
-def seeded(source: str, mark: str, text: str) -> str:
-    """The source with the statement behind a comment mark replaced; its line numbers stay."""
-    begin = source.index(f"/*{mark}*/")
-    end = source.index("\n", begin)
-    comment = source.find("// MARK", begin, end)
-    tail = source[comment:end] if comment >= 0 else ""
-    return source[:begin] + text + tail + source[end:]
-
-
 def run_ring(source: str, **options: Any) -> tuple[list[Fault], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
     machine = Machine()
     data = np.random.default_rng(3).integers(0, 1000, (BLOCKS * STEPS * 32, 64)).astype(np.uint16)
@@ -65,15 +55,6 @@ def run_ring(source: str, **options: Any) -> tuple[list[Fault], npt.NDArray[np.u
         machine, hopper_kernel(source), tensor_map.pack(), pointer(out), grid=BLOCKS, block=96, **options
     )
     return faults, read_as(machine, out, BLOCKS * 64, np.uint32), data
-
-
-def line(source: str, mark: str) -> int:
-    return line_of(PRELUDE + source, f"MARK: {mark}")
-
-
-def where(fault: Fault) -> tuple[Any, ...]:
-    """The kernel's own line, whether or not the wrapper was inlined."""
-    return fault.call_line or fault.source_line, fault.block, fault.thread
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_threads": 1}, {"reverse_blocks": True}], ids=str)
@@ -213,161 +194,6 @@ def test_use_without_a_barrier_behind_the_initialisation() -> None:
     assert {fault.kind for fault in faults} <= {"shared_race", "mbarrier_misuse"}
     race = next(fault for fault in faults if fault.kind == "shared_race")
     assert "mbarrier.init" in race.message
-
-
-SMALL = """
-extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, u32* out) {
-  __shared__ __align__(1024) u32 tile[1024];
-  __shared__ u64 bar, other;
-  if (threadIdx.x == 0) { /*INIT*/ init(&bar, 2); init(&other, 1); }
-  __syncthreads();
-  BODY
-}
-"""
-
-
-def run_small(body: str, init: str | None = None, tensor_map: TensorMap | None = None, block: int = 64) -> list[Fault]:
-    source = SMALL.replace("BODY", body)
-    if init is not None:
-        source = source.replace("/*INIT*/ init(&bar, 2);", init)
-    machine = Machine()
-    out = upload(machine, np.arange(2048).astype(np.uint32), "out")
-    small = tensor_map or machine.tensor_map(out, (32, 32), (32, 8), 4, None, 0)
-    return faults_of(machine, hopper_kernel(source), small.pack(), pointer(out), block=block)
-
-
-@pytest.mark.parametrize(
-    ("body", "init", "words"),
-    [
-        ("if (threadIdx.x == 0) arrive(&bar);", "", "are no mbarrier"),
-        ("wait(&bar, 1);", "", "are no mbarrier"),
-        ("arrive(&other); if (threadIdx.x == 0) expect(&bar, 2000000);", None, "transaction bytes expected"),
-        ("if (threadIdx.x == 0) init(&bar, 1);", None, "init of an mbarrier that was not invalidated"),
-        ("if (threadIdx.x == 0) { bar = 0; arrive(&bar); }", None, "have been overwritten"),
-        (
-            "if (threadIdx.x == 0) expect(&bar, 16); __syncthreads(); if (threadIdx.x < 2) arrive(&bar);",
-            None,
-            "more arrivals than the current phase still waits for",
-        ),
-        ("", "init(&bar, 0);", "arrival count 0"),
-        (
-            "if (threadIdx.x == 0) { invalidate(&bar); arrive(&bar); }",
-            None,
-            "are no mbarrier",
-        ),
-    ],
-)
-def test_misuse_of_an_mbarrier(body: str, init: str | None, words: str) -> None:
-    fault = run_small(body, init)[-1]
-    assert (fault.kind, fault.is_fatal) == ("mbarrier_misuse", True)
-    assert words in fault.message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "if (threadIdx.x < 2) arrive(&bar); wait(&bar, 0);",
-        "for (int i = 0; i < 2; ++i) { if (threadIdx.x % 32 == 0) arrive(&bar); wait(&bar, i); }",
-        "wait(&bar, 1);",  # the phase before the first counts as complete
-        "if (threadIdx.x == 0) { invalidate(&bar); init(&bar, 9); }",
-        "for (int i = 0; i < 3; ++i) if (threadIdx.x == 40) arrive(&other);",
-    ],
-)
-def test_right_use_of_an_mbarrier(body: str) -> None:
-    assert run_small(body) == []
-
-
-def test_arrivals_order_what_came_before_them() -> None:
-    body = """
-  if (threadIdx.x < 32) { tile[threadIdx.x] = threadIdx.x; __syncwarp(); ARRIVE }
-  else { WAIT out[threadIdx.x] = tile[threadIdx.x - 32]; }"""
-    arrival, waiting = "if (threadIdx.x < 2) arrive(&bar);", "wait(&bar, 0);"
-    assert run_small(body.replace("ARRIVE", arrival).replace("WAIT", waiting)) == []
-    faults = run_small(body.replace("ARRIVE", arrival).replace("WAIT", ""))
-    assert "shared_race" in [fault.kind for fault in faults]
-    late = "tile[64] = 1; if (threadIdx.x < 2) arrive(&bar); tile[threadIdx.x] = 5;"
-    (fault,) = run_small(body.replace("ARRIVE", late).replace("WAIT", waiting))
-    assert fault.kind == "shared_race"
-    assert "warp 0 and warp 1" in fault.message
-
-
-def test_barriers_of_the_older_kinds_order_too() -> None:
-    body = """
-  if (threadIdx.x < 32) { tile[threadIdx.x] = threadIdx.x; ARRIVE arrive(&other); }
-  else { WAIT u32 value = tile[threadIdx.x - 32]; out[threadIdx.x] = value; }"""
-    arrival = 'asm volatile("bar.arrive 1, 64;" ::: "memory"); if (threadIdx.x == 0)'
-    waiting = 'asm volatile("bar.sync 1, 64;" ::: "memory");'
-    assert run_small(body.replace("ARRIVE", arrival).replace("WAIT", waiting)) == []
-    both = 'asm volatile("bar.sync 1, 64;" ::: "memory"); if (threadIdx.x == 0)'
-    assert run_small(body.replace("ARRIVE", both).replace("WAIT", waiting)) == []
-    # What follows the arrival is not ordered.
-    late = arrival.replace("if (", "tile[threadIdx.x] = 9; if (")
-    (fault,) = run_small(body.replace("ARRIVE", late).replace("WAIT", waiting))
-    assert fault.kind == "shared_race"
-
-
-def test_atomics_meet_atomics_only() -> None:
-    body = """
-  if (threadIdx.x == 0) tile[0] = 0;
-  __syncthreads();
-  atomicAdd(&tile[0], 1);
-  BARRIER
-  out[threadIdx.x] = tile[0];
-  if (threadIdx.x == 0) arrive(&other);"""
-    assert run_small(body.replace("BARRIER", "__syncthreads();")) == []
-    faults = run_small(body.replace("BARRIER", ""))
-    assert {fault.kind for fault in faults} == {"shared_race"}
-    assert "atomic" in faults[0].message
-
-
-def test_many_mbarriers() -> None:
-    body = """
-  __shared__ u64 many[40];
-  if (threadIdx.x < 32) for (int i = 0; i < 2; ++i) if (i * 32 + threadIdx.x < 40) init(&many[i * 32 + threadIdx.x], 1);
-  __syncthreads();
-  if (threadIdx.x >= 32) {
-    tile[threadIdx.x] = threadIdx.x;
-    arrive(&many[threadIdx.x - 32]);
-  } else {
-    wait(&many[threadIdx.x], 0);
-    u32 value = tile[threadIdx.x + 32];
-    out[threadIdx.x] = value;
-  }"""
-    assert run_small(body) == []
-    assert run_small(body.replace("wait(&many[threadIdx.x], 0);", "wait(&many[threadIdx.x], 1);")) != []
-
-
-def test_a_wait_that_only_peeks_does_not_hang() -> None:
-    body = """
-  if (threadIdx.x < 32) { wait(&other, 0); if (threadIdx.x < 2) arrive(&bar); }
-  else {
-    int done = peek(&bar, 0);
-    if (threadIdx.x == 32) arrive(&other);   // only now can the phase end
-    if (!done) wait(&bar, 0);
-    out[threadIdx.x] = done;
-  }"""
-    assert run_small(body) == []
-
-
-def test_a_warp_waits_for_its_lane_at_an_mbarrier() -> None:
-    body = """
-  if (threadIdx.x == 0) {{ expect(&other, 1024); load2(tile, &map, 0, 0, &other); wait(&other, 0); }}
-  {} u32 value = tile[threadIdx.x]; out[threadIdx.x] = value;"""
-    assert run_small(body.format("__syncwarp();"), block=32) == []
-    assert run_small(body.format(""), block=32) != []
-    (fault,) = run_small("if (threadIdx.x == 0) wait(&other, 0); __syncwarp();", block=32)
-    assert (fault.kind, fault.thread) == ("deadlock", (0, 0, 0))
-    # A lane that has exited is never waited for, but must not be in the mask.
-    (fault,) = run_small("if (threadIdx.x == 3) return; if (threadIdx.x == 0) wait(&other, 1); __syncwarp();", block=32)
-    assert fault.kind == "exited_lane_shuffle"
-    assert run_small("if (threadIdx.x == 3) return; __syncwarp(0xfffffff7); wait(&other, 1);", block=32) == []
-
-
-def test_waits_of_both_kinds_in_one_deadlock() -> None:
-    (fault,) = run_small("if (threadIdx.x < 32) wait(&bar, 0); __syncthreads();")
-    assert fault.kind == "deadlock"
-    assert "2 of 2 arrivals and 0 transaction bytes are missing" in fault.message
-    assert fault.lanes == 32
 
 
 LOAD_ONE = "if (threadIdx.x == 0) {{ expect(&other, 1024); load2({}, &map, {}, {}, &other); }} wait(&other, 0);"
