@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from g4kv_cli.bench_records import Ceilings
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 SOURCE = "ceilings.cu"
 THREADS = 256
-VECTORS_PER_THREAD = 4
+ACCESSES = (2, 4, 8)
+"""Of 16 bytes, in flight a thread: the compiled variants."""
 VECTOR_BYTES = 16
 MAX_COPY_BYTES = 4 * 2**30
 EMPTY_LAUNCHES = 500
@@ -30,18 +32,23 @@ class CeilingParameters(ctypes.Structure):
     _fields_ = (("source", ctypes.c_uint64), ("destination", ctypes.c_uint64), ("vectors", ctypes.c_int64))
 
 
-def queue_copy(library: KernelLibrary, source: DeviceArray, destination: DeviceArray) -> None:
+def queue_copy(library: KernelLibrary, source: DeviceArray, destination: DeviceArray, accesses: int = 4) -> None:
     """Copy ``source`` over the first bytes of ``destination``. ValueError unless whole, aligned vectors fit."""
-    _queue(library, "ceiling_copy", source, destination, destination.nbytes)
+    _queue(library, "ceiling_copy", accesses, source, destination, destination.nbytes)
 
 
-def queue_read(library: KernelLibrary, source: DeviceArray, scratch: DeviceArray) -> None:
+def queue_read(library: KernelLibrary, source: DeviceArray, scratch: DeviceArray, accesses: int = 4) -> None:
     """Read all of ``source``; ``scratch`` [>= 16 bytes] keeps the reads alive."""
-    _queue(library, "ceiling_read", source, scratch, None)
+    _queue(library, "ceiling_read", accesses, source, scratch, None)
 
 
 def _queue(
-    library: KernelLibrary, symbol: str, source: DeviceArray, destination: DeviceArray, capacity_bytes: int | None
+    library: KernelLibrary,
+    name: str,
+    accesses: int,
+    source: DeviceArray,
+    destination: DeviceArray,
+    capacity_bytes: int | None,
 ) -> None:
     whole = source.nbytes % VECTOR_BYTES == 0 and source.address % VECTOR_BYTES == 0
     if not whole or destination.address % VECTOR_BYTES or destination.nbytes < VECTOR_BYTES:
@@ -52,8 +59,8 @@ def _queue(
     launch(
         library,
         SOURCE,
-        symbol,
-        grid=(-(-vectors // (THREADS * VECTORS_PER_THREAD)), 1, 1),
+        f"{name}_{accesses}",
+        grid=(-(-vectors // (THREADS * accesses)), 1, 1),
         block=(THREADS, 1, 1),
         parameters=CeilingParameters(source.address, destination.address, vectors),
     )
@@ -70,8 +77,12 @@ def measure_ceilings(library: KernelLibrary, device: CudaDevice, arena: DeviceAr
     source = arena.view((nbytes // arena.dtype.itemsize,))
     scratch = device.allocate(source.shape, arena.dtype, "ceilings scratch")
     try:
-        copy = _median_seconds(device, lambda: queue_copy(library, source, scratch))
-        read = _median_seconds(device, lambda: queue_read(library, source, scratch))
+        copies = [
+            _median_seconds(device, partial(queue_copy, library, source, scratch, accesses)) for accesses in ACCESSES
+        ]
+        reads = [
+            _median_seconds(device, partial(queue_read, library, source, scratch, accesses)) for accesses in ACCESSES
+        ]
         with device.capture() as graph:
             for _ in range(EMPTY_LAUNCHES):
                 queue_empty(library)
@@ -82,8 +93,8 @@ def measure_ceilings(library: KernelLibrary, device: CudaDevice, arena: DeviceAr
     gemm, note = _gemm_flops_per_second()
     size = f"{nbytes / 2**30:.2f} GiB"
     return Ceilings(
-        read_bytes_per_second=nbytes / read,
-        copy_bytes_per_second=2 * nbytes / copy,
+        read_bytes_per_second=nbytes / min(reads),
+        copy_bytes_per_second=2 * nbytes / min(copies),
         gemm_flops_per_second=gemm,
         launch_seconds=empty,
         note=f"{size} of random bf16 read, copied (read + written); empty kernels in a graph; {note}",

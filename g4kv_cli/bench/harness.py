@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
 
-MIN_TIME_SECONDS = 0.002
-MAX_NOISE = 0.01
-MIN_SAMPLES = 15
-TIMEOUT_SECONDS = 0.25
-BATCH_SECONDS = 0.004
+MIN_TIME_SECONDS = 0.001
+MAX_NOISE = 0.05
+MIN_SAMPLES = 30
+TIMEOUT_SECONDS = 0.15
+BATCH_SECONDS = 0.003
 """What a cell may cost: at least so much measured time and so many samples, and an end where the noise stays."""
 
 AXIS = "Cell"

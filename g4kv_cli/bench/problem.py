@@ -27,8 +27,8 @@ Float64 = npt.NDArray[np.float64]
 
 SM_SCALE = 1.0
 """Gemma 4's attention scale: its q_norm has it in the weights."""
-QUERY_SCALE = 2.0
-"""Queries have a root mean square of QUERY_SCALE / sqrt(head_dim), so scores spread by about 2: many keys count."""
+QUERY_SCALE = 1.0
+"""Queries have a root mean square of QUERY_SCALE / sqrt(head_dim), so scores spread by about 1: many keys count."""
 
 MAX_CHECKED_ELEMS = 2**27
 """Key and value elements that one check reads at most; at least one row is checked whatever it takes."""

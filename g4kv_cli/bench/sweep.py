@@ -19,6 +19,7 @@ NOT_REACHED = "the run ended before it"
 SAMPLES_TO_ESTIMATE = 2
 MIN_SAMPLES = 4
 MAX_SAMPLES = 40
+MAX_REASON = 300
 
 
 class Runnable(Protocol):
@@ -308,4 +309,6 @@ class Sweep:
 
 def _sentence(error: Exception) -> str:
     text = " ".join(str(error).split())
+    if len(text) > MAX_REASON:  # a compiler's log, say
+        text = f"{text[:MAX_REASON]} ..."
     return text if isinstance(error, G4kvError) else f"{type(error).__name__}: {text}" if text else type(error).__name__

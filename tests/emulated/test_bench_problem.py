@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from g4kv_cli.bench.attention_runs import attention_call
-from g4kv_cli.bench.ceilings import queue_copy, queue_read
+from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
 from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
@@ -133,15 +133,16 @@ def test_pools_that_do_not_fit_are_refused(arena: NoiseArena) -> None:
         attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 4, seed=1)
 
 
-def test_copy_and_read_kernels(library: KernelLibrary, device: Device) -> None:
+@pytest.mark.parametrize("accesses", ACCESSES)
+def test_copy_and_read_kernels(library: KernelLibrary, device: Device, accesses: int) -> None:
     values = np.arange(16 * 1027, dtype=np.uint8)
     source, target = device.upload(values, "source"), device.allocate((values.size + 16,), np.uint8, "target")
     device.fill(target, 0xEE)
-    queue_copy(library, source, target)
+    queue_copy(library, source, target, accesses)
     held = device.read(target)
     np.testing.assert_array_equal(held[: values.size], values)
     assert (held[values.size :] == 0xEE).all()
-    queue_read(library, source, target.view((16,), offset_elems=values.size))
+    queue_read(library, source, target.view((16,), offset_elems=values.size), accesses)
     assert (device.read(target)[values.size :] == 0xEE).all()
     with pytest.raises(ValueError, match="whole vectors"):
         queue_copy(library, source.view((15,)), target)
