@@ -101,6 +101,7 @@ def _by_name(kernel: LoadedKernel) -> float:
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCuda:
     fake = FakeCuda(_by_name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("G4KV_GIT_COMMIT", "0123456789abcdef")  # not a commit that moves between two commands
     monkeypatch.setattr(cuda_backend, "MIN_ARENA_ELEMS", 2**12)
     monkeypatch.setattr(cuda_backend, "MAX_POOLS", 2)
     monkeypatch.setattr(sweep, "SAMPLES_TO_ESTIMATE", 1)

@@ -87,7 +87,7 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
 
 
 def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:
-    # 1025 keys: the first is out of the window. A reference that sees it as well finds those rows wrong where it counts.
+    # 1025 keys: the first is out of the window. A reference that sees it finds those rows wrong where it counts.
     shape = decode_shape(LOCAL, 1, 1025)
     arena = NoiseArena(library, pool_elems_of(shape, LOCAL), seed=2)
     problem = attention_problem(shape, LOCAL, arena, 1, seed=2)
