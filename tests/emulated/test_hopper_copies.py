@@ -196,6 +196,20 @@ def test_use_without_a_barrier_behind_the_initialisation() -> None:
     assert "mbarrier.init" in race.message
 
 
+@pytest.mark.parametrize(("nbytes", "place", "is_clean"), [(2048, 256, True), (1024, 0, True), (1024, 256, False)])
+def test_a_phase_that_ends_between_two_copies(nbytes: int, place: int, is_clean: bool) -> None:
+    body = f"""
+  if (threadIdx.x == 0) {{
+    expect(&other, {nbytes}); load2(tile, &map, 0, 0, &other); load2(tile + 256, &map, 0, 8, &other);
+  }}
+  __syncthreads();
+  wait(&other, 0);
+  u32 value = tile[{place} + threadIdx.x];
+  out[1024 + threadIdx.x] = value;"""
+    faults = run_small(body)
+    assert [fault.kind for fault in faults] == ([] if is_clean else ["shared_race"])
+
+
 LOAD_ONE = "if (threadIdx.x == 0) {{ expect(&other, 1024); load2({}, &map, {}, {}, &other); }} wait(&other, 0);"
 
 

@@ -134,6 +134,50 @@ def test_results_survive_warps_that_wait_for_an_mbarrier() -> None:
     np.testing.assert_array_equal(got, product() + 1)
 
 
+MOVED = """.version 8.6
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 memory[];
+.visible .entry k(.param .u64 out)
+{{
+  .reg .f32 %f<12>; .reg .b32 %r<8>; .reg .b64 %rd<8>;
+  mov.u32 %r1, %tid.x;
+  mad.lo.u32 %r2, %r1, 72, memory;
+  mov.u64 %rd1, 0;
+  {fill}
+  fence.proxy.async;
+  bar.sync 0;
+  mov.u64 %rd2, 0x4000004000000000;
+  mov.u64 %rd3, 0x4000004000000200;
+  mov.f32 %f1, 0f3FC00000;
+  mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%f1, %f2, %f3, %f4}}, %rd2, %rd3, 1, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  mov.f32 %f5, %f3;
+  mov.b32 %r3, %f5;
+  {early}
+  wgmma.wait_group.sync.aligned 0;
+  ld.param.u64 %rd4, [out];
+  mul.wide.u32 %rd5, %r1, 4;
+  add.u64 %rd4, %rd4, %rd5;
+  st.global.b32 [%rd4], %r3;
+  ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(("early", "is_real"), [("", True), ("add.f32 %f6, %f5, %f5; mov.b32 %r3, %f6;", False)])
+def test_results_reach_the_registers_they_were_moved_to(early: str, is_real: bool) -> None:
+    fill = " ".join(f"st.shared.u64 [%r2 + {offset}], %rd1;" for offset in range(0, 72, 8))
+    machine = Machine()
+    out = machine.allocate(512, "out")
+    kernel = Module(MOVED.format(fill=fill, early=early)).kernel("k")
+    launch_on(machine, kernel, pointer(out), block=128, dynamic_shared_bytes=9216)
+    got = read_as(machine, out, 128, np.float32)
+    # A and B are zero, so D is C = 1.5; arithmetic before the wait gives NaN for good.
+    assert (got == 1.5).all() if is_real else np.isnan(got).all()
+
+
 # Rules of shared operands.
 
 
