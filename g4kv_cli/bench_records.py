@@ -80,8 +80,9 @@ class Measurement:
     """One configuration at one shape.
 
     ``graph``: calls in a replayed CUDA graph that rotates over ``pools`` copies of the data. ``cold``: one call with
-    the L2 cache flushed before it; ``warm_seconds``: the same call back to back (both by cuda-bench). ``form`` is
-    ``a``, ``b``, ``c`` for decode forms, ``peer`` for another library's kernel, else the entry's or variant's name.
+    the L2 cache flushed before it; ``warm_seconds``: the same call back to back; ``sm_clock_hz``: the SMs' mean
+    clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is ``a``,
+    ``b``, ``c`` for decode forms, ``peer`` for another library's kernel, else the entry's or variant's name.
     """
 
     id: str
@@ -94,6 +95,7 @@ class Measurement:
     graph: Timing | None = None
     cold: Timing | None = None
     warm_seconds: float | None = None
+    sm_clock_hz: float | None = None
     pools: int = 0
     rotating_bytes: int = 0
     checked_rows: int = 0

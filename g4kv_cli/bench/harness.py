@@ -40,6 +40,7 @@ class ColdTiming:
 
     cold: Timing | None
     warm_seconds: float | None
+    sm_clock_hz: float | None = None
 
 
 def load_cuda_bench() -> Any:
@@ -131,8 +132,9 @@ def _timing(values: Mapping[str, float]) -> ColdTiming:
     prefix = "nv/cold/time/gpu/"
     median = values.get(f"{prefix}median", values.get(f"{prefix}mean"))
     warm = values.get("nv/batch/time/gpu/mean")
+    clock = values.get("nv/cold/sm_clock_rate/mean")
     if median is None or not median > 0:
-        return ColdTiming(None, warm)
+        return ColdTiming(None, warm, clock)
     spread = values.get(f"{prefix}stdev/absolute", median * values.get(f"{prefix}stdev/relative", 0.0))
     cold = Timing(
         median=median,
@@ -142,7 +144,7 @@ def _timing(values: Mapping[str, float]) -> ColdTiming:
         high=values.get(f"{prefix}max", median + spread),
         count=int(values.get("nv/cold/sample_size", 0)),
     )
-    return ColdTiming(cold, warm)
+    return ColdTiming(cold, warm, clock)
 
 
 def with_cold(cells: Sequence[Measurement], timings: Mapping[int, ColdTiming]) -> list[Measurement]:
@@ -151,7 +153,8 @@ def with_cold(cells: Sequence[Measurement], timings: Mapping[int, ColdTiming]) -
     for index, cell in enumerate(cells):
         timing = timings.get(index)
         if timing is not None and cell.status == "measured":
-            merged.append(replace(cell, cold=timing.cold, warm_seconds=timing.warm_seconds))
+            found = replace(cell, cold=timing.cold, warm_seconds=timing.warm_seconds, sm_clock_hz=timing.sm_clock_hz)
+            merged.append(found)
         else:
             merged.append(cell)
     return merged

@@ -21,6 +21,7 @@ TIMES = {
     "nv/cold/time/gpu/mean": "1.12e-05", "nv/cold/time/gpu/median": "1.1e-05", "nv/cold/time/gpu/min": "1e-05",
     "nv/cold/time/gpu/max": "1.5e-05", "nv/cold/time/gpu/q1": "1.08e-05", "nv/cold/time/gpu/q3": "1.13e-05",
     "nv/cold/time/gpu/stdev/absolute": "2e-07", "nv/batch/time/gpu/mean": "9e-06",
+    "nv/cold/sm_clock_rate/mean": "1.98e+09",
 }  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def _report(path: Path, states: list[dict[str, Any]]) -> Path:
 def test_a_report(tmp_path: Path) -> None:
     path = _report(tmp_path / "r.json", [_state(0, TIMES), _state(1, {}, skipped=True), _state(2, {})])
     assert read_report(path) == {
-        0: ColdTiming(Timing(1.1e-5, 1.08e-5, 1.13e-5, 1e-5, 1.5e-5, 42), 9e-6),
+        0: ColdTiming(Timing(1.1e-5, 1.08e-5, 1.13e-5, 1e-5, 1.5e-5, 42), 9e-6, 1.98e9),
         2: ColdTiming(None, None),
     }
 
@@ -75,8 +76,8 @@ def test_only_measured_cells_get_a_cold_time() -> None:
     good = Measurement("a", "s", "a", "a", "measured", graph=timing)
     wrong = Measurement("b", "s", "b", "b", "wrong", reason="no")
     late = Measurement("c", "s", "c", "c", "measured", graph=timing)
-    merged = with_cold([good, wrong, late], {0: ColdTiming(timing, 9e-6), 1: ColdTiming(timing, 9e-6)})
-    assert (merged[0].cold, merged[0].warm_seconds) == (timing, 9e-6)
+    merged = with_cold([good, wrong, late], {0: ColdTiming(timing, 9e-6, 2e9), 1: ColdTiming(timing, 9e-6)})
+    assert (merged[0].cold, merged[0].warm_seconds, merged[0].sm_clock_hz) == (timing, 9e-6, 2e9)
     assert merged[1:] == [wrong, late]
 
 

@@ -162,8 +162,8 @@ def test_the_schema(sample: BenchRecord) -> None:
         "num_kv_heads", "head_dim", "read_bytes", "write_bytes", "flops",
     }  # fmt: skip
     assert set(values["measurements"][0]) == {
-        "id", "shape", "configuration", "form", "status", "num_splits", "graph", "cold", "warm_seconds", "pools",
-        "rotating_bytes", "checked_rows",
+        "id", "shape", "configuration", "form", "status", "num_splits", "graph", "cold", "warm_seconds", "sm_clock_hz",
+        "pools", "rotating_bytes", "checked_rows",
     }  # fmt: skip
     assert values["measurements"][0]["graph"] == {
         "median": 6e-6, "q1": 5.97e-6, "q3": 6.03e-6, "low": 5.88e-6, "high": 6.24e-6, "count": 80,
