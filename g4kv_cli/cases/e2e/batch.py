@@ -69,6 +69,14 @@ class Observer(Protocol):
         """The residual stream after ``number`` layers, float32 [tokens, hidden]."""
 
 
+class NonFiniteStream(Exception):
+    """A step that made something that is not a number: the rest of it would say nothing."""
+
+    def __init__(self, request: Request, layer: int, token: int, dim: int) -> None:
+        super().__init__(f"{request.name}: layer {layer}, token {token}")
+        self.request, self.layer, self.token, self.dim = request, layer, token, dim
+
+
 class ModelBatch:
     """A recorded model, its caches and buffers on a device. ``make_cache`` is FamilyCache but for tests."""
 
@@ -122,7 +130,10 @@ class ModelBatch:
             family.cache.release_all(request.held[name])
 
     def prefill(self, work: Sequence[Work]) -> list[Float32]:
-        """Logits of all new tokens of each request, float32 [tokens, vocabulary]; one ragged batch."""
+        """Logits of all new tokens of each request, float32 [tokens, vocabulary]; one ragged batch.
+
+        Raises NonFiniteStream, and DeviceFault as the entries do.
+        """
         for family in self.families.values():
             self._take_pages(family, work)
             family.prepare_prefill(
@@ -165,6 +176,7 @@ class ModelBatch:
                 self._observe_layer(work, number, layer, raw, bounds, attention)
                 streams = [finish_layer(layer, stream, part) for stream, part in zip(streams, attention, strict=True)]
                 self._observe_streams(work, number + 1, streams)
+                _require_finite(work, number, streams)
             logits = [logits_of(self.model, stream) for stream in streams]
         for one in work:
             one.request.length += len(one.ids)
@@ -211,6 +223,14 @@ class ModelBatch:
             )
             rows = q[bounds[index] : bounds[index + 1]]
             self.observer.layer_done(one.request, number, raw[index], rows, k, v, attention[index])
+
+
+def _require_finite(work: Sequence[Work], number: int, streams: Sequence[Float32]) -> None:
+    for one, stream in zip(work, streams, strict=True):
+        finite = np.isfinite(stream)
+        if not finite.all():
+            row, dim = (int(at) for at in np.unravel_index(int(np.argmin(finite)), stream.shape))
+            raise NonFiniteStream(one.request, number, one.request.length + row, dim)
 
 
 def _stacked(parts: Sequence[Array], padding_rows: int) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from g4kv_cli.cases.e2e.batch import MakeCache, ModelBatch
 from g4kv_cli.cases.e2e.caches import FamilyCache
@@ -16,6 +17,7 @@ from g4kv_cli.cases.e2e.replay import Companion, Outcome, companions_of, finish,
 from g4kv_cli.cases.e2e.table import ReplayCase
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import G4kvError
 from g4kv_cli.records import CaseResult
 
 
@@ -26,12 +28,12 @@ class ReplayRun(Session):
     case: ReplayCase
     make_cache: MakeCache = FamilyCache
     make_launches: Callable[..., FamilyLaunches] = FamilyLaunches
-    batches: list[ModelBatch] = field(default_factory=list)
 
-    def batch(self, model: RecordedModel, companions: tuple[Companion, ...] = ()) -> ModelBatch:
-        """Caches and buffers for the model and its companions."""
+    @contextmanager
+    def batch(self, model: RecordedModel, companions: tuple[Companion, ...] = ()) -> Iterator[ModelBatch]:
+        """Caches and buffers for the model and its companions, given back in the end."""
         lengths = [len(one.prompt) + one.leaves - one.joins for one in companions]
-        return ModelBatch(
+        batch = ModelBatch(
             self.library,
             model,
             self.case.settings,
@@ -40,6 +42,11 @@ class ReplayRun(Session):
             make_cache=self.make_cache,
             make_launches=self.make_launches,
         )
+        try:
+            yield batch
+        finally:
+            with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
+                batch.free()
 
 
 def run_replay_case(
@@ -71,20 +78,17 @@ def _execute(run: ReplayRun) -> None:
 
 def _take_turns(run: ReplayRun, models: list[RecordedModel]) -> None:
     """Several models on one device, one step of each in turn; then each alone, which must change no bit."""
-    batches = [run.batch(model) for model in models]
-    outcomes = take_turns([replay(batch, steps=run.case.steps) for batch in batches])
-    for batch in batches:
-        batch.free()
+    with ExitStack() as stack:
+        batches = [stack.enter_context(run.batch(model)) for model in models]
+        outcomes = take_turns([replay(batch, steps=run.case.steps) for batch in batches])
     right = [_noted(run, model, outcome) for model, outcome in zip(models, outcomes, strict=True)]
     if all(right):
         _compare_with_alone(run, outcomes, models)
 
 
 def _replay(run: ReplayRun, model: RecordedModel, companions: tuple[Companion, ...] = ()) -> Outcome:
-    batch = run.batch(model, companions)
-    outcome = finish(replay(batch, steps=run.case.steps, companions=companions))
-    batch.free()
-    return outcome
+    with run.batch(model, companions) as batch:
+        return finish(replay(batch, steps=run.case.steps, companions=companions))
 
 
 def _noted(run: ReplayRun, model: RecordedModel, outcome: Outcome) -> bool:
@@ -94,7 +98,8 @@ def _noted(run: ReplayRun, model: RecordedModel, outcome: Outcome) -> bool:
     if outcome.failed_step is None:
         return True
     run.mismatches.extend(outcome.mismatches)
-    run.found(localise(lambda: run.batch(model), model, outcome.failed_step))
+    with run.batch(model) as batch:
+        run.found(localise(batch, model, outcome.failed_step))
     return False
 
 

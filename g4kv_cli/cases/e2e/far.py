@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.recorded_model import Array
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import G4kvError
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.prefill_plan import PlanRequest
@@ -118,14 +120,16 @@ def run_far_case(case: FarCase, library: KernelLibrary, rerun: str) -> CaseResul
 
 
 def _execute(run: FarRun) -> None:
-    walker = _Walker(run)
-    walk = run.case.walk
-    walker.write(walk.written)
-    for count in _chunks(walk.asked, ATTENTION_CHUNK):
-        walker.ask(count)
-    for form in DECODE_FORMS:
-        walker.decode(form)
-    walker.launches.free()
+    walker, walk = _Walker(run), run.case.walk
+    try:
+        walker.write(walk.written)
+        for count in _chunks(walk.asked, ATTENTION_CHUNK):
+            walker.ask(count)
+        for form in DECODE_FORMS:
+            walker.decode(form)
+    finally:
+        with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
+            walker.launches.free()
 
 
 def _chunks(tokens: int, size: int) -> list[int]:

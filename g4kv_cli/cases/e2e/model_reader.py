@@ -93,6 +93,7 @@ class _Reader:
         tokens = self._token_ids("tokens", steps, vocabulary)
         if (logits.argmax(axis=1) != tokens).any():
             raise self.fail("tokens are not the argmax of logits_f32")
+        self._unused(prompt_len, steps, vocabulary)
         return RecordedModel(
             path=self.path,
             name=self.path.stem,
@@ -115,6 +116,14 @@ class _Reader:
                 for number, layer in enumerate(layers)
             },
         )
+
+    def _unused(self, prompt_len: int, steps: int, vocabulary: int) -> None:
+        """Arrays that the replay does not need: a file that is damaged in them is not trusted in the others."""
+        self._float32("logits_bf16_sdpa", (steps, vocabulary))
+        self._float32("prompt_logits_bf16", (prompt_len, vocabulary))
+        for name in ("margin_bf16", "margin_f32"):
+            if self._float32(name, (steps,)).min() <= 0:
+                raise self.fail(f"{name} has a step whose best token is not ahead of the second")
 
     # --- meta_json ---------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from g4kv_cli.cases.e2e.batch import ModelBatch, Request, Work
-from g4kv_cli.cases.e2e.judge import judge_logits, judge_token
+from g4kv_cli.cases.e2e.batch import ModelBatch, NonFiniteStream, Request, Work
+from g4kv_cli.cases.e2e.judge import judge_logits, judge_token, non_finite
 from g4kv_cli.cases.e2e.recorded_model import Float32, Int64, RecordedModel
 from g4kv_cli.cases.e2e.reference import reference_logits
 from g4kv_cli.errors import DeviceFault
@@ -63,6 +63,8 @@ def replay(
             run.step(step)
         except DeviceFault as fault:
             raise DeviceFault([f"step {step}, {fault.reports[0]}", *fault.reports[1:]], fault.kinds) from fault
+        except NonFiniteStream as error:
+            outcome.mismatches.append(non_finite(step, error.request.name, error.layer, error.token, error.dim))
         if outcome.mismatches:
             outcome.failed_step = step
             break
@@ -97,7 +99,8 @@ def take_turns(generators: Sequence[Generator[int, None, Outcome]]) -> list[Outc
 def companions_of(model: RecordedModel, count: int, steps: int) -> tuple[Companion, ...]:
     """Up to ``count`` companions at a time. One leaves mid-way and another takes its pages; where there are two, they
     join in one step, as a ragged batch."""
-    early, late = min(2, steps - 1), min(steps // 2, steps - 1)
+    early = min(2, max(1, steps // 3))
+    late = max(early + 1, steps // 2)
     first = Companion("companion 1", model.tokens[19::-1], early, late)
     second = Companion("companion 2", model.tokens[24:35], early, steps)
     third = Companion("companion 3", np.concatenate([model.tokens[40:43], model.prompt[::-1]]), late, steps)
