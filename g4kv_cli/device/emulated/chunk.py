@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,10 +47,6 @@ class Chunk:
         self.local = LocalMemory(self, run.kernel.local_bytes)
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
-        self.mbarriers = Mbarriers(self)
-        self.warp_meetings = WarpMeetings(self)
-        self.bulk_copies = BulkCopies(self)
-        self.wgmmas = Wgmmas(self)
         self.ready: dict[int, list[Group]] = {}
 
     def coordinates(self, lane: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -90,8 +87,29 @@ class Chunk:
             self.warp_meetings.report_deadlock()
             self.barriers.report_deadlock()
         self.shared.races.full_barrier(None)
-        self.bulk_copies.report_unfinished()
-        self.wgmmas.report_uneven()
+        if kernel.is_asynchronous:
+            self.bulk_copies.report_unfinished()
+            self.wgmmas.report_uneven()
+
+    @cached_property
+    def mbarriers(self) -> Mbarriers:
+        """mbarriers, made when first needed like all that only asynchronous kernels have."""
+        return Mbarriers(self)
+
+    @cached_property
+    def warp_meetings(self) -> WarpMeetings:
+        """Lanes that wait for others of their warp."""
+        return WarpMeetings(self)
+
+    @cached_property
+    def bulk_copies(self) -> BulkCopies:
+        """Bulk copies in flight."""
+        return BulkCopies(self)
+
+    @cached_property
+    def wgmmas(self) -> Wgmmas:
+        """wgmma in flight."""
+        return Wgmmas(self)
 
     @property
     def races(self) -> ClockRaces:
