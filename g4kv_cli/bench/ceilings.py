@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench_records import Ceilings
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.launch import launch
@@ -103,8 +104,7 @@ def measure_ceilings(library: KernelLibrary, device: CudaDevice, arena: DeviceAr
 
 def _median_seconds(device: CudaDevice, work: Callable[[], object]) -> float:
     work()
-    work()
-    return statistics.median(device.elapsed_seconds(work) for _ in range(SAMPLES))
+    return statistics.median(sample_replays(device, work, SAMPLES))
 
 
 def _gemm_flops_per_second(extent: int = 8192) -> tuple[float, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
 from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
+from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import Runnable, SkippedConfiguration
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.bench_records import BASELINE_SUFFIX, Shape
@@ -106,24 +106,6 @@ class GraphRunnable:
             if graph is not None:
                 graph.close()
         self._all = self._single = None
-
-
-def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` replays that follow one another in the stream."""
-    driver = device._driver
-    events = [device.call("make an event", driver.cuEventCreate(0)) for _ in range(count + 1)]
-    try:
-        replay()
-        device.call("record an event", driver.cuEventRecord(events[0], device.stream.handle))
-        for event in events[1:]:
-            replay()
-            device.call("record an event", driver.cuEventRecord(event, device.stream.handle))
-        device.synchronize()
-        pairs = itertools.pairwise(events)
-        return [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
-    finally:
-        for event in events:
-            driver.cuEventDestroy(event)
 
 
 class CudaShape:

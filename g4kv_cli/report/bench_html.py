@@ -30,7 +30,8 @@ tr.first td { border-top: 1px solid #ddd; } tr.best td { font-weight: 600; color
 tr.tie td { color: #1d6b34; } tr.peer td { color: #0b6479; } tr.none td { color: #8a5a00; }
 td.c { background: #fbe3d0; } td.b { background: #dbe9f6; } td.u { background: #e8e8e8; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .87rem; }
-ul { margin: .5rem 0; padding-left: 1.2rem; } details { margin: .5rem 0; } summary { cursor: pointer; color: #333; }
+ul { margin: .5rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
+details { margin: .5rem 0; } summary { cursor: pointer; color: #333; }
 """
 
 Renderer = Callable[[Plot, str], bytes]
@@ -47,14 +48,14 @@ def page(analysis: Analysis, renderer: Renderer = render) -> str:
     plots = {plot.name: plot for plot in plots_of(analysis)}
     title = f"g4kv bench, {record.run.device.name}, {record.run.date[:10]}"
     parts = [f"<h1>{_text(title)}</h1>", _facts(analysis)]
-    if analysis.missing:
-        parts += ["<h2>Without a time</h2>", _list(analysis.missing)]
     for verdict in analysis.verdicts:
         parts += [f"<h2>{_text(verdict.geometry)}: which decode form</h2>", _verdict(verdict)]
         for name in (f"{verdict.geometry}-winners", f"{verdict.geometry}-time"):
             parts.append(_figure(plots.pop(name), renderer))
     if "roofline" in plots:
         parts += ["<h2>Roofline</h2>", _figure(plots["roofline"], renderer)]
+    if analysis.missing:
+        parts += ["<h2>Without a time</h2>", _list(analysis.missing)]
     parts += ["<h2>All measurements</h2>", *_tables(analysis.rows)]
     body = "\n".join(parts)
     return (

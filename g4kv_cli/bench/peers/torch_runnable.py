@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from g4kv_cli.bench.problem import AttentionProblem
+from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import SkippedConfiguration
 from g4kv_cli.device.interface import DeviceArray
 
@@ -103,8 +104,6 @@ class TorchRunnable:
 
     def sample(self, count: int) -> list[float]:
         """As GraphRunnable."""
-        from g4kv_cli.bench.cuda_backend import sample_replays
-
         times = sample_replays(self._device, lambda: self._replay(self._all), count)
         return [seconds / len(self._problem.pools) for seconds in times]
 
