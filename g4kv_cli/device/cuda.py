@@ -190,7 +190,7 @@ class CudaDevice(Device):
             function = self._driver.CUfunction(int(kernel.handle))
         except Exception as error:  # cuda.core raises CUDAError with the driver's own name in its text
             raise CompileError(f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}") from error
-        return LoadedKernel(name, image, _CudaKernel(module, kernel, function, _parameter_bytes(kernel)))
+        return LoadedKernel(name, image, _CudaKernel(module, kernel, function, self._parameter_bytes(kernel)))
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         """Queue one launch. A fault shows at the next synchronize or read."""
@@ -309,6 +309,14 @@ class CudaDevice(Device):
             self._allocations.remove(allocation)
             self._driver.cuMemFree(allocation.address)
 
+    def _parameter_bytes(self, kernel: Any) -> int | None:
+        """Bytes of the kernel's first parameter; None where the driver is too old to tell.
+
+        Ours have one, a struct. Asking for a second to be sure would be an API error that compute-sanitizer reports.
+        """
+        status, _offset, size = self._driver.cuKernelGetParamInfo(kernel.handle, 0)
+        return int(size) if int(status) == 0 else None
+
     def _driver_text(self) -> str:
         version = int(self.call("ask for the driver's version", self._driver.cuDriverGetVersion()))
         text = f"CUDA {version // 1000}.{version % 1000 // 10}"
@@ -317,11 +325,3 @@ class CudaDevice(Device):
             return f"{kernel_module.read_text(encoding='ascii').strip()} ({text})"
         except OSError:
             return text
-
-
-def _parameter_bytes(kernel: Any) -> int | None:
-    """Bytes of the kernel's parameters; None where the driver is too old to tell."""
-    try:
-        return sum(int(parameter.size) for parameter in kernel.arguments_info)
-    except Exception:  # cuda.core raises NotImplementedError or CUDAError, by version
-        return None
