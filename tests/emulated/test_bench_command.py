@@ -115,7 +115,8 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCuda:
 
 
 def invoke(*arguments: str) -> Result:
-    fast = ["--no-cold", "--rounds", "2", "--round-ms", "0.1"]
+    # One of eight ranks: one KV head.
+    fast = ["--tp", "8", "--no-cold", "--rounds", "2", "--round-ms", "0.1"]
     return CliRunner().invoke(bench, [*arguments, *fast], standalone_mode=False, catch_exceptions=False)
 
 
@@ -130,7 +131,7 @@ def test_decode_from_the_command_to_the_record(device: FakeCuda) -> None:
     assert list(times) == ["a", "b", "c2"]
     assert [round((item.seconds or 0) * 1e6, 3) for item in times.values()] == [20.0, 20.0, 12.0]
     assert times["c2"].pools == 1
-    assert times["c2"].checked_rows == 6
+    assert times["c2"].checked_rows == 1
     assert "c2 12.00 us (unsplit +66.7 %)" in result.stdout
     # A second run is another record.
     assert invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--quiet").return_value == 0
