@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from g4kv_cli.bench.run import Request, make_plan
+from g4kv_cli.bench.run import Request, _interrupts, make_plan
 from g4kv_cli.bench.sweep import RunEnded, Runnable, SkippedConfiguration, Sweep, SweepSettings
 from g4kv_cli.bench_records import Ceilings, Measurement, Shape
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable
@@ -234,3 +235,14 @@ def test_an_interrupt_keeps_the_finished_shapes() -> None:
     assert run.sweep.ended == "interrupted"
     assert run.status() == [*ALL_MEASURED[:3], "64 a missing", "64 b missing", "64 c2 missing"]
     assert run.script.events[-1] == "64 * close"
+
+
+def test_the_first_interrupt_is_a_flag_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with _interrupts() as interrupted:
+        assert not interrupted()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
