@@ -17,14 +17,13 @@ CHECKOUT_MODELS = Path(__file__).resolve().parents[3] / "tests" / "golden" / "gr
 """Recorded models that come with a source checkout; an installed package has none."""
 
 
-def end_to_end_cases(models: Path | None = None) -> list[EndToEndCase]:
-    """The replays of a file or directory of recorded models (of the checkout's own unless given), and the walks, which
-    need none. Raises UsageError as replay_cases does."""
+def end_to_end_cases(models: Path | None = None, *, with_walks: bool = True) -> list[EndToEndCase]:
+    """The replays of a file or directory of recorded models (of the checkout's own unless given), and the long walks,
+    which need none. Raises UsageError as replay_cases does."""
     cases: list[EndToEndCase] = []
     if models is not None or CHECKOUT_MODELS.is_dir():
         cases.extend(replay_cases(CHECKOUT_MODELS if models is None else models))
-    cases.extend(far_cases())
-    return cases
+    return [*cases, *far_cases()] if with_walks else cases
 
 
 def is_end_to_end(case_id: str) -> bool:
