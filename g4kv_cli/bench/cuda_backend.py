@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-MAX_POOLS = 48
+MIN_POOLS, MAX_POOLS = 2, 48
 CACHE_ROUNDS = 5
-"""Pools rotate through this many times the L2 cache, where MAX_POOLS of them are as large."""
+"""Pools rotate through this many times the L2 cache, where MAX_POOLS of them are as large. One pool alone, however
+large, would leave its end in the cache for the next call; two do not."""
 MIN_ARENA_ELEMS = 2**31
 """4 GiB: smaller copies and reads do not reach the card's rate (0.25 GiB: a tenth less on an H200)."""
 MEMORY_SHARE = 0.6
@@ -219,7 +220,7 @@ class CudaBackend:
     def _pools_of(self, shape: Shape) -> int:
         """As many as it takes to rotate through the cache several times, if the memory has them."""
         touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
-        wanted = min(MAX_POOLS, max(1, -(-CACHE_ROUNDS * self.cache_bytes // max(touched, 1))))
+        wanted = min(MAX_POOLS, max(MIN_POOLS, -(-CACHE_ROUNDS * self.cache_bytes // max(touched, 1))))
         return int(min(wanted, self._limit_elems // max(self._pool_elems(shape), 1)))
 
 

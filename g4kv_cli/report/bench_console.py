@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from g4kv_cli.bench_findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
-from g4kv_cli.bench_records import Ceilings, Measurement, Shape
+from g4kv_cli.bench_records import Ceilings, Shape
 from g4kv_cli.records import RunInfo
 from g4kv_cli.report.bench_format import (
     bytes_text,
@@ -261,8 +261,3 @@ def comparison_summary(comparison: Comparison) -> str:
     order = ("slower", "broken", "faster", "mended", "same", "undecided", "only in A", "only in B", "no time")
     text = ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
     return f"{count_text(len(comparison.cells), 'cell')}: {text} (threshold {100 * comparison.threshold:g} %)"
-
-
-def unmeasured(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that ran and came out wrong or failed: what the exit code reports."""
-    return [item for item in measurements if item.status in ("wrong", "impossible", "failed")]

@@ -130,7 +130,7 @@ def test_decode_from_the_command_to_the_record(device: FakeCuda) -> None:
     times = {item.configuration: item for item in record.measurements}
     assert list(times) == ["a", "b", "c2"]
     assert [round((item.seconds or 0) * 1e6, 3) for item in times.values()] == [20.0, 20.0, 12.0]
-    assert times["c2"].pools == 1
+    assert times["c2"].pools == 2
     assert times["c2"].checked_rows == 1
     assert "c2 12.00 us (unsplit +66.7 %)" in result.stdout
     # A second run is another record.
