@@ -101,7 +101,7 @@ class _Recorder:
             worst_got=f"{self.rows[worst]:.3f}",
             worst_want=f"<= {ROW_LIMIT}",
             limit=f"relative root mean square of a row against the recorded bf16 run <= {ROW_LIMIT}",
-            note="\n         ".join(self._array_lines(*where)),
+            note="\n               ".join(self._array_lines(*where)),
         )
 
     def _first_recomputed(self) -> tuple[int, int] | None:
