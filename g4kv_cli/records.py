@@ -103,7 +103,9 @@ class Summary:
 
 def summarise(results: list[CaseResult]) -> Summary:
     """Count the results by status."""
-    counts = {name: sum(result.status == name for result in results) for name in ("passed", "failed", "error", "skipped")}
+    counts = {
+        name: sum(result.status == name for result in results) for name in ("passed", "failed", "error", "skipped")
+    }
     return Summary(**counts)
 
 
