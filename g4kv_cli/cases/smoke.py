@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from g4kv_cli.cases.case import Case, Form, Placement, entry_name
 from g4kv_cli.cases.smoke_traps import trap_cases
-from g4kv_cli.entries.prep import first_wide_token_count
+from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.errors import UsageError
 from g4kv_cli.inputs import InputKind

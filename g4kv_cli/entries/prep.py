@@ -13,57 +13,22 @@ metadata that only the device knows (DeviceFault, now or at the next synchronisa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries.arguments import (
-    BF16,
-    INT32,
-    Int32Array,
-    PagedBatch,
-    PagedPool,
-    PageRow,
-    RopeTables,
-    require_array,
-    require_host_copy,
-    require_no_overlap,
-)
-from g4kv_cli.entries.launch import launch
+from g4kv_cli.entries.arguments import BF16, PagedBatch, PagedPool, PageRow, RopeTables, require_array
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
-from g4kv_cli.entries.prep_parameters import PrepParameters
-from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
-from g4kv_cli.model import rules
-from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
-from g4kv_cli.model.kv_layout import KvLayoutParameters
-from g4kv_cli.model.prefill_plan import check_plan_use, first_repeated_slot
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.prep_request import (
+    check_rows,
+    check_start,
+    launch_checked,
+    launch_paged_batch_prefill,
+    launch_paged_decode,
+    launch_paged_prefill,
+)
+from g4kv_cli.entries.table import PREP_ENTRIES
 
 RMS_NORM_EPS = 1e-6
 """rms_norm_eps of every Gemma 4 size."""
-
-MAX_WARPS_PER_BLOCK = 8
-WIDE_LAUNCH_ELEMS = 2**21
-"""From this many input elements on a warp serves four head rows instead of one: fewer loads of tables and weights,
-where there are warps enough. Measured on an H200: below it one row a warp is faster, above it four."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """One call while it is being checked: the arrays by name and the parameter struct as it fills."""
-
-    library: KernelLibrary
-    entry: PrepEntry
-    tokens: int
-    num_qo_heads: int
-    num_kv_heads: int
-    cos_max_pos: int
-    inputs: dict[str, DeviceArray]
-    outputs: dict[str, DeviceArray]
-    parameters: PrepParameters
 
 
 def qk_norm_rope_prefill_hd256_plain_into(
@@ -82,12 +47,12 @@ def qk_norm_rope_prefill_hd256_plain_into(
 ) -> None:
     """Q and K to contiguous token-major outputs (k_out like k); token t has position start_pos + t."""
     entry = PREP_ENTRIES["qk_norm_rope_prefill_hd256_plain_into"]
-    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    request = check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
     shape = (request.tokens, request.num_kv_heads, entry.head_dim)
     request.outputs["k_out"] = require_array(library.device, "k_out", k_out, BF16, shape)
     request.parameters.k_out = k_out.address
-    _check_start(request, start_pos)
-    _launch(request, ())
+    check_start(request, start_pos)
+    launch_checked(request, ())
 
 
 def qkv_norm_rope_paged_prefill_hd256_plain_into(
@@ -113,8 +78,8 @@ def qkv_norm_rope_paged_prefill_hd256_plain_into(
     Token t has position p = start_pos + t, page page_row[p // page_size - page_origin] and slot p % page_size.
     """
     entry = PREP_ENTRIES["qkv_norm_rope_paged_prefill_hd256_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
 
 
 def qkv_norm_rope_paged_decode_hd256_plain_into(
@@ -135,8 +100,8 @@ def qkv_norm_rope_paged_decode_hd256_plain_into(
 ) -> None:
     """Batched decode: each token is its own request with its position, CSR row of pages and page origin."""
     entry = PREP_ENTRIES["qkv_norm_rope_paged_decode_hd256_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_decode(request, batch, pool, layer)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_decode(request, batch, pool, layer)
 
 
 def qkv_norm_rope_paged_prefill_hd512_plain_into(
@@ -159,8 +124,8 @@ def qkv_norm_rope_paged_prefill_hd512_plain_into(
 ) -> None:
     """The prefill form at head_dim 512 with a V projection of its own (E2B, E4B)."""
     entry = PREP_ENTRIES["qkv_norm_rope_paged_prefill_hd512_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
 
 
 def qkv_norm_rope_paged_decode_hd512_plain_into(
@@ -181,8 +146,8 @@ def qkv_norm_rope_paged_decode_hd512_plain_into(
 ) -> None:
     """The batched decode form at head_dim 512 with a V projection of its own (E2B, E4B)."""
     entry = PREP_ENTRIES["qkv_norm_rope_paged_decode_hd512_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_decode(request, batch, pool, layer)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_decode(request, batch, pool, layer)
 
 
 def qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into(
@@ -204,8 +169,8 @@ def qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into(
 ) -> None:
     """The prefill form of K=V layers (12B, 26B-A4B, 31B): V is the same raw K, normed without weight or rotation."""
     entry = PREP_ENTRIES["qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into"]
-    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
+    request = check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_prefill(request, start_pos, pool, layer, page_row, page_origin)
 
 
 def qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into(
@@ -225,8 +190,8 @@ def qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into(
 ) -> None:
     """The batched decode form of K=V layers (12B, 26B-A4B, 31B)."""
     entry = PREP_ENTRIES["qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"]
-    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_decode(request, batch, pool, layer)
+    request = check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_decode(request, batch, pool, layer)
 
 
 def qkv_norm_rope_paged_batch_prefill_hd256_plain_into(
@@ -252,8 +217,8 @@ def qkv_norm_rope_paged_batch_prefill_hd256_plain_into(
     made with, None where its tile was derived.
     """
     entry = PREP_ENTRIES["qkv_norm_rope_paged_batch_prefill_hd256_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
 
 
 def qkv_norm_rope_paged_batch_prefill_hd512_plain_into(
@@ -275,8 +240,8 @@ def qkv_norm_rope_paged_batch_prefill_hd512_plain_into(
 ) -> None:
     """The ragged batch at head_dim 512 with a V projection of its own (E2B, E4B)."""
     entry = PREP_ENTRIES["qkv_norm_rope_paged_batch_prefill_hd512_plain_into"]
-    request = _check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
+    request = check_rows(library, entry, q, k, v, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
 
 
 def qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into(
@@ -297,289 +262,5 @@ def qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into(
 ) -> None:
     """The ragged batch of K=V layers (12B, 26B-A4B, 31B)."""
     entry = PREP_ENTRIES["qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into"]
-    request = _check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
-    _paged_batch_prefill(request, plan, pool, layer, cta_tile_q)
-
-
-def first_wide_token_count(entry: PrepEntry, num_qo_heads: int, num_kv_heads: int) -> int:
-    """The fewest tokens for which the entry launches the variant with several head rows a warp."""
-    return -(-WIDE_LAUNCH_ELEMS // ((num_qo_heads + entry.kv_bands * num_kv_heads) * entry.head_dim))
-
-
-def _check_rows(
-    library: KernelLibrary,
-    entry: PrepEntry,
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray | None,
-    q_norm_weight: DeviceArray,
-    k_norm_weight: DeviceArray,
-    rope: RopeTables,
-    rotary_dim: int,
-    q_out: DeviceArray,
-    eps: float,
-) -> _Request:
-    """What every prep entry shares: rows, weights, tables."""
-    device, head_dim = require_type("library", library, KernelLibrary).device, entry.head_dim
-    require_array(device, "q", q, BF16, (None, None, head_dim))
-    tokens = require_i32("q tokens", q.shape[0])
-    num_qo_heads = require_i32("q heads", q.shape[1])
-    require_array(device, "k", k, BF16, (tokens, None, head_dim))
-    num_kv_heads = require_i32("k heads", k.shape[1])
-    rules.EXTENT_POSITIVE.require(num_kv_heads >= 1, "k heads", num_kv_heads, ">= 1")
-    rules.Q_HEADS_MULTIPLE.require(
-        num_qo_heads >= 1 and num_qo_heads % num_kv_heads == 0,
-        "q heads",
-        num_qo_heads,
-        f"a positive multiple of {num_kv_heads}",
-    )
-    inputs = {"q": q, "k": k, "q_norm_weight": q_norm_weight, "k_norm_weight": k_norm_weight}
-    if entry.value_source == "raw_v":
-        inputs["v"] = require_array(device, "v", v, BF16, (tokens, num_kv_heads, head_dim))
-    require_array(device, "q_norm_weight", q_norm_weight, BF16, (head_dim,))
-    require_array(device, "k_norm_weight", k_norm_weight, BF16, (head_dim,))
-
-    rotary = require_i32("rotary_dim", rotary_dim)
-    rules.ROTARY_DIM.require(
-        2 <= rotary <= head_dim and rotary % 2 == 0, "rotary_dim", rotary_dim, f"even, 2..{head_dim}"
-    )
-    require_type("rope", rope, RopeTables)
-    require_array(device, "rope.cos", rope.cos, BF16, (None, rotary))
-    require_array(device, "rope.sin", rope.sin, BF16, (None, rotary))
-    cos_max_pos = require_i32("rope.cos_max_pos", rope.cos.shape[0] if rope.cos_max_pos is None else rope.cos_max_pos)
-    rules.EXTENT_POSITIVE.require(cos_max_pos >= 1, "rope.cos_max_pos", cos_max_pos, ">= 1")
-    for name, table in (("rope.cos", rope.cos), ("rope.sin", rope.sin)):
-        rules.ROPE_TABLE.require(table.shape[0] >= cos_max_pos, name, f"{table.shape[0]} rows", f">= {cos_max_pos}")
-        inputs[name] = table
-
-    require_array(device, "q_out", q_out, BF16, (tokens, num_qo_heads, head_dim))
-    checked_eps = finite_f32(eps)
-    rules.EPS.require(checked_eps is not None and checked_eps >= 0, "eps", eps, "finite, >= 0")
-    parameters = PrepParameters(
-        q=q.address,
-        k=k.address,
-        v=v.address if v is not None else 0,
-        q_weight=q_norm_weight.address,
-        k_weight=k_norm_weight.address,
-        cos=rope.cos.address,
-        sin=rope.sin.address,
-        q_out=q_out.address,
-        num_qo_heads=num_qo_heads,
-        num_kv_heads=num_kv_heads,
-        rotary_dim=rotary,
-        cos_max_pos=cos_max_pos,
-        eps=checked_eps,
-    )
-    return _Request(
-        library, entry, tokens, num_qo_heads, num_kv_heads, cos_max_pos, inputs, {"q_out": q_out}, parameters
-    )
-
-
-def _check_start(request: _Request, start_pos: int) -> int:
-    start = require_i32("start_pos", start_pos)
-    rules.START_POS.require(start >= 0, "start_pos", start, ">= 0")
-    rules.POSITION_RANGE.require(
-        start + request.tokens <= request.cos_max_pos,
-        "start_pos",
-        f"{start} + {request.tokens} tokens",
-        f"<= {request.cos_max_pos}",
-    )
-    request.parameters.start_pos = start
-    return start
-
-
-def _check_pool(request: _Request, pool: PagedPool, layer: int) -> CheckedGeometry:
-    require_type("pool", pool, PagedPool)
-    data = require_array(request.library.device, "pool", pool.data, BF16, (None,))
-    checked = check_pool(
-        layout=pool.layout,
-        layer=layer,
-        pool_elems=data.size,
-        head_dim=request.entry.head_dim,
-        num_kv_heads=request.num_kv_heads,
-    )
-    request.outputs["pool"] = data
-    parameters, layout = request.parameters, checked.layout
-    parameters.pool = data.address
-    parameters.layer = checked.layer
-    parameters.num_pages = checked.num_pages
-    parameters.layout = KvLayoutParameters(
-        kv_block_len=layout.kv_block_len,
-        layer_stride=layout.layer_stride,
-        page_stride=layout.page_stride,
-        page_size=layout.page_size,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-    )
-    return checked
-
-
-def _paged_prefill(
-    request: _Request, start_pos: int, pool: PagedPool, layer: int, page_row: PageRow, page_origin: int
-) -> None:
-    start = _check_start(request, start_pos)
-    checked = _check_pool(request, pool, layer)
-    page_size = checked.layout.page_size
-    require_type("page_row", page_row, PageRow)
-    indices = require_array(request.library.device, "page_row", page_row.indices, INT32, (None,))
-    row_pages = require_i32("page_row length", indices.shape[0])
-    origin = require_i32("page_origin", page_origin)
-    first_page = start // page_size
-    rules.PAGE_ORIGIN.require(0 <= origin <= first_page, "page_origin", origin, f"0..{first_page}")
-    if request.tokens:
-        needed = (start + request.tokens - 1) // page_size - origin + 1
-        rules.PAGE_COVERAGE.require(row_pages >= needed, "page_row", f"{row_pages} pages", f">= {needed}")
-        if page_row.host is not None:
-            ids = require_host_copy("page_row.host", page_row.host, indices)
-            _require_page_ids("page_row", ids, np.arange(first_page - origin, needed), checked.num_pages)
-            positions = np.arange(start, start + request.tokens)
-            _require_unique_slots("page_row", ids[positions // page_size - origin], positions, page_size)
-    request.inputs["page_row"] = indices
-    request.parameters.page_indices = indices.address
-    request.parameters.page_row_len = row_pages
-    request.parameters.page_origin = origin
-    _launch(request, ())
-
-
-def _paged_decode(request: _Request, batch: PagedBatch, pool: PagedPool, layer: int) -> None:
-    device, tokens, parameters = request.library.device, request.tokens, request.parameters
-    checked = _check_pool(request, pool, layer)
-    require_type("batch", batch, PagedBatch)
-    arrays = {
-        "positions": require_array(device, "positions", batch.positions, INT32, (tokens,)),
-        "page_indices": require_array(device, "page_indices", batch.page_indices, INT32, (None,)),
-        "page_indptr": require_array(device, "page_indptr", batch.page_indptr, INT32, (tokens + 1,)),
-        "page_origins": require_array(device, "page_origins", batch.page_origins, INT32, (tokens,)),
-    }
-    parameters.page_row_len = require_i32("page_indices length", batch.page_indices.shape[0])
-    parameters.num_requests = tokens
-    shared: tuple[DeviceArray, ...] = ()
-    padding: int | None = None
-    if batch.padding_page is not None:
-        padding = require_i32("padding_page", batch.padding_page)
-        rules.PAGE_ID_RANGE.require(
-            0 <= padding < checked.num_pages, "padding_page", padding, f"0..{checked.num_pages - 1}"
-        )
-        stride = checked.layout.page_stride
-        shared = (pool.data.view((stride,), offset_elems=padding * stride),)
-    if batch.host is not None:
-        held = require_sequence("batch.host", batch.host)
-        rules.HOST_COPY.require(len(held) == len(arrays), "batch.host", f"{len(held)} arrays", len(arrays))
-        copies = [
-            require_host_copy(f"batch.host[{index}]", host, array)
-            for index, (host, array) in enumerate(zip(held, arrays.values(), strict=True))
-        ]
-        _check_decode_metadata(request, copies, checked, padding)
-    for name, array in arrays.items():
-        request.inputs[name] = array
-        setattr(parameters, name, array.address)
-    _launch(request, shared)
-
-
-def _paged_batch_prefill(
-    request: _Request, plan: PrefillPagedPlan, pool: PagedPool, layer: int, cta_tile_q: int | None
-) -> None:
-    device, parameters = request.library.device, request.parameters
-    bounds, arrays = require_plan(device, plan)
-    tile = None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q)
-    checked = _check_pool(request, pool, layer)
-    check_plan_use(
-        bounds,
-        head_dim=request.entry.head_dim,
-        num_qo_heads=request.num_qo_heads,
-        num_kv_heads=request.num_kv_heads,
-        rows=request.tokens,
-        geometry=checked,
-        tiles=plan_tiles(device, bounds.shape),
-        max_positions=request.cos_max_pos,
-        cta_tile_q=tile,
-    )
-    for name in ("page_indices", "positions", "token_requests", "page_indptr", "page_origins"):
-        setattr(parameters, name, arrays[name].address)
-    request.inputs |= {f"plan.{name}": array for name, array in arrays.items()}
-    # Capacities, not what is in use: a captured launch has to stay right for every later update of the plan. The
-    # unused tails hold -1 and empty rows, on which the kernel traps.
-    parameters.page_row_len = plan.capacity.max_pages
-    parameters.num_requests = plan.capacity.max_requests
-    request.tokens = bounds.num_tokens
-    _launch(request, ())
-
-
-def _check_decode_metadata(
-    request: _Request, copies: Sequence[Int32Array], checked: CheckedGeometry, padding_page: int | None
-) -> None:
-    """The metadata as the host knows it. Vectorised: a batch costs microseconds, not a loop over tokens."""
-    positions, page_indices, page_indptr, page_origins = copies
-    indptr_holds = (
-        page_indptr[0] == 0 and bool(np.all(np.diff(page_indptr) >= 0)) and page_indptr[-1] == page_indices.size
-    )
-    rules.PAGE_INDPTR.require(indptr_holds, "page_indptr", _short(page_indptr), f"0..{page_indices.size}, rising")
-    if request.tokens == 0:
-        return
-    token = int(np.argmax((positions < 0) | (positions >= request.cos_max_pos)))
-    position = int(positions[token])
-    rules.POSITION_RANGE.require(
-        0 <= position < request.cos_max_pos, f"positions[{token}]", position, f"0..{request.cos_max_pos - 1}"
-    )
-    logical_pages = positions // checked.layout.page_size
-    token = int(np.argmax((page_origins < 0) | (page_origins > logical_pages)))
-    origin, last = int(page_origins[token]), int(logical_pages[token])
-    rules.PAGE_ORIGIN.require(0 <= origin <= last, f"page_origins[{token}]", origin, f"0..{last}")
-    row_pages, needed = np.diff(page_indptr), logical_pages - page_origins + 1
-    token = int(np.argmax(row_pages < needed))
-    rules.PAGE_COVERAGE.require(
-        row_pages[token] >= needed[token],
-        f"page_indices of token {token}",
-        f"{row_pages[token]} pages",
-        f">= {needed[token]}",
-    )
-    used = page_indptr[:-1] + logical_pages - page_origins
-    _require_page_ids("page_indices", page_indices, used, checked.num_pages)
-    pages = page_indices[used]
-    kept = np.flatnonzero(pages != (-1 if padding_page is None else padding_page))
-    _require_unique_slots("page_indices", pages[kept], positions[kept], checked.layout.page_size)
-
-
-def _require_page_ids(field: str, ids: Int32Array, used: npt.NDArray[np.integer], num_pages: int) -> None:
-    """The ids at the indices ``used`` exist in the pool; entries that the call does not use may hold anything."""
-    page_ids = ids[used]
-    worst = int(np.argmax((page_ids < 0) | (page_ids >= num_pages)))
-    index, page = int(used[worst]), int(page_ids[worst])
-    rules.PAGE_ID_RANGE.require(0 <= page < num_pages, f"{field}[{index}]", page, f"0..{num_pages - 1}")
-
-
-def _require_unique_slots(field: str, pages: Int32Array, positions: npt.NDArray[np.integer], page_size: int) -> None:
-    """No two tokens write one slot: blocks would race for it."""
-    twice = first_repeated_slot(pages, positions % page_size, page_size)
-    got = "" if twice is None else f"page {pages[twice]}, slot {positions[twice] % page_size} for two tokens"
-    rules.SLOT_UNIQUE.require(twice is None, field, got, "a slot of its own for each token")
-
-
-def _short(values: Int32Array) -> str:
-    listed = ", ".join(map(str, values[:8].tolist()))
-    return f"[{listed}, ...]" if values.size > 8 else f"[{listed}]"
-
-
-def _launch(request: _Request, may_collide: tuple[DeviceArray, ...]) -> None:
-    """Overlap is the last check; then the shape of the launch, and the launch."""
-    require_no_overlap(request.outputs, request.inputs)
-    if request.tokens == 0:
-        return
-    entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads
-    wide = request.tokens >= first_wide_token_count(entry, num_qo_heads, num_kv_heads)
-    rows = entry.rows_per_warp[wide]
-    groups = -(-num_qo_heads // rows) + entry.kv_bands * -(-num_kv_heads // rows)
-    warps = min(groups, MAX_WARPS_PER_BLOCK)
-    launch(
-        request.library,
-        entry.source,
-        entry.symbol(rows),
-        grid=(request.tokens, -(-groups // warps), 1),
-        block=(32 * warps, 1, 1),
-        parameters=request.parameters,
-        must_write=[
-            array.view((request.tokens, *array.shape[1:])) for name, array in request.outputs.items() if name != "pool"
-        ],
-        may_collide=may_collide,
-    )
+    request = check_rows(library, entry, q, k, None, q_norm_weight, k_norm_weight, rope, rotary_dim, q_out, eps)
+    launch_paged_batch_prefill(request, plan, pool, layer, cta_tile_q)

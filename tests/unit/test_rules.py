@@ -29,6 +29,7 @@ VALIDATION = (
     "entries/attention.py",
     "entries/plan.py",
     "entries/prep.py",
+    "entries/prep_request.py",
 )
 """Where requests are checked."""
 
