@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat, TypeVar
 
+import numpy as np
+
 from g4kv_cli.model import rules
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
 
@@ -50,7 +52,7 @@ def require_sequence(field: str, values: object) -> list[object]:
 def require_integer(field: str, value: object) -> int:
     """``value`` as a Python int, from an int or a NumPy integer; no bool, no float. ContractError (integer)."""
     number: int | None = None
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):  # before NumPy 2.3 a NumPy bool was an index
         try:
             number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
