@@ -18,8 +18,6 @@ PAGE_SIZE = 16
 MAX_PRESET_TOKENS = 2**23
 """Global keys of a preset's batch at most: 64 requests of 131072. ``--batch`` and ``--kv-len`` ask for any."""
 ELEMENT_BYTES = 2
-KEYS_PER_TILE = 16
-"""The split form cuts the keys in whole tiles of this many."""
 
 SPLIT_COUNTS = (2, 4, 8, 16, 32, 64, 128)
 MIN_SPLIT_BLOCKS = 16

@@ -8,8 +8,6 @@ itself, which rounds scores and weights too, within 0.06 of a row's largest magn
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,8 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.attention_case import ATTENTION_FORMS, AttentionCase, KvRequest, attention_entry
 from g4kv_cli.cases.attention_inputs import AttentionTensors
-from g4kv_cli.cases.golden import PAGE_SIZE_TOKENS, Recording, golden_files, read_recording
+from g4kv_cli.cases.golden import PAGE_SIZE_TOKENS, Recording, read_recording
+from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.errors import UsageError
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import Axes
@@ -51,7 +50,7 @@ class RecordedAttention:
 def attention_golden_cases(path: Path, page_size: int | None = None) -> list[AttentionCase]:
     """The attention cases of a file or directory; a file without attention arrays has none."""
     size = PAGE_SIZE_TOKENS if page_size is None else page_size
-    return [case for file in golden_files(path) for case in _cases_of(read_recording(file), size)]
+    return [case for file in npz_files(path, "--golden") for case in _cases_of(read_recording(file), size)]
 
 
 def recorded_tensors(case: AttentionCase) -> AttentionTensors:
@@ -130,13 +129,8 @@ def _attention_of(recording: Recording) -> RecordedAttention | None:
     Raises UsageError: one of them missing, of another dtype or shape, or not finite.
     """
     path = recording.path
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in _ARRAYS if name in archive.files}
-            meta = json.loads(str(archive["meta_json"]))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        why = " ".join(str(error).split())
-        raise UsageError(f"golden file {path} cannot be read as an .npz without pickles: {why}") from error
+    arrays = load_npz(path, "golden file", {*_ARRAYS, "meta_json"})
+    meta = json.loads(str(arrays.pop("meta_json")))
     if not arrays:
         return None
     missing = [name for name in _ARRAYS if name not in arrays]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.case import Case, Form, Placement, entry_name
+from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -64,32 +63,15 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """Read and check one file. Raises UsageError with one line: unreadable, a missing array, a wrong dtype or shape,
     a value that is not finite, or a meta_json that does not describe the arrays."""
-    unreadable = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            # Only what a prep case needs is unpacked; the attention arrays are the larger part.
-            return _Reader(path, {name: archive[name] for name in archive.files if name in _ARRAYS}).read()
-    except unreadable as error:
-        why = " ".join(str(error).split())
-        raise UsageError(f"golden file {path} cannot be read as an .npz without pickles: {why}") from error
-
-
-def golden_files(path: Path) -> list[Path]:
-    """The file itself, or all ``*.npz`` of a directory by name. UsageError if there is none."""
-    if path.is_dir():
-        files = sorted(path.glob("*.npz"))
-        if not files:
-            raise UsageError(f"--golden {path}: no .npz file in this directory")
-        return files
-    if not path.is_file():
-        raise UsageError(f"--golden {path}: no such file or directory")
-    return [path]
+    # Only what a prep case needs is unpacked; the attention arrays are the larger part.
+    arrays = load_npz(path, "golden file", _ARRAYS)
+    return _Reader(path, arrays).read()
 
 
 def golden_cases(path: Path, page_size: int | None = None) -> list[Case]:
     """The cases of a file or directory: contiguous and paged prefill, or decode where the file is for it."""
     cases: list[Case] = []
-    for file in golden_files(path):
+    for file in npz_files(path, "--golden"):
         cases.extend(_cases_of(read_recording(file), PAGE_SIZE_TOKENS if page_size is None else page_size))
     ids = [case.id for case in cases]
     if len(set(ids)) != len(ids):

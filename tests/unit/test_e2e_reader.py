@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.e2e.model_reader import _Reader, model_files, read_model
+from g4kv_cli.cases.e2e.model_reader import _Reader, read_model
+from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 
@@ -43,7 +44,7 @@ def _with_meta(arrays: Arrays, **fields: Any) -> Arrays:
 
 
 def test_the_recorded_files_are_complete() -> None:
-    read = {path.stem: read_model(path) for path in model_files(MODELS)}
+    read = {path.stem: read_model(path) for path in npz_files(MODELS, "--model-golden")}
     assert list(read) == ["12b_p7", "31b_p40", "e4b_p23"]
     model = read["31b_p40"]
     assert [layer.geometry.name for layer in model.layers] == ["31b-local"] * 5 + ["31b-global"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.golden import golden_cases, golden_files, read_recording
+from g4kv_cli.cases.golden import golden_cases, read_recording
+from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.errors import UsageError
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -123,9 +124,9 @@ def test_damaged_bytes(tmp_path: Path) -> None:
 
 def test_places_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        golden_files(tmp_path / "nothing.npz")
+        npz_files(tmp_path / "nothing.npz", "--golden")
     with pytest.raises(UsageError, match=r"no \.npz file in this directory"):
-        golden_files(tmp_path)
+        npz_files(tmp_path, "--golden")
 
 
 def test_which_forms_a_file_is_run_in(tmp_path: Path) -> None:

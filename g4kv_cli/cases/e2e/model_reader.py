@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from g4kv_cli.cases.e2e.recorded_model import TRACE_PARTS, Array, Float32, Float64, Int64, RecordedLayer, RecordedModel
+from g4kv_cli.cases.npz import load_npz
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, model_families
 from g4kv_cli.oracle.bfloat16 import BF16
 
-OPTION = "--model-golden"
 LIMIT_OVER_GAP = 1.5
 """Rule B: a harness that is float32 outside the kernels stays within 1.5 times the gap between the recorded bf16 and
 float32 runs; the worst of six runs with jittered rounding used 0.65 of it."""
@@ -29,18 +27,6 @@ MAX_EXTENT = 1 << 20
 MAX_GROUP = 16
 """Query heads a KV head that the attention kernels take."""
 _FAMILY_OF_LAYER_TYPE = {"sliding_attention": 0, "full_attention": 1}
-
-
-def model_files(path: Path) -> list[Path]:
-    """The file itself, or all ``*.npz`` of a directory by name. UsageError if there is none."""
-    if path.is_dir():
-        files = sorted(path.glob("*.npz"))
-        if not files:
-            raise UsageError(f"{OPTION} {path}: no .npz file in this directory")
-        return files
-    if not path.is_file():
-        raise UsageError(f"{OPTION} {path}: no such file or directory")
-    return [path]
 
 
 def read_model(path: Path) -> RecordedModel:
@@ -58,14 +44,7 @@ def read_model(path: Path) -> RecordedModel:
 
 @functools.lru_cache(maxsize=4)
 def _read(path: Path, _modified_ns: int, _size_bytes: int) -> RecordedModel:
-    unreadable = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except unreadable as error:
-        why = " ".join(str(error).split())
-        raise UsageError(f"recorded model {path} cannot be read as an .npz without pickles: {why}") from error
-    return _Reader(path, arrays).read()
+    return _Reader(path, load_npz(path, "recorded model")).read()
 
 
 class _Reader:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from g4kv_cli.cases.e2e.batch import Settings
-from g4kv_cli.cases.e2e.model_reader import model_files, read_model
+from g4kv_cli.cases.e2e.model_reader import read_model
 from g4kv_cli.cases.e2e.recorded_model import RecordedModel
+from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.model.geometry import Geometry, model_families
 
 ENTRY = "greedy_decode_replay"
@@ -49,7 +50,7 @@ class ReplayCase:
 
 def replay_cases(path: Path) -> list[ReplayCase]:
     """The cases of a file or of a directory. Raises UsageError for a file that is not a complete recorded model."""
-    models = [read_model(file) for file in model_files(path)]
+    models = [read_model(file) for file in npz_files(path, "--model-golden")]
     cases = [case for model in models for case in _cases_of(model)]
     for group in _groups(models):
         name = "+".join(model.name for model in group)

@@ -26,7 +26,6 @@ class BarrierCall:
     number: int | None
     threads: int | None
     has_operands: bool
-    has_thread_count: bool
     site: Site
 
 

@@ -21,20 +21,6 @@ FATAL_KINDS = frozenset(
 )
 """Kinds that stop the launch at once and poison the machine, as a sticky CUDA error does."""
 
-FINDING_KINDS = frozenset(
-    {
-        "uninitialised_read",
-        "unwritten_output",
-        "block_write_conflict",
-        "shared_uninitialised_read",
-        "shared_race",
-        "divergent_barrier",
-        "exited_lane_shuffle",
-        "unfinished_copy",
-    }
-)
-"""Kinds that hardware would not notice: the launch runs to its end and raises then."""
-
 
 class EmulatorError(Exception):
     """Base of every error of the emulator; ``str(error)`` is one readable line."""
@@ -68,6 +54,10 @@ class PoisonedMachine(EmulatorError):
 @dataclass(frozen=True)
 class Fault:
     """One broken rule, where it was first seen.
+
+    ``kind`` is one of FATAL_KINDS, or of those that hardware would not notice, where the launch runs to its end and
+    raises then: uninitialised_read, unwritten_output, block_write_conflict, shared_uninitialised_read, shared_race,
+    divergent_barrier, exited_lane_shuffle, unfinished_copy.
 
     ``source_line`` is the innermost line of inlined code and ``call_line`` the line that it was inlined into;
     both come from ``-lineinfo`` and are None without it. ``block`` and ``thread`` are (x, y, z) of the first lane;

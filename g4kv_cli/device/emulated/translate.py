@@ -252,4 +252,4 @@ def _barrier_call(context: KernelContext, block: BasicBlock) -> BarrierCall | No
     dynamic = any(isinstance(operand, Register | Symbol) for operand in final.operands)
     number = numbers[0] if numbers else 0
     threads = numbers[1] if len(numbers) > 1 else None
-    return BarrierCall(number, threads, dynamic, len(numbers) > 1, context.sites.add(final))
+    return BarrierCall(number, threads, dynamic, context.sites.add(final))
