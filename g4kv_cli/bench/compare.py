@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from g4kv_cli.bench.verdict import MIN_NOISE, uncertainty
 from g4kv_cli.bench_findings import Change, ComparedCell, Comparison
-from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, quantile
+from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, median_interval, quantile
 
 
 def compare_records(a: BenchRecord, b: BenchRecord, a_name: str, b_name: str, threshold: float) -> Comparison:
@@ -57,7 +57,8 @@ def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
     ratios = sorted(new / old - 1 for old, new in zip(a.graph.round_medians, b.graph.round_medians, strict=False))
     if len(ratios) < 2:
         return replace(_compared(a, b, threshold), id=b.id)
-    noise = max((ratios[-1] - ratios[0]) / 2, MIN_NOISE)
+    low, high = median_interval(ratios)
+    noise = max((high - low) / 2, MIN_NOISE)
     return _judge(ComparedCell(b.id, "same", "", *_seconds(a, b), quantile(ratios, 0.5), noise), threshold)
 
 

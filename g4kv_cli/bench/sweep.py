@@ -19,6 +19,8 @@ NOT_REACHED = "the run ended before it"
 SAMPLES_TO_ESTIMATE = 2
 MIN_SAMPLES = 4
 MAX_SAMPLES = 40
+STEADY_NOISE = 0.02
+"""Rounds that leave more doubt than this are followed by others, up to twice as many in all."""
 MAX_REASON = 300
 
 
@@ -76,7 +78,8 @@ class RunEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """``rounds`` rounds over the configurations of a shape, each sampled for about ``seconds_per_round``."""
+    """``rounds`` rounds over the configurations of a shape, each sampled for about ``seconds_per_round``; where they
+    disagree by more than STEADY_NOISE, up to as many again."""
 
     rounds: int = 4
     seconds_per_round: float = 0.02
@@ -205,7 +208,9 @@ class Sweep:
     def _sample_rounds(self) -> None:
         """Every configuration once a round, in turning order, so that drift of the card hits all alike."""
         current = self._current()
-        for number in range(self._settings.rounds):
+        for number in range(2 * self._settings.rounds):
+            if number >= self._settings.rounds and _are_steady(current):
+                return
             order = list(current.runnables)
             for configuration in order if number % 2 == 0 else reversed(order):
                 self._raise_if_interrupted()
@@ -305,6 +310,10 @@ class Sweep:
     def _raise_if_interrupted(self) -> None:
         if self._interrupted():
             raise RunEnded("interrupted")
+
+
+def _are_steady(current: _Open) -> bool:
+    return all(timing_of(current.samples[name]).noise <= STEADY_NOISE for name in current.runnables)
 
 
 def _sentence(error: Exception) -> str:

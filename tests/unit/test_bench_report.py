@@ -19,6 +19,7 @@ from g4kv_cli.bench_findings import Analysis
 from g4kv_cli.bench_records import (
     BenchRecord,
     Timing,
+    median_interval,
     read_bench_record,
     record_to_text,
     timing_of,
@@ -226,6 +227,25 @@ def test_the_store_is_whole_after_each_step(sample: BenchRecord, tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bench.json"]
     with pytest.raises(UsageError, match="cannot write"):
         BenchStore(record, tmp_path / "nowhere" / "bench.json")
+
+
+@pytest.mark.parametrize(
+    ("values", "interval"),
+    [
+        # 2 * 1/16 misses with the ends (7 in 8 hold), 2 * (1 + 4)/16 without them.
+        ((4.0, 1.0, 3.0, 2.0), (1.0, 4.0)),
+        # 2 * (1 + 8)/256 = 0.07 without one at either end; 2 * (1 + 8 + 28)/256 = 0.29 without two.
+        ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 80.0), (2.0, 7.0)),
+        # 2 * (1 + 12 + 66 + 220)/4096 = 0.146 without three; four more would be 0.39.
+        (tuple(float(value) for value in range(1, 13)), (4.0, 9.0)),
+        # Too few for the confidence: the whole range.
+        ((1.0, 3.0, 2.0), (1.0, 3.0)),
+        ((1.0, 2.0), (1.0, 2.0)),
+        ((5.0,), (5.0, 5.0)),
+    ],
+)
+def test_where_a_median_lies(values: tuple[float, ...], interval: tuple[float, float]) -> None:
+    assert median_interval(values) == interval
 
 
 def test_timings_of_rounds() -> None:

@@ -25,6 +25,7 @@ class Script:
     errors: dict[tuple[int, str, str], Exception] = field(default_factory=dict)
     wrong: dict[tuple[int, str, bool], str] = field(default_factory=dict)
     seconds: float = 100e-6
+    slow_rounds: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     interrupt_after: str = ""
 
@@ -51,7 +52,10 @@ class FakeRunnable:
 
     def sample(self, count: int) -> list[float]:
         self._script.step(self._batch, self.configuration, "sample")
-        return [self._script.seconds * (1 + index / 1000) for index in range(count)]
+        # Two samplings a round: one to estimate, one for the record.
+        sampled = self._script.events.count(f"{self._batch} {self.configuration} sample")
+        is_slow = (sampled - 1) // 2 in self._script.slow_rounds.get((self._batch, self.configuration), ())
+        return [self._script.seconds * (1.3 if is_slow else 1) * (1 + index / 1000) for index in range(count)]
 
     def queue_single(self) -> None:
         self._script.step(self._batch, self.configuration, "single")
@@ -92,12 +96,13 @@ class Run:
     """A sweep over two shapes of three configurations: batch 16 and 64, a, b, c2."""
 
     script: Script
+    rounds: int = 2
     done: dict[str, Measurement] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         request = Request("decode", (GEOMETRY,), "quick", batches=(16, 64), kv_lens=(128,), splits=(2,))
         plan = make_plan(request)
-        settings = SweepSettings(rounds=2, seconds_per_round=0.002)
+        settings = SweepSettings(self.rounds, seconds_per_round=0.002)
         self.sweep = Sweep(
             FakeBackend(self.script), plan.shapes, plan.cells, CEILINGS, settings, self.put, self.script.interrupted
         )
@@ -149,6 +154,31 @@ def test_what_a_measurement_holds() -> None:
     assert found.graph.median == pytest.approx(100.2e-6)
     assert found.graph.round_medians == pytest.approx((100.2e-6, 100.2e-6))
     assert (found.pools, found.rotating_bytes, found.checked_rows, found.num_splits) == (4, 400_000_000, 6, 2)
+
+
+def test_rounds_that_disagree_are_followed_by_others() -> None:
+    # Four rounds, the last 30 % slower: 15 % of doubt. From seven on one outlier says nothing about the median:
+    # 2 * (1 + 7) / 2^7 = 0.125.
+    script = Script(slow_rounds={(16, "b"): (3,)})
+    run = Run(script, rounds=4)
+    run.sweep.run_all()
+    unsteady = run.done["decode/12b-local/batch16/kv128/b"].graph
+    assert unsteady is not None
+    assert len(unsteady.round_medians) == 7
+    assert unsteady.noise < 0.001
+    assert unsteady.high == pytest.approx(130.39e-6)  # the slow samples stay
+    # All configurations of the shape went along; the steady shape after it kept to its four.
+    rounds = {name: len(item.graph.round_medians) for name, item in run.done.items() if item.graph is not None}
+    assert [rounds[cell.id] for cell in run.sweep.cells] == [7, 7, 7, 4, 4, 4]
+
+
+def test_rounds_that_keep_disagreeing_end_at_twice_as_many() -> None:
+    run = Run(Script(slow_rounds={(16, "b"): (0, 2, 4, 6, 8, 10)}))
+    run.sweep.run_all()
+    unsteady = run.done["decode/12b-local/batch16/kv128/b"].graph
+    assert unsteady is not None
+    assert len(unsteady.round_medians) == 4  # of two asked for
+    assert unsteady.noise > 0.1
 
 
 def test_the_harness_gets_every_configuration_that_is_right() -> None:
