@@ -39,7 +39,6 @@ ATTENTION_KERNELS: tuple[AttentionKernel, ...] = (
     AttentionKernel("batch_prefill_paged_hd512_tile64",        _P, "prefill",      512, 64, 256, 205824),
     AttentionKernel("batch_prefill_paged_hd512_tile64_keys32", _P, "prefill",      512, 64, 256, 135680),
     AttentionKernel("batch_prefill_paged_hd512_tile32",        _P, "prefill",      512, 32, 128, 100608),
-    AttentionKernel("paged_decode_hd256_groups8",              _D, "decode",       256, 16, 256, 140288),
     AttentionKernel("paged_decode_hd256_groups4",              _D, "decode",       256, 16, 128,  74240),
     AttentionKernel("paged_decode_hd512_groups4",              _D, "decode",       512, 16, 256, 147968),
     AttentionKernel("paged_decode_hd512_groups2",              _D, "decode",       512, 16, 128,  82176),

@@ -11,8 +11,7 @@
     g4kv::attend_keys<head_dim, groups, stages, split>(params);                                                     \
   }
 
-G4KV_DECODE(paged_decode_hd256_groups8, 256, 8, 1, false, 1, 140288)
-G4KV_DECODE(paged_decode_hd256_groups4, 256, 4, 1, false, 1, 74240)
+G4KV_DECODE(paged_decode_hd256_groups4, 256, 4, 1, false, 2, 74240)
 G4KV_DECODE(paged_decode_hd512_groups4, 512, 4, 1, false, 1, 147968)
 G4KV_DECODE(paged_decode_hd512_groups2, 512, 2, 1, false, 1, 82176)
 G4KV_DECODE(paged_decode_split_hd256_groups4, 256, 4, 1, true, 2, 74240)

@@ -34,21 +34,21 @@ def test_a_row_for_each_kernel(tmp_path: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     rows = {row["kernel"]: row for row in record["kernels"]}
     assert result.stdout.splitlines()[-1].strip() == f"{len(rows)} kernels on 1 arch, none spills"
-    decode = rows["paged_decode_hd256_groups8"]
-    # entries/attention_table.py: 256 threads and 140288 bytes: one block of the 227 KiB that an SM has.
-    assert (decode["threads"], decode["dynamic_shared_bytes"], decode["blocks_per_sm"]) == (256, 140288, 1)
+    decode = rows["paged_decode_hd512_groups4"]
+    # entries/attention_table.py: 256 threads and 147968 bytes: one block of the 227 KiB that an SM has.
+    assert (decode["threads"], decode["dynamic_shared_bytes"], decode["blocks_per_sm"]) == (256, 147968, 1)
     assert decode["occupancy"] == pytest.approx(8 / 64)
     assert decode["registers"] > 100
     assert decode["cubin_bytes"] > 1000
     assert rows["ceiling_empty"]["occupancy"] == pytest.approx(1.0)
-    assert "paged_decode_hd256_groups8" in result.stdout
+    assert "paged_decode_hd512_groups4" in result.stdout
 
 
 def test_a_kernel_that_does_not_fit_a_card_says_so(tmp_path: Path) -> None:
     path = tmp_path / "kernels.json"
     assert invoke("--arch", "sm_86", "--json", str(path)).return_value == 0
     rows = {row["kernel"]: row for row in json.loads(path.read_text(encoding="utf-8"))["kernels"]}
-    assert rows["paged_decode_hd256_groups8"]["bound"] == "does not fit"
+    assert rows["paged_decode_hd512_groups4"]["bound"] == "does not fit"
     assert rows["paged_decode_hd256_groups4"]["blocks_per_sm"] == 1
 
 
