@@ -76,6 +76,24 @@ def test_random_bits_agree_with_the_reference(form: str) -> None:
     assert (mma(a, b, c, form) == mma_reference(a, b, c, form)).all()
 
 
+@pytest.mark.parametrize("name", ["normal", "special"])
+def test_rows_that_repeat_are_computed_once_and_rows_that_nearly_do_are_not(
+    recorded: dict[str, Any], name: str
+) -> None:
+    """Attention pads its query rows by repeating the last one."""
+    a, b, c = (recorded[f"{name}.{part}"].copy() for part in "ABC")
+    expected = recorded[f"{name}.D"].copy()
+    for values in (a, c, expected):
+        values[:, 3:] = values[:, 2:3]
+    assert (mma(a, b, c, "bf16") == expected).all()
+    # One C of one row of one tile, and one A of another.
+    c[5, 9, 7] = 0x3F800000
+    a[40, 12, 0] ^= 0x8000
+    found = mma(a, b, c, "bf16")
+    assert (found == mma_reference(a, b, c, "bf16")).all()
+    assert not (found[40, 12] == found[40, 11]).all() or name == "special"
+
+
 def test_results_do_not_depend_on_the_number_of_tiles(recorded: dict[str, Any]) -> None:
     a, b, c = (recorded[f"mixed.{name}"] for name in "ABC")
     many = [np.tile(array, (5, 1, 1)) for array in (a, b, c)]

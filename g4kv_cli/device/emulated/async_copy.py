@@ -108,14 +108,18 @@ def copy_async(
     def run(lanes: LaneSet, destination: Array, source: Array, source_bytes: Array) -> None:
         chunk = lanes.chunk
         units = chunk.shared.units(lanes, destination, span_of(destination), destination_offset, shift, site)
+        sizes = np.minimum(source_bytes, nbytes)
         data = np.zeros((lanes.count, nbytes), np.uint8)
-        sizes = np.broadcast_to(np.minimum(source_bytes, nbytes), (lanes.count,))
-        for size in np.unique(sizes):
-            position = np.flatnonzero(sizes == size)
-            part = lanes if position.size == lanes.count else lanes.subset(position)
-            base = source if source.shape[0] == 1 or part is lanes else source.take(position)
-            if size:
-                data[position, : int(size)] = _read(part, base, source_offset, int(size), nbytes, site)
+        if (sizes == sizes[0]).all():
+            if sizes[0]:
+                data[:, : int(sizes[0])] = _read(lanes, source, source_offset, int(sizes[0]), nbytes, site)
+        else:
+            for size in np.unique(sizes[sizes > 0]):
+                position = np.flatnonzero(sizes == size)
+                base = source if source.shape[0] == 1 else source.take(position)
+                data[position, : int(size)] = _read(
+                    lanes.subset(position), base, source_offset, int(size), nbytes, site
+                )
         view = chunk.shared.data.of[shift].dtype
         chunk.copies.issue(lanes, units, shift, data.view(view).reshape(-1), site)
 

@@ -155,13 +155,15 @@ def _emit_mma(emitter: BlockEmitter, number: int, instruction: Instruction, foun
     k_halves = int(found.group(1)) // 8
     form: Format = "bf16" if found.group(2) == "bf16" else "f16"
     target, a, b, c = instruction.operands
-    targets: list[Register | None] = [*_registers(emitter, instruction, target, 4)]
+    count = max(1, len(target.items) // 4) if isinstance(target, Vector) else 1
+    targets: list[Register | None] = [*_registers(emitter, instruction, target, 4 * count)]
     arguments = [
         emitter.source(item, "b32", instruction)
-        for operand, count in ((a, 2 * k_halves), (b, k_halves), (c, 4))
-        for item in _fragment(emitter, instruction, operand, count)
+        for operand, registers in ((a, 2 * k_halves), (b, k_halves), (c, 4))
+        for item in _fragment(emitter, instruction, operand, registers * count)
     ]
-    emitter.effect(number, instruction, targets, multiply(emitter.site(instruction), form, k_halves), arguments)
+    function = multiply(emitter.site(instruction), form, k_halves, count)
+    emitter.effect(number, instruction, targets, function, arguments)
 
 
 def _fragment(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from .accumulators import name_accumulators
 from .faults import UnsupportedOpcode
 from .instruction import Instruction, Register, Symbol
+from .mma_batches import batch_multiplies
 from .parse import ParsedKernel
 
 CONTRIBUTE = "cp.reduction.contribute"
@@ -104,6 +105,8 @@ def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock]
 def build_flow(kernel: ParsedKernel) -> Flow:
     """Cut a kernel into blocks, order them, and compute liveness."""
     blocks, entry = _cut(kernel)
+    for block in blocks:
+        block.body = batch_multiplies(block.body)
     order = _schedule_order(blocks, entry)
     position = {old: new for new, old in enumerate(order)}
     ordered = [blocks[old] for old in order]

@@ -87,31 +87,44 @@ def store_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) 
     return run
 
 
-def multiply(site: Site, form: Format, k_halves: int) -> Callable[..., Any]:
-    """mma.sync m16n8k16 (k_halves 2) or m16n8k8 (1): (lanes, A registers, B registers, C registers) -> 4 registers."""
+def multiply(site: Site, form: Format, k_halves: int, count: int) -> Callable[..., Any]:
+    """``count`` independent mma.sync m16n8k16 (k_halves 2) or m16n8k8 (1): (lanes, registers...) -> 4 registers each.
+
+    Registers: A of all, B of all, C of all; those of one multiply together.
+    """
 
     def run(lanes: LaneSet, *registers: Array) -> tuple[Array, ...]:
         _check_whole(lanes, site)
         frame = lanes.frame
-        rows = frame.rows
-        tables = [np.ascontiguousarray(frame.spread(register)) for register in registers]
-        a = np.zeros((rows, 16, 16), np.uint16)
-        b = np.zeros((rows, 16, 8), np.uint16)
-        c = np.empty((rows, 16, 8), np.uint32)
+        tiles = frame.rows * count
+        b_first, c_first = 2 * k_halves * count, 3 * k_halves * count
+
+        def table(first: int, step: int) -> Array:
+            parts = [frame.spread(registers[first + number * step]) for number in range(count)]
+            return np.ascontiguousarray(parts[0]) if count == 1 else np.concatenate(parts)
+
+        a = np.zeros((tiles, 16, 16), np.uint16)
+        b = np.zeros((tiles, 16, 8), np.uint16)
+        c = np.empty((tiles, 16, 8), np.uint32)
         for half in range(k_halves):
             columns = slice(8 * half, 8 * half + 8)
             for row_half in range(2):
-                fragment = tables[2 * half + row_half].view(np.uint16).reshape(rows, 8, 8)
+                fragment = table(2 * half + row_half, 2 * k_halves).view(np.uint16).reshape(tiles, 8, 8)
                 a[:, 8 * row_half : 8 * row_half + 8, columns] = fragment
-            fragment = tables[2 * k_halves + half].view(np.uint16).reshape(rows, 8, 8)
+            fragment = table(b_first + half, k_halves).view(np.uint16).reshape(tiles, 8, 8)
             b[:, columns, :] = fragment.transpose(0, 2, 1)
-        for number, table in enumerate(tables[3 * k_halves :]):
-            c[:, 8 * (number // 2) : 8 * (number // 2) + 8, number % 2 :: 2] = table.reshape(rows, 8, 4)
+        for number in range(4):
+            fragment = table(c_first + number, 4).reshape(tiles, 8, 4)
+            c[:, 8 * (number // 2) : 8 * (number // 2) + 8, number % 2 :: 2] = fragment
         d = mma(a, b, c, form)
+        parts = [
+            np.ascontiguousarray(d[:, 8 * (number // 2) : 8 * (number // 2) + 8, number % 2 :: 2])
+            for number in range(4)
+        ]
         return tuple(
-            frame.collect(np.ascontiguousarray(d[:, 8 * half : 8 * half + 8, parity::2]).reshape(rows, WARP))
-            for half in range(2)
-            for parity in range(2)
+            frame.collect(part.reshape(count, frame.rows, WARP)[multiply_number])
+            for multiply_number in range(count)
+            for part in parts
         )
 
     return run

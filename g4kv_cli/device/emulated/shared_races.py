@@ -131,19 +131,20 @@ class RaceLog:
             np.maximum.at(joined, slots, known[slots, warps])
         self.clocks = np.where(mask, joined[:, None, :], clocks)
 
-    def _granules(self, access: SharedAccess) -> tuple[Units, Array]:
-        """(locations, warp tags), flat and of equal length."""
+    def _granules(self, access: SharedAccess, shift: int) -> tuple[Units, Array]:
+        """(locations of 1 << shift bytes, warp tags), flat and of equal length."""
         granules, tags = access.units, access.lanes.warp_tag
         if granules.size == 1 and tags.size > 1:
             granules = np.repeat(granules, tags.size)
-        split = 1 << (access.shift - self.granule_shift)
+        split = 1 << (access.shift - shift)
         if split > 1:
             granules = ((granules * split)[:, None] + np.arange(split)).reshape(-1)
             tags = np.repeat(tags, split)
         return granules, tags
 
     def _check(self, accesses: list[SharedAccess]) -> None:
-        located = [self._granules(access) for access in accesses]
+        shift = _finest_shift(accesses)
+        located = [self._granules(access, shift) for access in accesses]
         for serial, (access, (granules, tags)) in enumerate(zip(accesses, located, strict=True)):
             if access.kind == READ:
                 continue
@@ -173,10 +174,11 @@ class RaceLog:
     def _check_by_clocks(self, accesses: list[SharedAccess]) -> None:
         """The exact check where partial barriers ordered some warps: latest segment of every warp at every location."""
         warps = self.chunk.lanes_per_block // 32
-        latest = np.zeros((3, self.granules, warps), np.int32)
+        shift = _finest_shift(accesses)
+        latest = np.zeros((3, self.granules >> (shift - self.granule_shift), warps), np.int32)
         rivals = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
         for serial, access in enumerate(accesses):
-            granules, tags = self._granules(access)
+            granules, tags = self._granules(access, shift)
             split = granules.size // access.lanes.count
             slots = np.repeat(access.lanes.block_slot, split)
             own = tags.astype(np.int64) - 1
@@ -220,14 +222,14 @@ class RaceLog:
 
     def _find_other(self, accesses: list[SharedAccess], serial: int, granule: int, warp: int) -> tuple[int, int] | None:
         """(serial, warp tag) of the nearest access by another warp to the location, at least one of the two writing."""
-        kind = accesses[serial].kind
+        kind, shift = accesses[serial].kind, _finest_shift(accesses)
         found: tuple[int, int] | None = None
         for index, access in enumerate(accesses):
             if access.kind == kind and kind != WRITE:
                 continue
             if kind == READ and access.kind == READ:
                 continue
-            granules, tags = self._granules(access)
+            granules, tags = self._granules(access, shift)
             here = np.flatnonzero((granules == granule) & (tags != warp))
             if here.size and (found is None or index <= serial):
                 found = index, int(tags[here[0]])
@@ -266,6 +268,11 @@ def report_race(
     unit = int(units[position] if units.size > 1 else units[0])
     address = (unit << shift) - int(base[position] if base.size > 1 else base[0])
     chunk.run.collector.add("shared_race", f"{words} at shared offset {address}", site, lanes, position, count, address)
+
+
+def _finest_shift(accesses: list[SharedAccess]) -> int:
+    """Locations as coarse as the accesses allow: an access is aligned to its size."""
+    return min(access.shift for access in accesses)
 
 
 def _part(access: SharedAccess, position: Units) -> SharedAccess | None:
