@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
 
 WORKSPACE_BYTES = 512 * 2**20
-CUDA_CORE_GROUPS = (1, 2, 4, 8)
-"""GQA groups that the decode kernel on CUDA cores is built for."""
+CUDA_CORE_GROUPS = (1, 2, 3, 4, 6, 8, 16)
+"""GQA groups that the decode kernel on CUDA cores is built for (FlashInfer 0.7)."""
 
 
 def make_decode_cuda(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
