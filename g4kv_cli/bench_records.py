@@ -26,6 +26,8 @@ MEASUREMENT_STATUSES: tuple[MeasurementStatus, ...] = (
 )  # fmt: skip
 """wrong: its results are; impossible: faster than the floor of this run; missing: the run ended before it."""
 
+PEER_PREFIX = "peer:"
+"""Of another library's configuration."""
 BASELINE_SUFFIX = "@baseline"
 """A configuration of the kernels that the run was held against."""
 

@@ -62,7 +62,6 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
   using Shape = PrefillShape<kHeadDim, kRowGroups, kRowTiles, kColumnWarps, kKeys>;
   using Copy = RowCopy<kHeadDim, Shape::kThreads, kKeys>;
   constexpr bool kExchange = kColumnWarps > 1;
-  constexpr bool kTilesTogether = kHeadDim == 256;  // the windowed family
   constexpr int kWarps = Shape::kWarps, kRows = Shape::kRows, kColumns = Shape::kColumns;
   constexpr int kScoreTiles = kKeys / kColumnWarps / 8;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -74,11 +73,9 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
   unsigned char* weight_rows = shared + Shape::kQueryBytes + 2 * Shape::kTileBytes;
   float* part_rows = reinterpret_cast<float*>(weight_rows + Shape::kWeightBytes);  // [kColumnWarps][kRows]
 
-  // The last tiles of a request see the most keys: they start first. With a window neighbouring tiles share most of
-  // their keys, so the tiles of one KV head run together; without, the heads of one tile, which are equally long.
-  const int rank = kTilesTogether ? blockIdx.x % p.num_tiles : blockIdx.x / p.num_kv_heads;
-  const int kv_head = kTilesTogether ? blockIdx.x / p.num_tiles : blockIdx.x % p.num_kv_heads;
-  const TileGeometry tile = locate_tile(p, p.num_tiles - 1 - rank, kv_head, kRows);
+  // The last tiles of a request see the most keys: they start first.
+  const int rank = blockIdx.x / p.num_kv_heads;
+  const TileGeometry tile = locate_tile(p, p.num_tiles - 1 - rank, blockIdx.x % p.num_kv_heads, kRows);
   const int begin = tile.begin / 16 * 16;
   const auto offset_of = [&](int first_key) {
     return key_offset(p, tile, first_key + Copy::row_of_lane(warp, lane), tile.begin, tile.end);

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from g4kv_cli.bench_findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
-from g4kv_cli.bench_records import Ceilings, Shape
+from g4kv_cli.bench_records import PEER_PREFIX, Ceilings, Shape
 from g4kv_cli.records import RunInfo
 from g4kv_cli.report.bench_format import (
     bytes_text,
@@ -194,27 +194,29 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def verdict_table(verdict: GeometryVerdict) -> Table:
-    """kv_len down, batch across: the configuration to use, ``~`` where it is undecided, and the peer's ratio."""
+    """kv_len down, batch across; in a cell the lines of cell_lines."""
     batches = sorted({cell.shape.batch for cell in verdict.cells})
     table = _table(f"{verdict.geometry}: which decode form")
+    table.padding = (0, 2, 1, 0)
     table.add_column("kv_len", justify="right")
     for batch in batches:
         table.add_column(f"batch {batch}", no_wrap=True)
     for kv_len in dict.fromkeys(cell.shape.kv_len for cell in verdict.cells):
         found = {cell.shape.batch: cell for cell in verdict.cells if cell.shape.kv_len == kv_len}
-        table.add_row(str(kv_len), *(cell_text(found[batch]) if batch in found else "" for batch in batches))
+        cells = ("\n".join(cell_lines(found[batch])) if batch in found else "" for batch in batches)
+        table.add_row(str(kv_len), *cells)
     return table
 
 
-def cell_text(cell: CellVerdict) -> str:
-    """``c16 10.9 us (b +48 %)``; undecided: ``~b 38.1 us``; with a peer: ``, peer 1.04x``."""
-    mark = "" if cell.decided else "~"
-    text = f"{mark}{cell.configuration} {time_text(cell.seconds)}"
+def cell_lines(cell: CellVerdict) -> list[str]:
+    """``c16 10.9 us``, the other kind's margin ``unsplit +48.0 %``, the best peer's time over ours
+    ``flashinfer-tc 1.04x``; undecided, ``~b 38.1 us`` and no margin."""
+    lines = [f"{'' if cell.decided else '~'}{cell.configuration} {time_text(cell.seconds)}"]
     if cell.margin is not None and cell.decided:
-        text += f" ({'split' if cell.form != 'c' else 'unsplit'} {signed_share_text(cell.margin)})"
+        lines.append(f"{'split' if cell.form != 'c' else 'unsplit'} {signed_share_text(cell.margin)}")
     if cell.peer_seconds is not None:
-        text += f", peer {cell.peer_seconds / cell.seconds:.2f}x"
-    return text
+        lines.append(f"{cell.best_peer.removeprefix(PEER_PREFIX)} {cell.peer_seconds / cell.seconds:.2f}x")
+    return lines
 
 
 def rule_lines(verdict: GeometryVerdict) -> list[str]:

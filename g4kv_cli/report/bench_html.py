@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from g4kv_cli.bench_findings import Analysis, GeometryVerdict, Row
-from g4kv_cli.report.bench_console import cell_text, place_text, rule_lines
+from g4kv_cli.report.bench_console import cell_lines, place_text, rule_lines
 from g4kv_cli.report.bench_format import bytes_text, ceilings_text, rate_text, share_text, time_text
 from g4kv_cli.report.bench_plots import Plot, plots_of, render
 from g4kv_cli.report.files import write_whole
@@ -98,7 +98,7 @@ def _verdict(verdict: GeometryVerdict) -> str:
                 cells.append("<td></td>")
                 continue
             kind = "u" if not cell.decided else "c" if cell.form == "c" else "b"
-            cells.append(f'<td class="{kind}">{_text(cell_text(cell))}</td>')
+            cells.append(f'<td class="{kind}">{"<br>".join(map(_text, cell_lines(cell)))}</td>')
         rows.append(f'<tr><td class="n">{kv_len}</td>{"".join(cells)}</tr>')
     table = f'<div class="scroll"><table><tr><th class="n">kv_len</th>{head}</tr>{"".join(rows)}</table></div>'
     return _list([*verdict.sentences, *rule_lines(verdict)]) + "\n" + table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,7 +133,7 @@ def test_decode_from_the_command_to_the_record(device: FakeCuda) -> None:
     assert [round((item.seconds or 0) * 1e6, 3) for item in times.values()] == [20.0, 20.0, 12.0]
     assert times["c2"].pools == 2
     assert times["c2"].checked_rows == 1
-    assert "c2 12.00 us (unsplit +66.7 %)" in result.stdout
+    assert re.search(r"   33  c2 12\.00 us\s+unsplit \+66\.7 %\n", result.stdout)
     # A second run is another record.
     assert invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--quiet").return_value == 0
     assert sorted(file.name for file in path.parent.iterdir()) == ["bench-2.json", "bench.json"]

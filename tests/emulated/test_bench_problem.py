@@ -82,6 +82,11 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
     head = row.kv_head * LOCAL.gqa_group
     out[row.request, head, 5] += 0.01 * np.abs(out[row.request, head]).max()
     assert problem.check(out, 0).startswith("1 of 4 checked rows are wrong")
+    assert "(limit 0.006)" in problem.check(out, 0)
+    # A peer may round once more, 3 * 2^-8 = 0.0117 in all; not more than that.
+    assert problem.check(out, 0, is_peer=True) == ""
+    out[row.request, head, 5] += 0.01 * np.abs(out[row.request, head]).max()
+    assert "(limit 0.0117)" in problem.check(out, 0, is_peer=True)
     out[row.request, head, 5] = np.nan
     assert problem.check(out, 0) == f"not finite, first at request {row.request}, token 0, KV head {row.kv_head}"
 

@@ -14,14 +14,12 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from g4kv_cli.bench.sweep import SkippedConfiguration
-from g4kv_cli.bench_records import Shape
+from g4kv_cli.bench_records import PEER_PREFIX, Shape
 from g4kv_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from g4kv_cli.bench.problem import AttentionProblem
     from g4kv_cli.device.cuda import CudaDevice
-
-PREFIX = "peer:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +104,12 @@ def select_peers(names: Sequence[str]) -> tuple[Peer, ...]:
 
 def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
     """The configurations of these peers at a shape."""
-    return [f"{PREFIX}{peer.name}" for peer in peers if shape.kind in peer.kinds]
+    return [f"{PEER_PREFIX}{peer.name}" for peer in peers if shape.kind in peer.kinds]
 
 
 def make_runnable(configuration: str, problem: AttentionProblem, device: CudaDevice) -> Any:
     """The peer's Runnable. Raises SkippedConfiguration where it is not installed or does not take the shape."""
-    name = configuration.removeprefix(PREFIX)
+    name = configuration.removeprefix(PEER_PREFIX)
     peer = next(peer for peer in PEERS if peer.name == name)
     status = peer_status(peer)
     if status.reason:

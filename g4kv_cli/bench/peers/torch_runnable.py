@@ -82,7 +82,8 @@ class TorchRunnable:
             host: npt.NDArray[np.float32] = out.float().cpu().numpy()
         self._device.synchronize()
         shape = self._problem.shape
-        return self._problem.check(host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim), pool)
+        out = host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim)
+        return self._problem.check(out, pool, is_peer=True)
 
     def capture(self) -> None:
         """As GraphRunnable."""
