@@ -19,8 +19,8 @@ from g4kv_cli.bench.roofline import H200_CEILINGS
 from g4kv_cli.bench.run import BenchRun, Request, clocks, free_name, make_plan, open_gpu, record_directory
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
-from g4kv_cli.bench_findings import Analysis
-from g4kv_cli.bench_records import BenchRecord, Measurement, read_bench_record
+from g4kv_cli.bench_findings import Analysis, Comparison
+from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, read_bench_record
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.entries.library import KernelLibrary
@@ -185,7 +185,7 @@ def bench(
     if from_record is not None:
         analysis = analyse(read_bench_record(from_record, "--from"))
         _report(console, analysis, outputs, quiet=quiet, with_start=True)
-        return _exit_code(analysis.record)
+        return _compared(console, _within(analysis.record, threshold), _exit_code(analysis.record))
 
     request = Request(
         workload=cast(Workload, workload),
@@ -259,11 +259,23 @@ def bench(
     if not quiet:
         console.written("record", path)
     code = _exit_code(store.record)
-    if request.with_baseline:
-        comparison = compare_with_baseline(store.record, cast(str, baseline), threshold)
-    elif old_record is not None:
-        comparison = compare_records(old_record, store.record, cast(str, baseline), str(path), threshold)
-    else:
+    if old_record is not None:
+        return _compared(
+            console, compare_records(old_record, store.record, cast(str, baseline), str(path), threshold), code
+        )
+    return _compared(console, _within(store.record, threshold), code)
+
+
+def _within(record: BenchRecord, threshold: float) -> Comparison | None:
+    """The two halves of a record whose run alternated with other kernels."""
+    if not any(item.configuration.endswith(BASELINE_SUFFIX) for item in record.measurements):
+        return None
+    return compare_with_baseline(record, str(record.settings.get("baseline") or "the other kernels"), threshold)
+
+
+def _compared(console: BenchConsole, comparison: Comparison | None, code: int) -> int:
+    """Show the comparison, if there is one; the exit code with its verdict."""
+    if comparison is None:
         return code
     console.comparison(comparison)
     return code or (EXIT_FINDINGS if comparison.has_regression else 0)
