@@ -15,7 +15,7 @@ from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
 from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.samples import sample_replays
-from g4kv_cli.bench.sweep import Runnable, SkippedConfiguration
+from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.bench_records import BASELINE_SUFFIX, Shape
 from g4kv_cli.device.interface import DeviceArray
@@ -137,8 +137,6 @@ class CudaShape:
         variant = self._variants.get(configuration)
         runnable: Any
         if variant is None:
-            if not isinstance(self.problem, AttentionProblem):
-                raise SkippedConfiguration("no peer for this shape")
             runnable = peers.make_runnable(configuration, self.problem, self.device)
         else:
             library = self._libraries[-1 if configuration.endswith(BASELINE_SUFFIX) else 0]

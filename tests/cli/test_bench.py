@@ -108,7 +108,7 @@ def test_a_record_that_alternated_with_other_kernels_is_held_against_them_again(
     changes = {line[0].rsplit("/", 1)[1]: line[5:8] for line in lines if line and line[0].startswith("decode/")}
     assert changes["a"] == ["+8.0", "%", "slower"]
     assert changes["b"] == ["+8.1", "%", "slower"]
-    assert lines[-1] == "5 cells: 5 slower (threshold 5 %)".split()
+    assert lines[-1] == ["5", "cells:", "5", "slower", "(threshold", "5", "%)"]
     # 8 % is none of a regression where 30 % are allowed.
     assert invoke("--from", record, "--threshold", "30%").return_value == 0
 

@@ -18,6 +18,7 @@ from g4kv_cli.bench_records import PEER_PREFIX, Shape
 from g4kv_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from g4kv_cli.bench.prep_problem import PrepProblem
     from g4kv_cli.bench.problem import AttentionProblem
     from g4kv_cli.device.cuda import CudaDevice
 
@@ -56,6 +57,11 @@ PEERS: tuple[Peer, ...] = (
     Peer("flashinfer-fa3", "BatchPrefillWithPagedKVCacheWrapper, backend fa3",
          f"{_HERE}.flashinfer_peers", "make_prefill_fa3", ("torch", "flashinfer"), "flashinfer-python",
          "python -m pip install flashinfer-python", ("prefill",)),
+    Peer("torch-compile", "prep: norms, RoPE and the scatter in one torch.compile",
+         f"{_HERE}.prep_peers", "make_compiled", ("torch",), "torch", _TORCH_LINE, ("prep",)),
+    Peer("flashinfer-chain", "prep: three rmsnorm, apply_rope_with_cos_sin_cache, append_paged_kv_cache",
+         f"{_HERE}.prep_peers", "make_flashinfer_chain", ("torch", "flashinfer"), "flashinfer-python",
+         "python -m pip install flashinfer-python", ("prep",)),
     Peer("flash-attn-3", "flash_attn_with_kvcache of FlashAttention 3, paged",
          f"{_HERE}.other_peers", "make_flash_attention_3", ("torch", "flash_attn_interface"), "flash-attn-3",
          "build it from the hopper folder of FlashAttention's repository", ("decode", "prefill")),
@@ -107,7 +113,7 @@ def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
     return [f"{PEER_PREFIX}{peer.name}" for peer in peers if shape.kind in peer.kinds]
 
 
-def make_runnable(configuration: str, problem: AttentionProblem, device: CudaDevice) -> Any:
+def make_runnable(configuration: str, problem: AttentionProblem | PrepProblem, device: CudaDevice) -> Any:
     """The peer's Runnable. Raises SkippedConfiguration where it is not installed or does not take the shape."""
     name = configuration.removeprefix(PEER_PREFIX)
     peer = next(peer for peer in PEERS if peer.name == name)

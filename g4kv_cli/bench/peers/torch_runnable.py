@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from g4kv_cli.bench.prep_problem import PrepProblem
 from g4kv_cli.bench.problem import AttentionProblem
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import SkippedConfiguration
@@ -38,6 +39,11 @@ def tensor_of(array: DeviceArray, device: CudaDevice) -> Any:
     return found.view(torch.bfloat16) if array.dtype.itemsize == 2 else found
 
 
+def place_of(device: CudaDevice) -> str:
+    """The device's name for torch."""
+    return f"cuda:{device.ordinal}"
+
+
 def stream_of(device: CudaDevice) -> Any:
     """The device's stream for torch."""
     return torch.cuda.ExternalStream(int(device.stream.handle), device=f"cuda:{device.ordinal}")
@@ -51,12 +57,15 @@ def require_memory(device: CudaDevice, nbytes: int, what: str) -> None:
 
 
 class TorchRunnable:
-    """``run(pool)`` queues one call and gives the output tensor [tokens, heads, head_dim] (any float type)."""
+    """``run(pool)`` queues one call and gives the output tensor [tokens, heads, head_dim] (any float type).
+
+    A prep peer's ``run`` writes into the problem's own outputs instead.
+    """
 
     def __init__(
         self,
         configuration: str,
-        problem: AttentionProblem,
+        problem: AttentionProblem | PrepProblem,
         device: CudaDevice,
         run: Callable[[int], Any],
         keep: tuple[Any, ...] = (),
@@ -73,6 +82,14 @@ class TorchRunnable:
     def check(self, *, fresh: bool) -> str:
         """As GraphRunnable."""
         pool = len(self._problem.pools) - 1 if fresh else 0
+        if isinstance(self._problem, PrepProblem):
+            # Renewed rows lie elsewhere, so the captured graph has nothing to show: it reads the old ones.
+            self._problem.poison()
+            self._device.synchronize()
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._run(pool)
+            self._device.synchronize()
+            return self._problem.check(self._problem.written(pool), pool, is_peer=True)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             out = self._run(pool)
             self._device.synchronize()
