@@ -1,4 +1,4 @@
-"""FlashAttention 3 and vLLM's Triton kernel, where they are installed."""
+"""FlashAttention 3 and 4 and vLLM's Triton kernel, where they are installed."""
 
 from __future__ import annotations
 
@@ -53,6 +53,33 @@ def make_flash_attention_3(configuration: str, problem: AttentionProblem, device
             causal=True,
             window_size=window,
         )
+
+    return TorchRunnable(configuration, problem, device, run, (q, halves, table, lengths))
+
+
+def make_flash_attention_4(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
+    """``flash_attn_varlen_func`` with a page table, keys split as it chooses for decode; head_dim up to 256."""
+    shape = problem.shape
+    if shape.head_dim > 256:
+        raise SkippedConfiguration(f"FlashAttention 4 has no head_dim {shape.head_dim}")
+    attend = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
+    q = tensor_of(problem.q, device).view(shape.batch, shape.tokens, shape.num_qo_heads, shape.head_dim)
+    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (None, None)
+    num_splits = 0 if shape.kind == "decode" else 1
+
+    def run(pool: int) -> Any:
+        found = attend(
+            q,
+            *halves[pool],
+            seqused_k=lengths,
+            page_table=table,
+            softmax_scale=SM_SCALE,
+            causal=True,
+            window_size=window,
+            num_splits=num_splits,
+        )
+        return found[0] if isinstance(found, tuple) else found
 
     return TorchRunnable(configuration, problem, device, run, (q, halves, table, lengths))
 
