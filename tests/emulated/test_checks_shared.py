@@ -430,3 +430,41 @@ def test_a_long_phase_without_barriers_is_still_checked(monkeypatch: pytest.Monk
     assert fault.block == (1, 0, 0)
     assert fault.address == 12
     assert {line_of(source, "MARK: store"), line_of(source, "MARK: load")} >= {fault.source_line}
+
+
+WIDTHS = """
+extern "C" __global__ void kernel(int* out) {
+  __shared__ __align__(16) int row[512];
+  for (int i = threadIdx.x; i < 512; i += 64) row[i] = i;  // fine accesses in a phase of their own
+  __syncthreads();
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int4 all = make_int4(lane, 1, 2, 3);
+  FIRST
+  BETWEEN
+  SECOND
+  __syncthreads();
+  out[threadIdx.x] = row[threadIdx.x] + all.x + all.y + all.z + all.w;
+}
+"""
+STORE16 = "if (warp == 0) *(int4*)(row + lane * 4) = all;"
+LOAD16 = "if (warp == 1) all = *(int4*)(row + lane * 4 + SHIFT);"
+LOAD4 = "if (warp == 1) all.x = ((volatile int*)row)[lane * 4 + SHIFT];"
+
+
+@pytest.mark.parametrize("second", [LOAD16, LOAD4], ids=["16 bytes", "4 bytes"])
+@pytest.mark.parametrize("between", ["", 'asm volatile("bar.sync 1, 32;" ::: "memory");'], ids=["plain", "clocks"])
+def test_a_race_is_seen_at_any_width(second: str, between: str) -> None:
+    """16 bytes against 16 in a phase without finer accesses, and against 4; next to each other they do not meet."""
+    source = WIDTHS.replace("BETWEEN", between and f"if (warp == 1) {between}").replace("FIRST", STORE16)
+    faults, _ = run(source.replace("SECOND", second.replace("SHIFT", "0")), block=64)
+    assert [fault.kind for fault in faults] == ["shared_race"]
+    assert not run(source.replace("SECOND", second.replace("SHIFT", "128")), block=64)[0]
+
+
+def test_halves_of_16_bytes_are_no_race() -> None:
+    """Two warps in one 16-byte location, 8 bytes each."""
+    halves = "*(int2*)(row + lane * 4 + warp * 2) = make_int2(lane, warp);"
+    source = WIDTHS.replace("BETWEEN", "").replace("FIRST", halves)
+    assert not run(source.replace("SECOND", ""), block=64)[0]
+    (fault,), _ = run(source.replace("SECOND", STORE16), block=64)
+    assert fault.kind == "shared_race"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from launch_helper import faults_of, pointer, read_as, upload
-from nvrtc_helper import DIALECTS, compile_kernel, line_of
+from launch_helper import faults_of, launch_on, pointer, read_as, upload
+from nvrtc_helper import DIALECTS, compile_kernel, compile_ptx, line_of
 
-from g4kv_cli.device.emulated import Fault, Machine
+from g4kv_cli.device.emulated import Fault, Machine, Module, flow
 
 
 def run(source: str, arch: str = "90", block: int = 64) -> tuple[list[Fault], np.ndarray]:
@@ -213,3 +213,57 @@ extern "C" __global__ void kernel(int* out) {
         assert [fault.kind for fault in faults] == ["block_write_conflict"] * expected
         if faults:
             assert (faults[0].source_line, faults[0].block) == (line_of(text, "MARK: store"), (1, 0, 0))
+
+
+MULTIPLY = """
+__device__ __forceinline__ void multiply(float* d, unsigned a, unsigned b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%5, %5}, "
+               "{%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a), "r"(b));
+}
+extern "C" __global__ void kernel(float* out) {
+  float d[4] = {}, e[4] = {};
+  if (threadIdx.x < LANES) {
+    multiply(d, threadIdx.x, 0x3f803f80u);
+    float between = ((volatile float*)out)[AT];        // MARK: load
+    multiply(e, threadIdx.x, 0x3f803f80u);
+    for (int i = 0; i < 4; ++i) out[64 + threadIdx.x * 4 + i] = d[i] + e[i] + between;
+  }
+}
+"""
+
+
+def test_each_mma_of_half_a_warp_is_told_where_it_stands() -> None:
+    """They are computed together behind the load; their faults stay in the order of the program."""
+    whole = MULTIPLY.replace("LANES", "32")
+    (fault,), _ = run(whole.replace("AT", "threadIdx.x"), block=32)
+    assert fault.kind == "uninitialised_read"
+    source = MULTIPLY.replace("LANES", "16").replace("AT", "threadIdx.x")
+    faults, _ = run(source, block=32)
+    assert [fault.kind for fault in faults] == ["exited_lane_shuffle", "uninitialised_read", "exited_lane_shuffle"]
+    assert faults[1].source_line == line_of(source, "MARK: load")
+    assert faults[0].ptx_line < faults[1].ptx_line < faults[2].ptx_line
+    # A load that ends the launch: what stands behind it is never reached.
+    faults, _ = run(MULTIPLY.replace("LANES", "16").replace("AT", "1 << 20"), block=32)
+    assert sorted(fault.kind for fault in faults) == ["exited_lane_shuffle", "global_out_of_bounds"]
+
+
+def test_joined_multiplies_count_as_so_many_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = MULTIPLY[: MULTIPLY.index("extern")] + """
+extern "C" __global__ void kernel(float* out) {
+  float d[8][4] = {};
+  for (int j = 0; j < 8; ++j) multiply(d[j], threadIdx.x, 0x3f803f80u + j);
+  float sum = 0;
+  for (int j = 0; j < 8; ++j) for (int i = 0; i < 4; ++i) sum += d[j][i];
+  out[threadIdx.x] = sum;
+}
+"""
+    counts, values = [], []
+    for batch in (flow.batch_multiplies, list):
+        monkeypatch.setattr(flow, "batch_multiplies", batch)
+        kernel = Module(compile_ptx(many, "90")).kernel("kernel")
+        machine = Machine()
+        out = machine.allocate(4096, "out")
+        counts.append(launch_on(machine, kernel, pointer(out), block=32).thread_instructions)
+        values.append(read_as(machine, out, 32, np.uint32))
+    assert counts[0] == counts[1]
+    np.testing.assert_array_equal(*values)

@@ -420,3 +420,18 @@ def test_wrong_size_of_a_tensor_map_parameter() -> None:
     assert kernel.parameters[0].nbytes == 128
     with pytest.raises(EmulatorError, match="64 bytes"):
         launch_on(Machine(), kernel, bytes(64))
+
+
+def test_an_mma_that_reads_an_accumulator_before_the_wait_gets_nan_too() -> None:
+    read = (
+        'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %6}, '
+        '{%7, %7}, {%0, %1, %2, %3};" : "+f"(e[0]), "+f"(e[1]), "+f"(e[2]), "+f"(e[3]) : "r"(__float_as_uint(d[0])), '
+        '"r"(__float_as_uint(d[1])), "r"(0u), "r"(0x3f803f80u) : "memory");'
+    )
+    taken = "for (int i = 0; i < 4; ++i) d[i] = e[i];"
+    faults, got = run(f"float e[4] = {{}}; wgmma_fence(); {CALL} wgmma_commit(); {read} wgmma_wait(); {taken}")
+    assert faults == []
+    assert np.isnan(got).all()
+    faults, got = run(f"float e[4] = {{}}; wgmma_fence(); {CALL} wgmma_commit(); wgmma_wait(); {read} {taken}")
+    assert faults == []
+    assert np.isfinite(got).all()

@@ -9,7 +9,8 @@ from .barriers import contribute_to_barrier, read_reduction, signal_barrier
 from .emit import BlockEmitter
 from .flow import CONTRIBUTE, READ_REDUCTION
 from .instruction import Immediate, Instruction, Operand, PredicatePair, Register, Vector
-from .matrix_ops import load_matrices, multiply, store_matrices
+from .matrix_ops import load_matrices, multiply, store_matrices, whole_warp
+from .mma_batches import CHECKED, MULTIPLY, WHOLE_WARP
 from .packed16 import Format
 from .warp_ops import active_mask, elect, match, reduce_warp, shuffle, vote, warp_barrier
 
@@ -22,7 +23,7 @@ _VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
 _MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
 _REDUX = re.compile(r"redux\.sync\.(?:(add|min|max)\.([us])32|(and|or|xor)\.b32)")
 _MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
-_MMA = re.compile(r"mma\.sync\.aligned\.m16n8k(16|8)\.row\.col\.f32\.(bf16|f16)\.\2\.f32")
+_MMA = re.compile(rf"(?:{re.escape(CHECKED)})?{MULTIPLY}")
 _COPY = re.compile(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?")
 
 
@@ -47,6 +48,8 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
         targets = _pair(emitter, instruction, operands[0])
         mask = emitter.source(operands[1], "b32", instruction)
         emitter.effect(number, instruction, targets, elect(emitter.site(instruction)), [mask])
+    elif opcode == WHOLE_WARP:
+        emitter.effect(number, instruction, [], whole_warp(emitter.site(instruction)), [])
     elif opcode == "activemask.b32":
         emitter.effect(number, instruction, [_register(emitter, instruction, operands[0])], active_mask(), [])
     elif opcode == "bar.warp.sync":
@@ -162,7 +165,8 @@ def _emit_mma(emitter: BlockEmitter, number: int, instruction: Instruction, foun
         for operand, registers in ((a, 2 * k_halves), (b, k_halves), (c, 4))
         for item in _fragment(emitter, instruction, operand, registers * count)
     ]
-    function = multiply(emitter.site(instruction), form, k_halves, count)
+    site = None if instruction.opcode.startswith(CHECKED) else emitter.site(instruction)
+    function = multiply(site, form, k_halves, count)
     emitter.effect(number, instruction, targets, function, arguments)
 
 

@@ -27,7 +27,7 @@ class BasicBlock:
     """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
 
     A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
-    (bar.warp.sync) one; exit and trap none.
+    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined.
     """
 
     body: list[Instruction]
@@ -37,6 +37,7 @@ class BasicBlock:
     live_in: int = 0
     live_out: int = 0
     defined: int = 0
+    size: int = 0
 
 
 @dataclass
@@ -106,6 +107,7 @@ def build_flow(kernel: ParsedKernel) -> Flow:
     """Cut a kernel into blocks, order them, and compute liveness."""
     blocks, entry = _cut(kernel)
     for block in blocks:
+        block.size = len(block.body) + (block.final is not None)
         block.body = batch_multiplies(block.body)
     order = _schedule_order(blocks, entry)
     position = {old: new for new, old in enumerate(order)}

@@ -87,14 +87,24 @@ def store_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) 
     return run
 
 
-def multiply(site: Site, form: Format, k_halves: int, count: int) -> Callable[..., Any]:
+def whole_warp(site: Site) -> Callable[[LaneSet], None]:
+    """The check of a mma.sync alone: (lanes)."""
+
+    def run(lanes: LaneSet) -> None:
+        _check_whole(lanes, site)
+
+    return run
+
+
+def multiply(site: Site | None, form: Format, k_halves: int, count: int) -> Callable[..., Any]:
     """``count`` independent mma.sync m16n8k16 (k_halves 2) or m16n8k8 (1): (lanes, registers...) -> 4 registers each.
 
-    Registers: A of all, B of all, C of all; those of one multiply together.
+    Registers: A of all, B of all, C of all; those of one multiply together. ``site`` None: its warp was checked.
     """
 
     def run(lanes: LaneSet, *registers: Array) -> tuple[Array, ...]:
-        _check_whole(lanes, site)
+        if site is not None:
+            _check_whole(lanes, site)
         frame = lanes.frame
         tiles = frame.rows * count
         b_first, c_first = 2 * k_halves * count, 3 * k_halves * count

@@ -136,7 +136,7 @@ def translate(module: Module, name: str) -> Kernel:
                 successors,
                 _bits(block.live_in),
                 block.defined & block.live_out,
-                len(block.body) + (block.final is not None),
+                block.size,
                 sites[number],
                 barriers[number],
             )
