@@ -1,6 +1,7 @@
 """Two bench records cell by cell: faster, slower, same or undecided, with the reason.
 
-The change of a cell is B over A minus 1; its uncertainty comes from both sides' noise. With both as an interval:
+The change of a cell is B over A minus 1; its uncertainty comes from both sides' noise, or, where the rounds of one run
+alternated, from how the rounds' own changes scatter. With both as an interval:
 slower if it lies above the threshold as a whole, faster if below, same if within, undecided if it straddles one.
 """
 
@@ -47,8 +48,9 @@ def _compared(a: Measurement | None, b: Measurement | None, threshold: float) ->
         return ComparedCell(name, side, f"{'B' if b is None else 'A'} has no such cell", *_seconds(a, b))
     if a.graph is None or b.graph is None:
         return _without_time(a, b)
-    ratio = b.graph.median / a.graph.median - 1
-    return _judge(ComparedCell(a.id, "same", "", *_seconds(a, b), ratio, uncertainty(a, b)), threshold)
+    ratio, noise = b.graph.median / a.graph.median - 1, uncertainty(a, b)
+    cell = ComparedCell(a.id, "same", "", *_seconds(a, b), ratio, noise)
+    return _judge(cell, ratio - noise, ratio + noise, threshold)
 
 
 def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
@@ -57,9 +59,11 @@ def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
     ratios = sorted(new / old - 1 for old, new in zip(a.graph.round_medians, b.graph.round_medians, strict=False))
     if len(ratios) < 2:
         return replace(_compared(a, b, threshold), id=b.id)
+    ratio = quantile(ratios, 0.5)
     low, high = median_interval(ratios)
-    noise = max((high - low) / 2, MIN_NOISE)
-    return _judge(ComparedCell(b.id, "same", "", *_seconds(a, b), quantile(ratios, 0.5), noise), threshold)
+    low, high = min(low, ratio - MIN_NOISE), max(high, ratio + MIN_NOISE)
+    cell = ComparedCell(b.id, "same", "", *_seconds(a, b), ratio, (high - low) / 2)
+    return _judge(cell, low, high, threshold)
 
 
 def _without_time(a: Measurement, b: Measurement) -> ComparedCell:
@@ -73,9 +77,8 @@ def _without_time(a: Measurement, b: Measurement) -> ComparedCell:
     return ComparedCell(a.id, "no time", f"A: {a.status}, B: {b.status}")
 
 
-def _judge(cell: ComparedCell, threshold: float) -> ComparedCell:
-    ratio, noise = cell.ratio or 0.0, cell.noise or 0.0
-    low, high = ratio - noise, ratio + noise
+def _judge(cell: ComparedCell, low: float, high: float, threshold: float) -> ComparedCell:
+    """``low`` to ``high``: where the change lies."""
     interval = f"{100 * low:+.1f} % to {100 * high:+.1f} %"
     limit = f"{100 * threshold:g} %"
     if low > threshold:
@@ -84,7 +87,9 @@ def _judge(cell: ComparedCell, threshold: float) -> ComparedCell:
         return replace(cell, change="faster", reason=f"{interval}, all below -{limit}")
     if -threshold <= low and high <= threshold:
         return replace(cell, change="same", reason=f"{interval}, within {limit}")
-    return replace(cell, change="undecided", reason=f"{interval} straddles {limit}: the noise is {100 * noise:.1f} %")
+    return replace(
+        cell, change="undecided", reason=f"{interval} straddles {limit}: the noise is {50 * (high - low):.1f} %"
+    )
 
 
 def _seconds(a: Measurement | None, b: Measurement | None) -> tuple[float | None, float | None]:

@@ -20,7 +20,7 @@ SAMPLES_TO_ESTIMATE = 2
 MIN_SAMPLES = 4
 MAX_SAMPLES = 40
 STEADY_NOISE = 0.02
-"""Rounds that leave more doubt than this are followed by others, up to twice as many in all."""
+"""Rounds whose median is more uncertain than this (Timing.noise) are followed by others, up to twice as many in all."""
 MAX_REASON = 300
 
 
@@ -79,7 +79,7 @@ class RunEnded(Exception):
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
     """``rounds`` rounds over the configurations of a shape, each sampled for about ``seconds_per_round``; where they
-    disagree by more than STEADY_NOISE, up to as many again."""
+    leave a median more uncertain than STEADY_NOISE, up to as many again."""
 
     rounds: int = 4
     seconds_per_round: float = 0.02

@@ -129,7 +129,8 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     type=click.IntRange(1),
     default=SweepSettings().rounds,
     show_default=True,
-    help="Rounds over the configurations of a shape; up to twice as many where they disagree.",
+    help="Rounds over the configurations of a shape; up to twice as many where they scatter by more than 2 % around "
+    "their median.",
 )
 @click.option(
     "--round-ms",

@@ -197,14 +197,16 @@ def verdict_table(verdict: GeometryVerdict) -> Table:
     """kv_len down, batch across; in a cell the lines of cell_lines."""
     batches = sorted({cell.shape.batch for cell in verdict.cells})
     table = _table(f"{verdict.geometry}: which decode form")
-    table.padding = (0, 2, 1, 0)
     table.add_column("kv_len", justify="right")
     for batch in batches:
         table.add_column(f"batch {batch}", no_wrap=True)
-    for kv_len in dict.fromkeys(cell.shape.kv_len for cell in verdict.cells):
+    kv_lens = list(dict.fromkeys(cell.shape.kv_len for cell in verdict.cells))
+    for kv_len in kv_lens:
         found = {cell.shape.batch: cell for cell in verdict.cells if cell.shape.kv_len == kv_len}
         cells = ("\n".join(cell_lines(found[batch])) if batch in found else "" for batch in batches)
         table.add_row(str(kv_len), *cells)
+        if kv_len != kv_lens[-1]:
+            table.add_row()
     return table
 
 

@@ -248,7 +248,9 @@ def test_each_mma_of_half_a_warp_is_told_where_it_stands() -> None:
 
 
 def test_joined_multiplies_count_as_so_many_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = MULTIPLY[: MULTIPLY.index("extern")] + """
+    many = (
+        MULTIPLY[: MULTIPLY.index("extern")]
+        + """
 extern "C" __global__ void kernel(float* out) {
   float d[8][4] = {};
   for (int j = 0; j < 8; ++j) multiply(d[j], threadIdx.x, 0x3f803f80u + j);
@@ -257,6 +259,7 @@ extern "C" __global__ void kernel(float* out) {
   out[threadIdx.x] = sum;
 }
 """
+    )
     counts, values = [], []
     for batch in (flow.batch_multiplies, list):
         monkeypatch.setattr(flow, "batch_multiplies", batch)

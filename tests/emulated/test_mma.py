@@ -159,3 +159,12 @@ def test_invalid_operations_give_the_one_nan(row: list[int], column: list[int], 
     )
     a[0, 3, : len(row)], b[0, : len(column), 5], c[0, 3, 5] = row, column, addend
     assert form(a, b, c, "bf16")[0, 3, 5] == 0x7FFFFFFF
+
+
+def test_many_tiles_are_the_same_as_few(recorded: dict[str, Any]) -> None:
+    """More than one chunk, with tiles that only the reference can do in the second."""
+    names = ["normal", "mixed", "special", "normal0"]
+    a, b, c, d = (np.concatenate([recorded[f"{name}.{part}"] for name in names]) for part in "ABCD")
+    assert len(a) == 256
+    assert (mma(a, b, c, "bf16") == d).all()
+    assert (mma(a[::-1], b[::-1], c[::-1], "bf16") == d[::-1]).all()

@@ -101,3 +101,12 @@ def test_alternating_rounds_cancel_the_drift_of_the_card(sample: BenchRecord) ->
 def test_rounds_that_contradict_each_other_decide_nothing(sample: BenchRecord) -> None:
     cell = _paired(sample, (10e-6, 10e-6, 10e-6, 10e-6), (10e-6, 11.6e-6, 10.1e-6, 11.5e-6))
     assert cell.change == "undecided"
+
+
+def test_one_round_that_differs_is_not_halved_away(sample: BenchRecord) -> None:
+    """Changes of 0, 0, 0 and 9 %: four rounds do not exclude the last, so the interval reaches up to it."""
+    cell = _paired(sample, (10e-6, 10e-6, 10e-6, 10e-6), (10e-6, 10e-6, 10e-6, 10.9e-6))
+    assert (cell.change, cell.reason) == ("undecided", "-0.5 % to +9.0 % straddles 5 %: the noise is 4.8 %")
+    # Seven rounds do: 2 * (1 + 7) / 2^7 = 0.125.
+    cell = _paired(sample, (10e-6,) * 7, (10e-6,) * 6 + (10.9e-6,))
+    assert cell.change == "same"

@@ -172,6 +172,13 @@ def test_rounds_that_disagree_are_followed_by_others() -> None:
     assert [rounds[cell.id] for cell in run.sweep.cells] == [7, 7, 7, 4, 4, 4]
 
 
+def test_one_round_is_one_round_where_its_samples_agree() -> None:
+    run = Run(Script(), rounds=1)
+    run.sweep.run_all()
+    assert run.status() == ALL_MEASURED
+    assert {len(item.graph.round_medians) for item in run.done.values() if item.graph is not None} == {1}
+
+
 def test_rounds_that_keep_disagreeing_end_at_twice_as_many() -> None:
     run = Run(Script(slow_rounds={(16, "b"): (0, 2, 4, 6, 8, 10)}))
     run.sweep.run_all()
