@@ -67,10 +67,13 @@ def mma(a: U16, b: U16, c: U32, form: Format) -> U32:
 
 def _distinct_rows(a: U16, c: U32) -> Predicate:
     """Which of the M rows differ from the row above them in some tile."""
-    differs = np.ones(a.shape[1], np.bool_)
-    a_words, c_words = (np.ascontiguousarray(values).view(u64) for values in (a, c))
-    differs[1:] = (a_words[:, 1:] != a_words[:, :-1]).any((0, 2))
-    differs[1:] |= (c_words[:, 1:] != c_words[:, :-1]).any((0, 2))
+    differs = np.zeros(a.shape[1], np.bool_)
+    differs[:1] = True
+    for values in (a, c):
+        words = np.ascontiguousarray(values).view(u64).reshape(len(values), -1)
+        each = words.shape[1] // a.shape[1]
+        changed = np.bitwise_or.reduce(words[:, each:] ^ words[:, :-each], axis=0)
+        differs[1:] |= changed.reshape(-1, each).any(1)
     return differs
 
 

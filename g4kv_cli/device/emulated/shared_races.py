@@ -176,9 +176,19 @@ class RaceLog:
         warps = self.chunk.lanes_per_block // 32
         shift = _finest_shift(accesses)
         latest = np.zeros((3, self.granules >> (shift - self.granule_shift), warps), np.int32)
-        rivals = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
-        for serial, access in enumerate(accesses):
-            granules, tags = self._granules(access, shift)
+        present = {access.kind for access in accesses}
+        rivals = {
+            kind: present & others
+            for kind, others in ((READ, {WRITE, ATOMIC}), (WRITE, {READ, WRITE, ATOMIC}), (ATOMIC, {READ, WRITE}))
+        }
+        located = [self._granules(access, shift) for access in accesses]
+        is_written = np.zeros(latest.shape[1], np.bool_)
+        for access, (granules, _) in zip(accesses, located, strict=True):
+            if access.kind != READ:
+                is_written[granules] = True
+        for serial, (access, (granules, tags)) in enumerate(zip(accesses, located, strict=True)):
+            if access.kind == READ and not is_written.take(granules).any():
+                continue
             split = granules.size // access.lanes.count
             slots = np.repeat(access.lanes.block_slot, split)
             own = tags.astype(np.int64) - 1
