@@ -170,7 +170,7 @@ def read_bench_record(path: Path, option: str) -> BenchRecord:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise fail(f"cannot read: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise fail(f"not JSON: {error}") from error
     if not isinstance(values, dict) or values.get("kind") != BENCH_KIND:
         raise fail("not a bench record")

@@ -63,7 +63,7 @@ class Plan:
 def make_plan(request: Request, max_shared_bytes: int = H200_SHARED_BYTES) -> Plan:
     """Every shape with every configuration. Raises UsageError for overrides that the workload does not have."""
     if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
-        raise UsageError("--batch, --kv-len and --splits belong to the decode workload")
+        raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
     shapes: list[Shape] = []
     for geometry in request.geometries:
         shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)

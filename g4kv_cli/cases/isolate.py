@@ -6,12 +6,15 @@ the order of the cases.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 
 from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.e2e.any_case import is_end_to_end
@@ -23,6 +26,10 @@ MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
 END_TO_END_WEIGHT = MIN_CASES_PER_JOB
 """An end-to-end case takes as long as that many others."""
+
+SECONDS_TO_END = 5
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
 
 _runner: CaseRunner | None = None
 """The runner of a worker process."""
@@ -51,17 +58,20 @@ def _weight(cases: Sequence[SmokeCase]) -> int:
 def _in_workers(cases: Sequence[SmokeCase], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
     done = 0
     pool = _pool(settings, jobs)
-    futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
+    with _interrupts_ignored():  # as the workers do from their first moment on: they inherit it
+        futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(_run_in_worker, case) for case in cases)
     try:
         while futures:
             result, _ = futures.popleft().result()
             done += 1
             yield result
+        pool.shutdown()
         return
     except BrokenProcessPool:
-        pass
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown()
+    except BaseException:
+        _abandon(pool)
+        raise
     # Which case killed the worker is unknown: run the rest alone, one worker at a time.
     yield from _one_worker_each_fault(cases[done:], settings)
 
@@ -73,7 +83,9 @@ def _one_worker_each_fault(cases: Sequence[SmokeCase], settings: RunSettings) ->
         for case in cases:
             pool = pool or _pool(settings, 1)
             try:
-                result, poisoned = pool.submit(_run_in_worker, case).result()
+                with _interrupts_ignored():
+                    future = pool.submit(_run_in_worker, case)
+                result, poisoned = future.result()
             except BrokenProcessPool:
                 reason = "the worker process died (out of memory, or a crash in the driver)"
                 result = CaseResult(
@@ -84,9 +96,36 @@ def _one_worker_each_fault(cases: Sequence[SmokeCase], settings: RunSettings) ->
             if poisoned:
                 pool.shutdown()
                 pool = None
-    finally:
+    except BaseException:
         if pool is not None:
-            pool.shutdown()
+            _abandon(pool)
+        raise
+    if pool is not None:
+        pool.shutdown()
+
+
+def _abandon(pool: ProcessPoolExecutor) -> None:
+    """End the workers where they are; a second Ctrl-C must not find this process waiting for them."""
+    with _interrupts_ignored():
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join(SECONDS_TO_END)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile (in the main thread, which alone may say so)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:
@@ -98,7 +137,14 @@ def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:
 def _start_worker(settings: RunSettings) -> None:
     global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
+    _end_with_parent()
     _runner = CaseRunner(settings)
+
+
+def _end_with_parent() -> None:
+    """A parent that was terminated has no time to end its workers; Linux does it then."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run_in_worker(case: SmokeCase) -> tuple[CaseResult, bool]:

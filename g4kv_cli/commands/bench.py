@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from click.core import ParameterSource
 
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records, compare_with_baseline
@@ -48,7 +50,7 @@ def _share(ctx: click.Context, param: click.Parameter, value: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise click.BadParameter(f"{value!r} is no share; write 5% or 0.05", ctx, param)
+        raise click.BadParameter(f"{value!r} is no share between 0 and 100 %; write 5% or 0.05", ctx, param)
     return share
 
 
@@ -62,7 +64,36 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
         found = (0,)
     if not all(count >= 1 for count in found):
         raise click.BadParameter(f"{value!r} is no list of counts; write 1,16,64", ctx, param)
-    return found
+    return tuple(dict.fromkeys(found))
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of milliseconds", ctx, param)
+    return value
+
+
+_REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
+_PLAN = frozenset(("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "kernels", "baseline"))
+_MODES: dict[str, frozenset[str]] = {
+    "list_peers": frozenset(),
+    "compare": frozenset(("threshold", "quiet")),
+    "from_record": _REPORT | {"threshold"},
+    "dry_run": _PLAN,
+}
+"""What is done in place of a run, and the options that mean something to it."""
+
+
+def _require_one_mode(ctx: click.Context) -> None:
+    """Raises UsageError for an option on the command line that the chosen mode would not heed."""
+    options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name}
+    given = [name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    mode = next((name for name in _MODES if name in given), None)
+    if mode is None:
+        return
+    stray = next((name for name in given if name != mode and name not in _MODES[mode]), None)
+    if stray is not None:
+        raise UsageError(f"{options[stray]} does not apply to {options[mode]}; leave one of them out")
 
 
 @click.command()
@@ -136,12 +167,15 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     "--round-ms",
     type=click.FloatRange(min=0.1),
     default=SweepSettings().seconds_per_round * 1e3,
+    callback=_finite,
     show_default=True,
     help="Milliseconds of samples a round and configuration.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32), default=1, show_default=True, help="Seed of the data.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the verdict, what is missing, and comparisons.")
+@click.pass_context
 def bench(
+    ctx: click.Context,
     workload: str,
     geometry: str,
     tp: int,
@@ -173,6 +207,7 @@ def bench(
 
     Exit codes: 0 as expected; 1 a kernel is wrong or slower; 2 the request or a tool failed.
     """
+    _require_one_mode(ctx)
     console = BenchConsole()
     outputs = _Outputs(html_path, plots_directory, dispatch_path)
     if list_peers:
@@ -181,8 +216,13 @@ def bench(
     if compare is not None:
         a, b = (read_bench_record(path, "--compare") for path in compare)
         comparison = compare_records(a, b, str(compare[0]), str(compare[1]), threshold)
+        if not any(cell.ratio is not None for cell in comparison.cells):
+            raise UsageError(
+                f"--compare {compare[0]} {compare[1]}: no cell has a time in both; name records of one plan"
+            )
         console.comparison(comparison)
-        return EXIT_FINDINGS if comparison.has_regression else 0
+        # Half a run that is not slower is no proof of the other half.
+        return EXIT_FINDINGS if comparison.has_regression or b.ended != "finished" else 0
     if from_record is not None:
         analysis = analyse(read_bench_record(from_record, "--from"))
         _report(console, analysis, outputs, quiet=quiet, with_start=True)
@@ -199,6 +239,8 @@ def bench(
         with_baseline=baseline is not None and not _is_record(baseline),
     )
     if dry_run:
+        if request.with_baseline:
+            _baseline_directory(cast(str, baseline), kernels)
         _show_plan(console, request)
         return 0
     old_record = read_bench_record(Path(baseline), "--baseline") if baseline and _is_record(baseline) else None

@@ -54,7 +54,7 @@ def _archs(asked: str | None) -> tuple[str, ...]:
         return (_gpu_arch() or DEFAULT_ARCH,)
     if asked == "all":
         return tuple(SM_LIMITS)
-    names = tuple(name.strip() for name in asked.split(","))
+    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
     unknown = [name for name in names if name not in SM_LIMITS]
     if unknown:
         raise UsageError(f"--arch {unknown[0]}: unknown; there are: all, {', '.join(SM_LIMITS)}")

@@ -8,7 +8,15 @@ from typing import Any, TypeVar
 
 import click
 
+from g4kv_cli.errors import UsageError
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def require_two_files(json_path: Path | None, junit_path: Path | None) -> None:
+    """Raises UsageError if both records would go to one file."""
+    if json_path is not None and junit_path is not None and json_path.resolve() == junit_path.resolve():
+        raise UsageError(f"--json and --junit both name {json_path}; give each a file of its own")
 
 
 def device_options(function: _Function) -> _Function:
@@ -35,11 +43,20 @@ def device_options(function: _Function) -> _Function:
     return add_device(add_require(function))
 
 
+def _overlay(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None:
+        from g4kv_cli.compiler.sources import require_overlay  # late: --help needs no compiler
+
+        require_overlay(value, with_own=ctx.info_name == "kernels")
+    return value
+
+
 def kernels_option(function: _Function) -> _Function:
-    """Add ``--kernels DIR`` (argument ``kernels: Path | None``)."""
+    """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file."""
     return click.option(
         "--kernels",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
+        callback=_overlay,
         metavar="DIR",
         help="Kernel sources of your own; a file that DIR lacks is taken from the built-in ones.",
     )(function)

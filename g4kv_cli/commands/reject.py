@@ -19,7 +19,7 @@ from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.trap_isolate import TrapSettings, limit_of, run_here, run_traps
 from g4kv_cli.cases.trap_table import TrapCase, trap_cases
-from g4kv_cli.commands.options import device_options, kernels_option
+from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
@@ -106,15 +106,17 @@ def reject(
     if no_isolate and (selection.rejects or len(selection.traps) != 1):
         raise UsageError("--no-isolate runs one trap in this process: name it with --case")
 
+    require_two_files(json_path, junit_path)
+    planned = len(selection.rejects) + len(selection.traps)
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, SEED)
         for source in dict.fromkeys(source for entry in selection.entries for source in REJECT_ENTRIES[entry].sources):
             compile_image(find_source(source, kernels), arch=opened.info.arch, kind=opened.image_kind)
-        record = JsonRecord(json_path, run, SECONDS_BETWEEN_RECORDS) if json_path is not None else None
+        record = JsonRecord(json_path, run, planned, SECONDS_BETWEEN_RECORDS) if json_path is not None else None
         results: list[CaseResult] = []
         if junit_path is not None:
-            write_junit(junit_path, results, "reject")
+            write_junit(junit_path, results, planned, "reject")
         console = RejectConsole(quiet=quiet)
         console.start(run)
         try:
@@ -125,9 +127,9 @@ def reject(
                     record.add(result)
         finally:
             if record is not None:
-                record.finish()
+                record.finish("finished" if len(results) == planned else "ended early")
             if junit_path is not None:
-                write_junit(junit_path, results, "reject")
+                write_junit(junit_path, results, planned, "reject")
         console.finish()
     finally:
         opened.close()

@@ -19,7 +19,7 @@ from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.smoke import DEFAULT_SEED
 from g4kv_cli.cases.table import gate_cases, recorded_cases
-from g4kv_cli.commands.options import device_options, kernels_option
+from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
@@ -47,6 +47,7 @@ class Request:
     golden: Path | None
     model_golden: Path | None
     kernels: Path | None
+    same_bits_as: Path | None
 
     def rerun(self, device_spec: str) -> tuple[str, ...]:
         """The command that runs the same table on the same device, up to ``--case``."""
@@ -60,6 +61,7 @@ class Request:
             words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
         words += ["--page-size", str(self.page_size)] if self.page_size is not None else []
         words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
+        words += [SAME_BITS_OPTION, str(self.same_bits_as)] if self.same_bits_as is not None else []
         return tuple(words)
 
 
@@ -88,7 +90,8 @@ class Request:
     "--model-golden",
     type=click.Path(path_type=Path),
     metavar="FILE|DIR",
-    help="Replay recorded models (.npz) end to end; without it, --case 'e2e/*' replays those of the checkout.",
+    help="Replay recorded models (.npz) end to end; without it, --case 'e2e/*' replays those of the checkout, or of "
+    "tests/golden/greedy here.",
 )
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record; whole after every case.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
@@ -122,27 +125,28 @@ def smoke(
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
-    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels, same_bits_as)
     cases = _cases(request)
     if list_only:
         click.echo("\n".join(one.id for one in cases))
         return 0
+    require_two_files(json_path, junit_path)
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
 
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, seed)
-        _require_comparable(earlier, run)
+        _require_comparable(earlier, run, cases)
         compile_for(opened, kernels, cases)
         settings = RunSettings(
             device_spec=device_spec_of(opened),
             kernels_directory=kernels,
             rerun=request.rerun(device_spec_of(opened)),
         )
-        record = JsonRecord(json_path, run) if json_path is not None else None
+        record = JsonRecord(json_path, run, len(cases)) if json_path is not None else None
         results: list[CaseResult] = []
         if junit_path is not None:
-            write_junit(junit_path, results)
+            write_junit(junit_path, results, len(cases))
         console = SmokeConsole(len(cases), quiet=quiet)
         console.start(run)
         try:
@@ -156,8 +160,10 @@ def smoke(
             console.abort()
             raise
         finally:
+            if record is not None:
+                record.finish("finished" if len(results) == len(cases) else "ended early")
             if junit_path is not None:
-                write_junit(junit_path, results)
+                write_junit(junit_path, results, len(cases))
         console.finish()
     finally:
         opened.close()
@@ -207,9 +213,13 @@ def _jobs(asked: int | None) -> int:
     return min(MAX_DEFAULT_JOBS, count() or 1)
 
 
-def _require_comparable(earlier: EarlierRun | None, run: RunInfo) -> None:
+def _require_comparable(earlier: EarlierRun | None, run: RunInfo, cases: Sequence[SmokeCase]) -> None:
     if earlier is None:
         return
+    if not any(earlier.digests.get(case.id) for case in cases):
+        raise UsageError(
+            f"{SAME_BITS_OPTION} {earlier.path}: it has outputs of none of these cases; name another record"
+        )
     if earlier.kernels_digest != run.kernels_digest:
         raise UsageError(
             f"{SAME_BITS_OPTION} {earlier.path}: made with other kernel sources ({earlier.kernels_digest[:12]}, here "

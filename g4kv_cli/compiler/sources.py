@@ -82,6 +82,20 @@ def kernels_digest(names: Iterable[str], directory: Path | None = None) -> str:
     return _digest([(name, find_source(name, directory).digest) for name in sorted(set(names))])
 
 
+def require_overlay(directory: Path, *, with_own: bool = False) -> None:
+    """Raises UsageError if nothing in ``directory`` takes a built-in file's place: a run would test the built-in ones.
+
+    ``with_own``: a translation unit of another name will do.
+    """
+    ours = {path.name for path in BUILT_IN_KERNELS_DIRECTORY.iterdir() if path.suffix in SOURCE_SUFFIXES}
+    theirs = {path.name for path in directory.iterdir() if path.is_file() and path.suffix in SOURCE_SUFFIXES}
+    if theirs & ours or (with_own and any(name.endswith(".cu") for name in theirs)):
+        return
+    raise UsageError(
+        f"--kernels {directory}: nothing there replaces a built-in file; those are: {', '.join(sorted(ours))}"
+    )
+
+
 def _all_files(directory: Path | None) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for place in reversed(_search_path(directory)):

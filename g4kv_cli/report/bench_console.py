@@ -55,7 +55,7 @@ class BenchConsole:
 
     def progress(self, done: int, total: int, shape: str) -> None:
         """One line that is overwritten; nothing where stderr is no terminal."""
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[2K  {done} of {total} shapes, {shape}")
             sys.stderr.flush()
             self._progress_shown = True

@@ -108,7 +108,8 @@ def _figure(plot: Plot, renderer: Renderer) -> str:
     svg = renderer(plot, "svg").decode()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Ids are document-wide: two inlined plots must not share them.
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{plot.name}-", svg)
+    prefix = re.sub(r"[^\w.-]", "_", plot.name)
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", svg)
     label = html.escape(plot.alt, quote=True)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return f"<figure>\n{svg.rstrip()}\n<figcaption>{_text(plot.title)}. {_text(plot.alt)}.</figcaption>\n</figure>"

@@ -31,7 +31,7 @@ class SmokeConsole:
         self._geometry = ""
         self._begin = time.perf_counter()
         self._progress: Progress | None = None
-        self._may_show_progress = sys.stderr.isatty() and not quiet
+        self._may_show_progress = sys.stderr is not None and sys.stderr.isatty() and not quiet
 
     def start(self, run: RunInfo) -> None:
         """The first lines: device, name, arch, driver, compiler, why this device; kernels and seed."""

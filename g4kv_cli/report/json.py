@@ -1,4 +1,7 @@
-"""The JSON record of a run: ``schema_version``, ``run``, ``cases``, ``summary``. Whole after every case."""
+"""The JSON record of a run: ``schema_version``, ``run``, ``cases``, ``summary``. Whole after every case.
+
+``planned`` is how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ class JsonRecord:
     ``finish`` writes the last ones.
     """
 
-    def __init__(self, path: Path, run: RunInfo, every_seconds: float = 0.0) -> None:
+    def __init__(self, path: Path, run: RunInfo, planned: int, every_seconds: float = 0.0) -> None:
         self._path = path
+        self._planned = planned
+        self._ended = "still running, or killed"
         self._every_seconds = every_seconds
         self._written = time.monotonic()
         self._run = json.dumps(to_json(run), indent=2)
@@ -40,10 +45,10 @@ class JsonRecord:
         if time.monotonic() - self._written >= self._every_seconds:
             self._write()
 
-    def finish(self) -> None:
-        """Write what is outstanding."""
-        if self._every_seconds:
-            self._write()
+    def finish(self, ended: str = "finished") -> None:
+        """Write what is outstanding, and how the run ended."""
+        self._ended = ended
+        self._write()
 
     def _write(self) -> None:
         cases = "".join(f"\n    {text}," for text in self._texts).rstrip(",")
@@ -51,7 +56,8 @@ class JsonRecord:
         run = self._run.replace("\n", "\n  ")
         text = (
             f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "run": {run},\n'
-            f'  "cases": [{cases}\n  ],\n  "summary": {summary}\n}}\n'
+            f'  "cases": [{cases}\n  ],\n  "summary": {summary},\n'
+            f'  "planned": {self._planned},\n  "ended": {json.dumps(self._ended)}\n}}\n'
         )
         write_whole(self._path, text, OPTION)
         self._written = time.monotonic()
@@ -78,7 +84,7 @@ def read_record(path: Path, option: str) -> EarlierRun:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise fail(f"cannot read: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise fail(f"not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
         raise fail(f"not a record of schema version {SCHEMA_VERSION}")

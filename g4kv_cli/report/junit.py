@@ -15,14 +15,23 @@ from g4kv_cli.report.files import write_whole
 OPTION = "--junit"
 
 
-def write_junit(path: Path, results: Sequence[CaseResult], command: str = "smoke") -> None:
-    """Replace ``path`` by the XML of these results of ``g4kv <command>``. Raises UsageError if it cannot be written."""
+def write_junit(path: Path, results: Sequence[CaseResult], planned: int, command: str = "smoke") -> None:
+    """Replace ``path`` by the XML of these results of ``g4kv <command>``. Raises UsageError if it cannot be written.
+
+    Fewer results than ``planned`` end in a test case of their own, which is an error: half a run is no success.
+    """
     xml = JUnitXml(f"g4kv {command}")
     for geometry in dict.fromkeys(result.geometry for result in results):
         suite = TestSuite(geometry)
         for result in results:
             if result.geometry == geometry:
                 suite.add_testcase(_test_case(result))
+        xml.add_testsuite(suite)
+    if len(results) < planned:
+        case = TestCase("the whole run", classname=f"g4kv {command}")
+        case.result = [Error(f"the run ended after {len(results)} of {planned} cases")]
+        suite = TestSuite(f"g4kv {command}")
+        suite.add_testcase(case)
         xml.add_testsuite(suite)
     statistics: Any = xml  # junitparser has no annotations
     statistics.update_statistics()

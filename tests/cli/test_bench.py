@@ -146,8 +146,8 @@ def test_peers_are_listed_with_how_to_get_them() -> None:
     ("arguments", "words"),
     [
         (["--peer", "cudnnx"], "--peer cudnnx: unknown; there are: all, none, torch-sdpa"),
-        (["prep", "--batch", "3", "--dry-run"], "--batch, --kv-len and --splits belong to the decode workload"),
-        (["--threshold", "much"], "'much' is no share; write 5% or 0.05"),
+        (["prep", "--batch", "3", "--dry-run"], "--batch, --kv-len and --splits go with g4kv bench decode alone"),
+        (["--threshold", "much"], "'much' is no share between 0 and 100 %; write 5% or 0.05"),
         (["--threshold", "0"], "'0' is no share"),
         (["--batch", "1,x"], "'1,x' is no list of counts; write 1,16,64"),
         (["--splits", "0"], "'0' is no list of counts"),
@@ -173,3 +173,58 @@ def test_help_imports_no_torch_and_no_matplotlib() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dry-run", "--html", "x.html"], "--html does not apply to --dry-run"),
+        (["--dry-run", "--json", "x.json"], "--json does not apply to --dry-run"),
+        (["--compare", SAMPLE, LATER, "--dispatch", "x.json"], "--dispatch does not apply to --compare"),
+        (["--compare", SAMPLE, LATER, "--from", SAMPLE], "--from does not apply to --compare"),
+        (["--from", SAMPLE, "--geometry", "12b-local"], "--geometry does not apply to --from"),
+        (["--list-peers", "--peer", "torch"], "--peer does not apply to --list-peers"),
+        (["--dry-run", "--baseline", "/nowhere"], "--baseline /nowhere: neither a directory of kernels nor a record"),
+        (["--round-ms", "nan"], "nan is no number of milliseconds"),
+    ],
+)
+def test_what_would_not_be_heeded_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("x.html").exists()
+
+
+def test_a_count_given_twice_counts_once() -> None:
+    once = invoke("--dry-run", "--batch", "4", "--kv-len", "128", "--splits", "2")
+    twice = invoke("--dry-run", "--batch", "4,4", "--kv-len", "128,128", "--splits", "2,2")
+    assert twice.stdout == once.stdout
+
+
+def test_records_that_share_no_time_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
+    values["measurements"] = []
+    (tmp_path / "empty.json").write_text(json.dumps(values), encoding="utf-8")
+    assert main.run(["bench", "--compare", SAMPLE, str(tmp_path / "empty.json")]) == 2
+    assert "no cell has a time in both" in capsys.readouterr().err
+
+
+def test_half_a_run_that_is_not_slower_is_no_success(tmp_path: Path) -> None:
+    values = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
+    values["ended"] = "interrupted"
+    for item in values["measurements"][3:]:
+        item.update(status="missing", reason="the run ended before it", graph=None, cold=None, warm_seconds=None)
+    (tmp_path / "half.json").write_text(json.dumps(values), encoding="utf-8")
+    result = invoke("--compare", SAMPLE, str(tmp_path / "half.json"))
+    assert "B did not finish: interrupted" in result.stdout
+    assert result.return_value == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 10_000])
+def test_json_that_python_cannot_read_is_told_by_name(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.json").write_text(text, encoding="utf-8")
+    assert main.run(["bench", "--from", str(tmp_path / "odd.json")]) == 2
+    assert f"--from {tmp_path / 'odd.json'}: not" in capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_a_plan_with_a_baseline_has_everything_twice() -> None:
 
 
 def test_overrides_belong_to_decode() -> None:
-    with pytest.raises(UsageError, match="--batch, --kv-len and --splits belong to the decode workload"):
+    with pytest.raises(UsageError, match="--batch, --kv-len and --splits go with g4kv bench decode alone"):
         make_plan(Request("prep", (L12,), "quick", batches=(1,)))
 
 

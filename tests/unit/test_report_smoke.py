@@ -47,7 +47,7 @@ EVERY = (PASSED, FAILED, FAULTED, ERROR, SKIPPED)
 
 def test_json_schema(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    record = JsonRecord(path, RUN)
+    record = JsonRecord(path, RUN, len(EVERY))
     for result in EVERY:
         record.add(result)
     written = json.loads(path.read_text())
@@ -71,24 +71,41 @@ def test_json_schema(tmp_path: Path) -> None:
 
 def test_json_is_whole_after_every_case(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    record = JsonRecord(path, RUN)
+    record = JsonRecord(path, RUN, len(EVERY))
     for done in range(len(EVERY)):
         written = json.loads(path.read_text())
         assert len(written["cases"]) == done == sum(written["summary"].values())
         record.add(EVERY[done])
+        assert (written["planned"], written["ended"]) == (len(EVERY), "still running, or killed")
+    record.finish("ended early")
+    assert json.loads(path.read_text())["ended"] == "ended early"
+    record.finish()
+    assert json.loads(path.read_text())["ended"] == "finished"
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_link_stays_one_and_a_device_is_no_file(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to("target.json")
+    JsonRecord(link, RUN, 0)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["planned"] == 0
+    for place in ("/dev/stdout", "/dev/null", "/proc/self/fd/1"):
+        with pytest.raises(UsageError, match=f"--json {place}: not a file"):
+            JsonRecord(Path(place), RUN, 0)
 
 
 def test_json_needs_a_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--json .*missing/run\.json: cannot write: No such file"):
-        JsonRecord(tmp_path / "missing" / "run.json", RUN)
+        JsonRecord(tmp_path / "missing" / "run.json", RUN, 0)
     with pytest.raises(UsageError, match="not a file"):
-        JsonRecord(tmp_path, RUN)
+        JsonRecord(tmp_path, RUN, 0)
 
 
 def test_reading_a_record_back(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    record = JsonRecord(path, RUN)
+    record = JsonRecord(path, RUN, len(EVERY))
     record.add(PASSED)
     record.add(FAILED)
     earlier = read_record(path, "--same-bits-as")
@@ -116,7 +133,7 @@ def test_what_is_no_record(tmp_path: Path, text: str, words: str) -> None:
 
 def test_junit(tmp_path: Path) -> None:
     path = tmp_path / "run.xml"
-    write_junit(path, EVERY)
+    write_junit(path, EVERY, len(EVERY))
     root = ElementTree.parse(path).getroot()
     assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "5",
@@ -129,6 +146,16 @@ def test_junit(tmp_path: Path) -> None:
     assert failure is not None
     assert "K in the pool: 1,200 of 8,192 elements" in str(failure.get("message"))
     assert "again: g4kv two" in str(failure.text)
+
+
+def test_junit_of_half_a_run_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.xml"
+    write_junit(path, [PASSED], 3)
+    root = ElementTree.parse(path).getroot()
+    assert (root.get("tests"), root.get("errors")) == ("2", "1")
+    error = root.find(".//testcase[@name='the whole run']/error")
+    assert error is not None
+    assert error.get("message") == "the run ended after 1 of 3 cases"
 
 
 def test_mismatch_in_words() -> None:

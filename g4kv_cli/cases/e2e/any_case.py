@@ -13,7 +13,9 @@ from g4kv_cli.records import CaseResult
 
 EndToEndCase: TypeAlias = ReplayCase | FarCase
 
-CHECKOUT_MODELS = Path(__file__).resolve().parents[3] / "tests" / "golden" / "greedy"
+_MODELS = Path("tests", "golden", "greedy")
+CHECKOUT_MODELS = Path(__file__).resolve().parents[3] / _MODELS
+"""Where the package runs from a checkout; an installed one looks in the working directory."""
 """Recorded models that come with a source checkout; an installed package has none."""
 
 
@@ -21,8 +23,10 @@ def end_to_end_cases(models: Path | None = None, *, with_walks: bool = True) -> 
     """The replays of a file or directory of recorded models (of the checkout's own unless given), and the long walks,
     which need none. Raises UsageError as replay_cases does."""
     cases: list[EndToEndCase] = []
-    if models is not None or CHECKOUT_MODELS.is_dir():
-        cases.extend(replay_cases(CHECKOUT_MODELS if models is None else models))
+    places = [CHECKOUT_MODELS, _MODELS] if models is None else [models]
+    found = next((place for place in places if models is not None or place.is_dir()), None)
+    if found is not None:
+        cases.extend(replay_cases(found))
     return [*cases, *far_cases()] if with_walks else cases
 
 
