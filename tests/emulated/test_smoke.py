@@ -106,7 +106,17 @@ def test_other_bits_than_the_record_are_failures(tmp_path: Path, capsys: pytest.
     assert [case["status"] for case in again["cases"]] == ["passed", "failed", "failed", "passed"]
     assert "the outputs differ in bits from" in again["cases"][1]["reason"]
     assert "has no output digest of this case" in again["cases"][2]["reason"]
+    # The command that shows it again compares again.
+    assert again["cases"][1]["rerun"].endswith(f"--same-bits-as {path} --case {again['cases'][1]['id']}")
     assert "2 failed" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_record_of_none_of_the_cases_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.json"
+    _smoke(path, "--case", "prep/12b-local/contiguous/closed-form")
+    other = ("--case", "prep/12b-global/contiguous/closed-form", "--same-bits-as", str(path))
+    assert g4kv(["smoke", "--device", "emulated", *other]) == 2
+    assert f"--same-bits-as {path}: it has outputs of none of these cases" in capsys.readouterr().err
 
 
 def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
