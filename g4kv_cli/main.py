@@ -38,7 +38,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "smoke": CommandEntry(
         "g4kv_cli.commands.smoke",
         "smoke",
-        "Check every pool-write kernel on real geometries, on a GPU or without one.",
+        "Check every kernel that writes or reads the pool, on a GPU or without one.",
     ),
     "reject": CommandEntry(
         "g4kv_cli.commands.reject",
