@@ -125,7 +125,7 @@ def _interrupts_ignored() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _pool(settings: RunSettings, workers: int) -> ProcessPoolExecutor:
