@@ -48,7 +48,7 @@ def _on_the_host(arena: NoiseArena, monkeypatch: pytest.MonkeyPatch) -> None:
         handed.append((array, tensor))
         return tensor
 
-    plain = torch_runnable.TorchRunnable
+    plain = prep_peers.PrepRunnable
 
     def with_write_back(configuration: str, problem: PrepProblem, device: Any, run: Any, keep: Any) -> Any:
         def run_and_write(pool: int) -> None:
@@ -63,7 +63,7 @@ def _on_the_host(arena: NoiseArena, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "stream_of", lambda _device: None)
         monkeypatch.setattr(module, "place_of", lambda _device: "cpu")
     monkeypatch.setattr(prep_peers, "tensor_of", tensor_of)
-    monkeypatch.setattr(prep_peers, "TorchRunnable", with_write_back)
+    monkeypatch.setattr(prep_peers, "PrepRunnable", with_write_back)
     monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import flashinfer
 import torch
 
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of
 from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.sweep import SkippedConfiguration
 
@@ -47,7 +47,7 @@ def make_prefill_fa3(configuration: str, problem: AttentionProblem, device: Cuda
 
 def _metadata(problem: AttentionProblem, device: CudaDevice) -> tuple[Any, Any, Any]:
     """page_indptr, page_indices, last_page_len: int32."""
-    where = f"cuda:{device.ordinal}"
+    where = place_of(device)
     batch, per_request = problem.pages.shape
     indptr = torch.arange(batch + 1, dtype=torch.int32, device=where) * per_request
     indices = torch.as_tensor(problem.pages.reshape(-1), device=where)
@@ -66,7 +66,7 @@ def _decode(
 ) -> TorchRunnable:
     shape = problem.shape
     with torch.cuda.stream(stream_of(device)):
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device.ordinal}")
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=place_of(device))
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace, kv_layout="NHD", use_tensor_cores=use_tensor_cores
         )
@@ -87,7 +87,7 @@ def _decode(
 
 def _prefill(configuration: str, problem: AttentionProblem, device: CudaDevice, backend: str) -> TorchRunnable:
     shape = problem.shape
-    where = f"cuda:{device.ordinal}"
+    where = place_of(device)
     with torch.cuda.stream(stream_of(device)):
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=where)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, kv_layout="NHD", backend=backend)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, tensor_of
 from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.sweep import SkippedConfiguration
 
@@ -25,7 +25,7 @@ def _halves(problem: AttentionProblem, device: CudaDevice) -> list[tuple[Any, An
 
 def _tables(problem: AttentionProblem, device: CudaDevice) -> tuple[Any, Any]:
     """Page table int32 [batch, pages], and keys in it int32 [batch]."""
-    where = f"cuda:{device.ordinal}"
+    where = place_of(device)
     keys = problem.shape.kv_len - problem.origin * problem.shape.page_size
     return (
         torch.as_tensor(problem.pages, device=where),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as functional
 
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, require_memory, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, require_memory, stream_of, tensor_of
 from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.sweep import SkippedConfiguration
 
@@ -21,7 +21,7 @@ def contiguous_keys(problem: AttentionProblem, device: CudaDevice) -> list[tuple
     each = 2 * shape.batch * shape.visible_keys * shape.num_kv_heads * shape.head_dim * 2
     require_memory(device, (len(problem.pools) + 1) * each, "contiguous keys")
     first = shape.kv_len - shape.visible_keys - problem.origin * shape.page_size
-    pages = torch.as_tensor(problem.pages.astype("int64"), device=f"cuda:{device.ordinal}")
+    pages = torch.as_tensor(problem.pages.astype("int64"), device=place_of(device))
     found = []
     with torch.cuda.stream(stream_of(device)):
         for pool in problem.pools:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from g4kv_cli.bench.prep_problem import PrepProblem
 from g4kv_cli.bench.problem import AttentionProblem
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import SkippedConfiguration
 from g4kv_cli.device.interface import DeviceArray
 
 if TYPE_CHECKING:
+    from g4kv_cli.bench.prep_problem import PrepProblem
     from g4kv_cli.device.cuda import CudaDevice
 
 
@@ -56,11 +56,8 @@ def require_memory(device: CudaDevice, nbytes: int, what: str) -> None:
         raise SkippedConfiguration(f"{what} takes {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
 
 
-class TorchRunnable:
-    """``run(pool)`` queues one call and gives the output tensor [tokens, heads, head_dim] (any float type).
-
-    A prep peer's ``run`` writes into the problem's own outputs instead.
-    """
+class GraphedCalls:
+    """``run(pool)`` queues one call; what is left to a subclass is ``check``."""
 
     def __init__(
         self,
@@ -71,36 +68,13 @@ class TorchRunnable:
         keep: tuple[Any, ...] = (),
     ) -> None:
         self.configuration = configuration
-        self._problem = problem
+        self._num_pools = len(problem.pools)
         self._device = device
         self._run = run
         self._keep: tuple[Any, ...] = keep
         self._stream = stream_of(device)
         self._all: Any = None
         self._single: Any = None
-
-    def check(self, *, fresh: bool) -> str:
-        """As GraphRunnable."""
-        pool = len(self._problem.pools) - 1 if fresh else 0
-        if isinstance(self._problem, PrepProblem):
-            # Renewed rows lie elsewhere, so the captured graph has nothing to show: it reads the old ones.
-            self._problem.poison()
-            self._device.synchronize()
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
-                self._run(pool)
-            self._device.synchronize()
-            return self._problem.check(self._problem.written(pool), pool, is_peer=True)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            out = self._run(pool)
-            self._device.synchronize()
-            if self._all is not None:
-                # The captured graph writes where it always does; the eager call must not hide that it is stale.
-                self._all.replay()
-            host: npt.NDArray[np.float32] = out.float().cpu().numpy()
-        self._device.synchronize()
-        shape = self._problem.shape
-        out = host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim)
-        return self._problem.check(out, pool, is_peer=True)
 
     def capture(self) -> None:
         """As GraphRunnable."""
@@ -109,7 +83,7 @@ class TorchRunnable:
                 self._run(0)
             self._device.synchronize()
             graphs = []
-            for pools in (range(len(self._problem.pools)), range(1)):
+            for pools in (range(self._num_pools), range(1)):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="relaxed"):
                     for pool in pools:
@@ -123,7 +97,7 @@ class TorchRunnable:
     def sample(self, count: int) -> list[float]:
         """As GraphRunnable."""
         times = sample_replays(self._device, lambda: self._replay(self._all), count)
-        return [seconds / len(self._problem.pools) for seconds in times]
+        return [seconds / self._num_pools for seconds in times]
 
     def queue_single(self) -> None:
         """As GraphRunnable."""
@@ -139,6 +113,36 @@ class TorchRunnable:
     def _replay(self, graph: Any) -> None:
         with torch.cuda.stream(self._stream):
             graph.replay()
+
+
+class TorchRunnable(GraphedCalls):
+    """Attention: ``run`` gives the output tensor [tokens, heads, head_dim] (any float type)."""
+
+    def __init__(
+        self,
+        configuration: str,
+        problem: AttentionProblem,
+        device: CudaDevice,
+        run: Callable[[int], Any],
+        keep: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(configuration, problem, device, run, keep)
+        self._problem = problem
+
+    def check(self, *, fresh: bool) -> str:
+        """As GraphRunnable."""
+        pool = self._num_pools - 1 if fresh else 0
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            out = self._run(pool)
+            self._device.synchronize()
+            if self._all is not None:
+                # The captured graph writes where it always does; the eager call must not hide that it is stale.
+                self._all.replay()
+            host: npt.NDArray[np.float32] = out.float().cpu().numpy()
+        self._device.synchronize()
+        shape = self._problem.shape
+        out = host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim)
+        return self._problem.check(out, pool, is_peer=True)
 
 
 def _closed(_pool: int) -> Any:
