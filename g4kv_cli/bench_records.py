@@ -135,13 +135,6 @@ class BenchRecord:
     ended: str = "finished"
     notes: tuple[str, ...] = field(default=())
 
-    def shape_of(self, measurement: Measurement) -> Shape:
-        """The measurement's shape. KeyError if the record lacks it."""
-        for shape in self.shapes:
-            if shape.id == measurement.shape:
-                return shape
-        raise KeyError(measurement.shape)
-
     def at(self, shape: Shape) -> tuple[Measurement, ...]:
         """All measurements of a shape, in the order of the run."""
         return tuple(item for item in self.measurements if item.shape == shape.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,20 +258,6 @@ class CudaDevice(Device):
                 self._driver.cuGraphDestroy(abandoned)
             raise
         graph.finish(self.call("end a graph", self._driver.cuStreamEndCapture(self.stream.handle)))
-
-    def elapsed_seconds(self, work: Callable[[], object]) -> float:
-        """Device time from before to after what ``work`` queues into the stream, in seconds (CUDA events)."""
-        begin, end = (self.call("make an event", self._driver.cuEventCreate(0)) for _ in range(2))
-        try:
-            self.call("record an event", self._driver.cuEventRecord(begin, self.stream.handle))
-            work()
-            self.call("record an event", self._driver.cuEventRecord(end, self.stream.handle))
-            self.call("run the kernels", self._driver.cuEventSynchronize(end))
-            milliseconds = self.call("read an event", self._driver.cuEventElapsedTime(begin, end))
-        finally:
-            self._driver.cuEventDestroy(begin)
-            self._driver.cuEventDestroy(end)
-        return float(milliseconds) * 1e-3
 
     def call(self, what: str, returned: tuple[Any, ...]) -> Any:
         """Check what a ``cuda.bindings.driver`` function returned; its first value.

@@ -6,12 +6,14 @@ import json
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
@@ -167,8 +169,7 @@ def test_more_work_takes_longer(cuda_device: CudaDevice) -> None:
         for _ in range(times):
             cuda_device.fill(array, 1)
 
-    fill(2)
-    one, twenty = (min(cuda_device.elapsed_seconds(lambda: fill(n)) for _ in range(5)) for n in (1, 20))  # noqa: B023
+    one, twenty = (min(sample_replays(cuda_device, partial(fill, times), 5)) for times in (1, 20))
     assert 0 < one < 0.1
     assert 5 * one < twenty < 100 * one
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.device import cuda as cuda_module
 from g4kv_cli.device import cuda_driver
 from g4kv_cli.device.cuda import CudaDevice
@@ -370,10 +371,10 @@ def test_a_failed_capture_ends_the_capture(device: CudaDevice, driver: StandInDr
     assert driver.destroyed == ["graph"]
 
 
-def test_elapsed_time_is_in_seconds(device: CudaDevice) -> None:
+def test_samples_are_in_seconds_and_the_first_call_is_none(device: CudaDevice) -> None:
     done: list[bool] = []
-    assert device.elapsed_seconds(lambda: done.append(True)) == pytest.approx(2.5e-3)
-    assert done == [True]
+    assert sample_replays(device, lambda: done.append(True), 3) == pytest.approx([2.5e-3] * 3)
+    assert done == [True] * 4
 
 
 def test_a_gpu_does_not_know_what_was_written(device: CudaDevice) -> None:
