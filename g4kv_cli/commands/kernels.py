@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ PREP_THREADS = 256
     metavar="SM[,SM...]|all",
     help=f"sm_80, sm_90a, ..., or all.  [default: the GPU's, else {DEFAULT_ARCH}]",
 )
-@kernels_option
+@partial(kernels_option, with_own=True)
 @click.option(
     "--json",
     "json_path",

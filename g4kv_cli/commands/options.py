@@ -43,16 +43,19 @@ def device_options(function: _Function) -> _Function:
     return add_device(add_require(function))
 
 
-def _overlay(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None:
-        from g4kv_cli.compiler.sources import require_overlay  # late: --help needs no compiler
+def kernels_option(function: _Function, *, with_own: bool = False) -> _Function:
+    """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file.
 
-        require_overlay(value, with_own=ctx.info_name == "kernels")
-    return value
+    ``with_own``: translation units of other names will do.
+    """
 
+    def _overlay(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            from g4kv_cli.compiler.sources import require_overlay  # late: --help needs no compiler
 
-def kernels_option(function: _Function) -> _Function:
-    """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file."""
+            require_overlay(value, with_own=with_own)
+        return value
+
     return click.option(
         "--kernels",
         type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -17,6 +17,7 @@ from g4kv_cli.device.cuda_driver import count_gpus
 from g4kv_cli.errors import DeviceUnavailable
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
+RECORDS = DATA.parents[2] / "results" / "nvidia-h200" / "2026-11-29-fea666b"
 SAMPLE, LATER = str(DATA / "sample.json"), str(DATA / "later.json")
 
 
@@ -100,7 +101,7 @@ def test_a_record_is_reported_again_with_its_exit_code(tmp_path: Path) -> None:
 
 def test_a_record_that_alternated_with_other_kernels_is_held_against_them_again() -> None:
     """Recorded on an H200: decode kernels that wait for 3 us first, 8 % of the unsplit forms' time."""
-    record = str(DATA / "slowed.json")
+    record = str(RECORDS / "bench_slowed.json")
     result = invoke("--from", record)
     assert result.return_value == 1
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -81,7 +81,8 @@ def test_ctrl_c_once_or_twice_ends_everything(times: int, tmp_path: Path) -> Non
             time.sleep(0.05)
         _, errors = process.communicate(timeout=20)
         assert process.returncode in (130, -signal.SIGINT)
-        assert "Traceback" not in errors or times == 2
+        if times == 1:
+            assert "Traceback" not in errors
         _require_gone(workers)
     held = json.loads(record.read_text(encoding="utf-8"))
     assert held["ended"] != "finished"

@@ -23,8 +23,7 @@ def end_to_end_cases(models: Path | None = None, *, with_walks: bool = True) -> 
     """The replays of a file or directory of recorded models (of the checkout's own unless given), and the long walks,
     which need none. Raises UsageError as replay_cases does."""
     cases: list[EndToEndCase] = []
-    places = [CHECKOUT_MODELS, _MODELS] if models is None else [models]
-    found = next((place for place in places if models is not None or place.is_dir()), None)
+    found = models or next((place for place in (CHECKOUT_MODELS, _MODELS) if place.is_dir()), None)
     if found is not None:
         cases.extend(replay_cases(found))
     return [*cases, *far_cases()] if with_walks else cases
