@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from g4kv_cli.bench.roofline import bytes_per_second, ceiling_share, floor_of, flops_per_second
 from g4kv_cli.bench.verdict import best_peer, decide, own_times, tied_with
-from g4kv_cli.bench_findings import Analysis, Row
-from g4kv_cli.bench_records import BenchRecord, Ceilings, Measurement, Shape
+from g4kv_cli.records.bench import BenchRecord, Ceilings, Measurement, Shape
+from g4kv_cli.records.findings import Analysis, Row
 
 NO_CEILINGS = Ceilings(read_bytes_per_second=float("inf"), copy_bytes_per_second=float("inf"))
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from g4kv_cli.bench.samples import sample_replays
-from g4kv_cli.bench_records import Ceilings
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.records.bench import Ceilings
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice

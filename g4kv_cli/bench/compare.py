@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from g4kv_cli.bench.verdict import MIN_NOISE, uncertainty
-from g4kv_cli.bench_findings import Change, ComparedCell, Comparison
-from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, median_interval, quantile
+from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, median_interval, quantile
+from g4kv_cli.records.findings import Change, ComparedCell, Comparison
 
 
 def compare_records(a: BenchRecord, b: BenchRecord, a_name: str, b_name: str, threshold: float) -> Comparison:

@@ -17,11 +17,11 @@ from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_ele
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant
-from g4kv_cli.bench_records import BASELINE_SUFFIX, Shape
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.bench import BASELINE_SUFFIX, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice

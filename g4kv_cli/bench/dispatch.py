@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from g4kv_cli.bench_findings import Analysis, CellVerdict, GeometryVerdict
+from g4kv_cli.records.findings import Analysis, CellVerdict, GeometryVerdict
 
 DISPATCH_SCHEMA_VERSION = 1
 

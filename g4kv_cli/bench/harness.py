@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from g4kv_cli.bench.sweep import RunEnded, Runnable, Sweep
-from g4kv_cli.bench_records import Measurement, Timing
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.bench import Measurement, Timing
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice

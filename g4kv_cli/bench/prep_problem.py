@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.problem import CheckedRow
-from g4kv_cli.bench_records import Shape
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries import prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
@@ -23,6 +22,7 @@ from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
+from g4kv_cli.records.bench import Shape
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
-from g4kv_cli.bench_records import Shape
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.plan import PrefillPagedPlan
@@ -21,6 +20,7 @@ from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest
 from g4kv_cli.model.slots import page_origin, pages_for
 from g4kv_cli.oracle.attention import ROW_MAX_LIMIT, ROW_RMS_LIMIT
+from g4kv_cli.records.bench import Shape
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]

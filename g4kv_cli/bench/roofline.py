@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from g4kv_cli.bench_records import Ceilings, Shape
+from g4kv_cli.records.bench import Ceilings, Shape
 
 H200_CEILINGS = Ceilings(
     read_bytes_per_second=4.70e12,

@@ -24,11 +24,11 @@ from g4kv_cli.bench.workloads import (
     variants_of,
     with_baseline,
 )
-from g4kv_cli.bench_records import BASELINE_SUFFIX, Ceilings, Measurement, Shape
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from g4kv_cli.bench.roofline import is_impossible
-from g4kv_cli.bench_records import Ceilings, Measurement, Shape, Timing, timing_of
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
+from g4kv_cli.records.bench import Ceilings, Measurement, Shape, Timing, timing_of
 
 NOT_REACHED = "the run ended before it"
 SAMPLES_TO_ESTIMATE = 2

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from g4kv_cli.bench_findings import CellVerdict, GeometryVerdict, SplitRule
-from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
+from g4kv_cli.records.findings import CellVerdict, GeometryVerdict, SplitRule
 
 MIN_NOISE = 0.005
 """A run's rounds seldom disagree by less than this against the next run's: medians of 126 repeated timings on an H200

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from g4kv_cli.bench_records import Shape
 from g4kv_cli.entries.attention_table import DECODE_TILE_ROWS, prefill_tiles
 from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.bench import Shape
 
 Workload = Literal["decode", "prefill", "prep", "all"]
 Preset = Literal["quick", "decode-forms", "full"]

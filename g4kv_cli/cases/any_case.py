@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from g4kv_cli.cases.attention_case import AttentionCase
-from g4kv_cli.cases.attention_run import run_attention_case
-from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.cases.e2e.any_case import EndToEndCase, run_end_to_end
-from g4kv_cli.cases.execute import run_case
-from g4kv_cli.cases.serve import ServeCase
-from g4kv_cli.cases.serve_run import run_serve_case
+from g4kv_cli.cases.prep.case import Case
+from g4kv_cli.cases.prep.run import run_case
+from g4kv_cli.cases.serve.run import run_serve_case
+from g4kv_cli.cases.serve.table import ServeCase
 from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import PREP_ENTRIES
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 SmokeCase: TypeAlias = Case | AttentionCase | ServeCase | EndToEndCase
 

@@ -20,7 +20,7 @@ from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.e2e.any_case import is_end_to_end
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.device.interface import Device
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""

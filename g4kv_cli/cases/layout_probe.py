@@ -21,7 +21,7 @@ from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_layout import KvLayout, KvLayoutParameters
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 PROBE_SOURCE = "layout_probe.cu"
 PROBE_KERNEL = "kv_layout_probe"

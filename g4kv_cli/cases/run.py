@@ -13,7 +13,7 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
 from g4kv_cli.entries.table import PREP_ENTRIES
-from g4kv_cli.records import RunInfo
+from g4kv_cli.records.run import RunInfo
 
 VERIFIED_SOURCES = tuple(
     sorted({entry.source for entry in PREP_ENTRIES.values()} | {kernel.source for kernel in ATTENTION_KERNELS})

@@ -18,7 +18,7 @@ from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
-from g4kv_cli.records import CaseResult, Mismatch, Status
+from g4kv_cli.records.run import CaseResult, Mismatch, Status
 
 Array = npt.NDArray[Any]
 

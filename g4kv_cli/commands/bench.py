@@ -21,14 +21,14 @@ from g4kv_cli.bench.roofline import H200_CEILINGS
 from g4kv_cli.bench.run import BenchRun, Request, clocks, free_name, make_plan, open_gpu, record_directory
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
-from g4kv_cli.bench_findings import Analysis, Comparison
-from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, read_bench_record
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
-from g4kv_cli.records import DeviceInfo, RunInfo
+from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, read_bench_record
+from g4kv_cli.records.findings import Analysis, Comparison
+from g4kv_cli.records.run import DeviceInfo, RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_html import write_html
 from g4kv_cli.report.bench_plots import write_plots

@@ -17,7 +17,7 @@ from g4kv_cli.model.geometry import Geometry, select_geometries
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
-from g4kv_cli.records import SCHEMA_VERSION, DeviceInfo
+from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
 from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from g4kv_cli.cases.reject import RejectCase, RejectRunner, reject_cases
-from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
-from g4kv_cli.cases.reject_valid import SEED
+from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.run import RejectCase, RejectRunner, reject_cases
+from g4kv_cli.cases.reject.valid import SEED
 from g4kv_cli.cases.run import device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.trap_isolate import TrapSettings, limit_of, run_here, run_traps
-from g4kv_cli.cases.trap_table import TrapCase, trap_cases
+from g4kv_cli.cases.trap.isolate import TrapSettings, limit_of, run_here, run_traps
+from g4kv_cli.cases.trap.table import TrapCase, trap_cases
 from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
@@ -26,7 +26,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
-from g4kv_cli.records import CaseResult, summarise
+from g4kv_cli.records.run import CaseResult, summarise
 from g4kv_cli.report.json import JsonRecord
 from g4kv_cli.report.junit import write_junit
 from g4kv_cli.report.reject import RejectConsole

@@ -13,17 +13,17 @@ import click
 
 from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.e2e.any_case import end_to_end_cases, is_end_to_end
+from g4kv_cli.cases.gate import gate_cases, recorded_cases
 from g4kv_cli.cases.isolate import run_cases
+from g4kv_cli.cases.prep.table import DEFAULT_SEED
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.smoke import DEFAULT_SEED
-from g4kv_cli.cases.table import gate_cases, recorded_cases
 from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
-from g4kv_cli.records import CaseResult, RunInfo, summarise
+from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import SmokeConsole
 from g4kv_cli.report.json import EarlierRun, JsonRecord, read_record
 from g4kv_cli.report.junit import write_junit

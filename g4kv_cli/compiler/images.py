@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from g4kv_cli.compiler import cache, nvrtc, toolkit
 from g4kv_cli.compiler.sources import SourceFile
-from g4kv_cli.records import ImageKind, KernelImage
+from g4kv_cli.records.run import ImageKind, KernelImage
 
 _NO_DEFINES: Mapping[str, str] = MappingProxyType({})
 

@@ -13,7 +13,7 @@ from typing import Any
 from g4kv_cli.compiler import toolkit
 from g4kv_cli.compiler.sources import SourceFile
 from g4kv_cli.errors import CompileError, UsageError
-from g4kv_cli.records import ImageKind
+from g4kv_cli.records.run import ImageKind
 
 _ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
 _FILE_DIRECTIVE = re.compile(rb'^(\s*\.file\s+\d+\s+")([^"\n]*)(")', re.MULTILINE)

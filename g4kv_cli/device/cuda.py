@@ -44,7 +44,7 @@ from g4kv_cli.device.validation import (
     require_same_kind,
 )
 from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable
-from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from g4kv_cli.device.validation import (
     require_same_kind,
 )
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
-from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 DEFAULT_ARCH = "sm_90"
 ARITHMETIC_ARCH = "sm_90"

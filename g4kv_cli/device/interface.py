@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.records import DeviceInfo, ImageKind, KernelImage
+from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 HostArray = npt.NDArray[Any]
 

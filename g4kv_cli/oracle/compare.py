@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.oracle.reference import Expected
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
 Index = tuple[int, ...]

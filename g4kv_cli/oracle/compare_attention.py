@@ -10,7 +10,7 @@ import numpy.typing as npt
 from g4kv_cli.oracle.attention import ALL_RMS_LIMIT, ROW_MAX_LIMIT, ROW_RMS_LIMIT
 from g4kv_cli.oracle.compare import Axes, compare_values
 from g4kv_cli.oracle.reference import Expected
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]

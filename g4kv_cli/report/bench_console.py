@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from g4kv_cli.bench_findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
-from g4kv_cli.bench_records import PEER_PREFIX, Ceilings, Shape
-from g4kv_cli.records import RunInfo
+from g4kv_cli.records.bench import PEER_PREFIX, Ceilings, Shape
+from g4kv_cli.records.findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
+from g4kv_cli.records.run import RunInfo
 from g4kv_cli.report.bench_format import (
     bytes_text,
     ceilings_text,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from g4kv_cli.bench_findings import Row
-from g4kv_cli.bench_records import Ceilings
+from g4kv_cli.records.bench import Ceilings
+from g4kv_cli.records.findings import Row
 
 
 def time_text(seconds: float) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from g4kv_cli.bench_findings import Analysis, GeometryVerdict, Row
-from g4kv_cli.bench_records import BASELINE_SUFFIX
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.bench import BASELINE_SUFFIX
+from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from g4kv_cli.bench_records import BenchRecord, Measurement, record_to_text
+from g4kv_cli.records.bench import BenchRecord, Measurement, record_to_text
 from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from g4kv_cli.records import CaseResult, Mismatch, RunInfo, summarise
+from g4kv_cli.records.run import CaseResult, Mismatch, RunInfo, summarise
 from g4kv_cli.report.format import coordinate_text, count_text, digest_text, seconds_text, summary_text
 
 PROGRESS_AFTER_SECONDS = 1.0

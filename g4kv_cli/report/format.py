@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from g4kv_cli.records import Summary
+from g4kv_cli.records.run import Summary
 
 
 def seconds_text(seconds: float) -> str:

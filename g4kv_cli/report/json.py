@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records import SCHEMA_VERSION, CaseResult, RunInfo, summarise, to_json
+from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, summarise, to_json
 from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"

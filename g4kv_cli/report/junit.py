@@ -8,7 +8,7 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 from g4kv_cli.report.console import mismatch_lines
 from g4kv_cli.report.files import write_whole
 

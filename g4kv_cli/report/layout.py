@@ -13,7 +13,7 @@ from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import Coordinate, KvLayout
 from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
 from g4kv_cli.model.stated_layout import StatedCheck
-from g4kv_cli.records import DeviceInfo, Mismatch
+from g4kv_cli.records.run import DeviceInfo, Mismatch
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout, layout_numbers, size_text
 from g4kv_cli.report.layout_picture import page_picture
 

@@ -9,7 +9,7 @@ from typing import Any
 from g4kv_cli.model.kv_layout import Coordinate, KvLayout
 from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
 from g4kv_cli.model.stated_layout import StatedCheck
-from g4kv_cli.records import DeviceInfo, to_json
+from g4kv_cli.records.run import DeviceInfo, to_json
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout, layout_numbers
 
 

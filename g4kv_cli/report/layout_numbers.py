@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 _BINARY_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 

@@ -9,7 +9,7 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from g4kv_cli.records import CaseResult, RunInfo, summarise
+from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import write_result
 from g4kv_cli.report.format import count_text, digest_text, seconds_text, summary_text
 

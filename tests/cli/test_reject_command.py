@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
-from g4kv_cli.records import CaseResult, DeviceInfo, RunInfo
+from g4kv_cli.records.run import CaseResult, DeviceInfo, RunInfo
 from g4kv_cli.report.reject import RejectConsole, rule_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

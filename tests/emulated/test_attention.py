@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.cases import attention_run
-from g4kv_cli.cases.attention import attention_cases
-from g4kv_cli.cases.attention_case import AttentionCase
-from g4kv_cli.cases.attention_pool import AttentionPool
-from g4kv_cli.cases.attention_run import run_attention_case
+from g4kv_cli.cases.attention import run as attention_run
+from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.cases.attention.pool import AttentionPool
+from g4kv_cli.cases.attention.run import run_attention_case
+from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan

@@ -20,12 +20,12 @@ from click.testing import CliRunner, Result
 
 from g4kv_cli.bench import cuda_backend, sweep
 from g4kv_cli.bench import run as bench_run
-from g4kv_cli.bench_records import Ceilings, read_bench_record
 from g4kv_cli.commands import bench as bench_command
 from g4kv_cli.commands.bench import bench
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
+from g4kv_cli.records.bench import Ceilings, read_bench_record
 
 
 class FakeGraph:

@@ -417,7 +417,7 @@ extern "C" __global__ void kernel(int* out) {
 
 def test_a_long_phase_without_barriers_is_still_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of accesses is compacted on the way; the race with its first reads is found all the same."""
-    monkeypatch.setattr("g4kv_cli.device.emulated.shared_races._COMPACT_AT_LANES", 1000)
+    monkeypatch.setattr("g4kv_cli.device.emulated.checks.shared_races._COMPACT_AT_LANES", 1000)
     clean, values = run(LONG_LOOP.replace("LATE", ""), grid=2)
     assert not clean
     want = [sum((thread + step) % 128 for step in range(200)) for thread in range(128)]

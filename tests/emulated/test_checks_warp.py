@@ -7,7 +7,8 @@ import pytest
 from launch_helper import faults_of, launch_on, pointer, read_as, upload
 from nvrtc_helper import DIALECTS, compile_kernel, compile_ptx, line_of
 
-from g4kv_cli.device.emulated import Fault, Machine, Module, flow
+from g4kv_cli.device.emulated import Fault, Machine, Module
+from g4kv_cli.device.emulated.ptx import flow
 
 
 def run(source: str, arch: str = "90", block: int = 64) -> tuple[list[Fault], np.ndarray]:

@@ -20,7 +20,7 @@ from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.main import run as g4kv
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 MODELS = Path(__file__).resolve().parent.parent / "golden" / "greedy"
 CASES = {case.id: case for case in end_to_end_cases(MODELS) if isinstance(case, ReplayCase)}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hardware_vectors import DATA
 
-from g4kv_cli.device.emulated.mma import mma
-from g4kv_cli.device.emulated.mma_reference import mma_reference
+from g4kv_cli.device.emulated.arithmetic.mma import mma
+from g4kv_cli.device.emulated.arithmetic.mma_reference import mma_reference
 
 BF16_CLASSES = "normal normal0 cancel mixed mixed2 probe big tiny subn special zeros"
 F16_CLASSES = "normal mixed2 probe"

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from g4kv_cli.device.emulated.opcodes import ELEMENTWISE
+from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE
 
 
 def floats(random: np.random.Generator, count: int, low: int, high: int) -> np.ndarray:

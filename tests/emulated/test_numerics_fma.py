@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from g4kv_cli.device.emulated.opcodes import ELEMENTWISE
+from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE
 
 SMALLEST_EXPONENT = -126
 NAN = 0x7FFFFFFF

@@ -9,7 +9,7 @@ import hardware_vectors as hardware
 import numpy as np
 import pytest
 
-from g4kv_cli.device.emulated.opcodes import ELEMENTWISE
+from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE
 
 DTYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.device.emulated.opcodes import ELEMENTWISE, EXPRESSION_NAMES, Op
+from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE, EXPRESSION_NAMES, Op
 
 DTYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "pred": np.bool_, "carry": np.bool_}
 THREADS = 6

@@ -6,10 +6,18 @@ import pytest
 from nvrtc_helper import compile_ptx
 
 from g4kv_cli.device.emulated import Module, PtxSyntaxError, UnsupportedOpcode
-from g4kv_cli.device.emulated.flow import build_flow
-from g4kv_cli.device.emulated.instruction import Address, Immediate, Negated, PredicatePair, Register, Symbol, Vector
-from g4kv_cli.device.emulated.parse import parse_literal, parse_module, parse_parameters, parse_variable
-from g4kv_cli.device.emulated.parse_body import parse_kernel
+from g4kv_cli.device.emulated.ptx.flow import build_flow
+from g4kv_cli.device.emulated.ptx.instruction import (
+    Address,
+    Immediate,
+    Negated,
+    PredicatePair,
+    Register,
+    Symbol,
+    Vector,
+)
+from g4kv_cli.device.emulated.ptx.parse import parse_literal, parse_module, parse_parameters, parse_variable
+from g4kv_cli.device.emulated.ptx.parse_body import parse_kernel
 
 HEADER = '.version 8.5\n.target sm_90\n.address_size 64\n.file 1 "here.cu"\n'
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from g4kv_cli.cases import trap_isolate
-from g4kv_cli.cases.reject import RejectRunner, reject_cases
-from g4kv_cli.cases.trap_check import run_trap, trap_lines
-from g4kv_cli.cases.trap_isolate import TrapSettings, run_traps
-from g4kv_cli.cases.trap_table import ORIGIN, TRAP_COMMENTS, TRAP_SOURCE, TrapCase, trap_cases
+from g4kv_cli.cases.reject.run import RejectRunner, reject_cases
+from g4kv_cli.cases.trap import isolate as trap_isolate
+from g4kv_cli.cases.trap.check import run_trap, trap_lines
+from g4kv_cli.cases.trap.isolate import TrapSettings, run_traps
+from g4kv_cli.cases.trap.table import ORIGIN, TRAP_COMMENTS, TRAP_SOURCE, TrapCase, trap_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.model.rules import RULES, Rule
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 SPEC = "emulated:sm_90"
 SOURCE = (BUILT_IN_KERNELS_DIRECTORY / TRAP_SOURCE).read_text(encoding="utf-8")

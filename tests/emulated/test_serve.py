@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import g4kv_cli.cases.serve as serve
-from g4kv_cli.cases.page_allocator import PageAllocator
-from g4kv_cli.cases.serve import ServeCase, serve_cases, serving_steps
+import g4kv_cli.cases.serve.table as serve
+from g4kv_cli.cases.serve.page_allocator import PageAllocator
+from g4kv_cli.cases.serve.table import ServeCase, serve_cases, serving_steps
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from g4kv_cli.cases import pool as pool_module
-from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.isolate import _one_worker_each_fault
-from g4kv_cli.cases.pool import PoolCheck
+from g4kv_cli.cases.prep import pool as pool_module
+from g4kv_cli.cases.prep.case import Case
+from g4kv_cli.cases.prep.pool import PoolCheck
+from g4kv_cli.cases.prep.table import smoke_cases
 from g4kv_cli.cases.run import RunSettings, device_spec_of
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.smoke import smoke_cases
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.model.geometry import GEOMETRIES

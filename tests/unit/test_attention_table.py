@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.attention import GROUPS, PAGE_SIZES, SPLIT_SWEEP, attention_cases
-from g4kv_cli.cases.attention_case import AttentionCase, KvRequest
-from g4kv_cli.cases.attention_golden import attention_golden_cases
-from g4kv_cli.cases.attention_inputs import expected_attention, make_attention_inputs
-from g4kv_cli.cases.attention_merge import partial_results
-from g4kv_cli.cases.attention_pool import other_pages, places_of
-from g4kv_cli.cases.table import gate_cases, recorded_cases
+from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
+from g4kv_cli.cases.attention.golden import attention_golden_cases
+from g4kv_cli.cases.attention.inputs import expected_attention, make_attention_inputs
+from g4kv_cli.cases.attention.merge import partial_results
+from g4kv_cli.cases.attention.pool import other_pages, places_of
+from g4kv_cli.cases.attention.table import GROUPS, PAGE_SIZES, SPLIT_SWEEP, attention_cases
+from g4kv_cli.cases.gate import gate_cases, recorded_cases
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape, check_requests, lay_out

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.bench.compare import compare_records, compare_with_baseline
-from g4kv_cli.bench_findings import ComparedCell, Comparison
-from g4kv_cli.bench_records import BASELINE_SUFFIX, BenchRecord, Measurement, Timing, read_bench_record
+from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, Timing, read_bench_record
+from g4kv_cli.records.findings import ComparedCell, Comparison
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
 

@@ -14,8 +14,8 @@ import pytest
 from g4kv_cli.bench import harness
 from g4kv_cli.bench.harness import ColdTiming, load_cuda_bench, read_report, run_in_cuda_bench, with_cold
 from g4kv_cli.bench.sweep import RunEnded
-from g4kv_cli.bench_records import Measurement, Timing
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.bench import Measurement, Timing
 
 TIMES = {
     "nv/cold/time/gpu/mean": "1.12e-05", "nv/cold/time/gpu/median": "1.1e-05", "nv/cold/time/gpu/min": "1e-05",

@@ -15,17 +15,10 @@ from rich.console import Console
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
 from g4kv_cli.bench.run import Request, make_plan
-from g4kv_cli.bench_findings import Analysis
-from g4kv_cli.bench_records import (
-    BenchRecord,
-    Timing,
-    median_interval,
-    read_bench_record,
-    record_to_text,
-    timing_of,
-)
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.records.bench import BenchRecord, Timing, median_interval, read_bench_record, record_to_text, timing_of
+from g4kv_cli.records.findings import Analysis
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_format import bytes_text, flops_text, share_text, time_text
 from g4kv_cli.report.bench_html import page

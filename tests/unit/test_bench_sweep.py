@@ -10,9 +10,9 @@ import pytest
 
 from g4kv_cli.bench.run import Request, _interrupts, make_plan
 from g4kv_cli.bench.sweep import RunEnded, Runnable, SkippedConfiguration, Sweep, SweepSettings
-from g4kv_cli.bench_records import Ceilings, Measurement, Shape
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.records.bench import Ceilings, Measurement, Shape
 
 CEILINGS = Ceilings(read_bytes_per_second=4.7e12, copy_bytes_per_second=4.28e12)
 GEOMETRY = GEOMETRIES["12b-local"]

@@ -12,9 +12,9 @@ from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.dispatch import dispatch_text
 from g4kv_cli.bench.verdict import decide, splits_by_rule, uncertainty
 from g4kv_cli.bench.workloads import decode_shape
-from g4kv_cli.bench_findings import CellVerdict, GeometryVerdict
-from g4kv_cli.bench_records import BenchRecord, Measurement, Timing, read_bench_record
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.records.bench import BenchRecord, Measurement, Timing, read_bench_record
+from g4kv_cli.records.findings import CellVerdict, GeometryVerdict
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
 

@@ -16,10 +16,10 @@ from g4kv_cli.bench.workloads import (
     splits_worth_trying,
     variants_of,
 )
-from g4kv_cli.bench_records import Ceilings
 from g4kv_cli.entries.table import PREP_ENTRIES
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, select_geometries
+from g4kv_cli.records.bench import Ceilings
 
 L12, G12, G31 = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"], GEOMETRIES["31b-global"]
 CEILINGS = Ceilings(4e12, 3e12, 500e12, 1e-6)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
-from g4kv_cli.cases.reject_request import Draft, RejectBench
+from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.request import Draft, RejectBench
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary

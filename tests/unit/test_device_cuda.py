@@ -20,7 +20,7 @@ from g4kv_cli.device import cuda_driver
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import Launch
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
-from g4kv_cli.records import KernelImage
+from g4kv_cli.records.run import KernelImage
 
 FREE_BYTES = 1 << 20
 IMAGE = KernelImage("cubin", "sm_90a", "probe.cu", b"\x7fELF probe", "0" * 64, "13.0")

@@ -13,7 +13,7 @@ from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
-from g4kv_cli.records import KernelImage
+from g4kv_cli.records.run import KernelImage
 
 # Line numbers matter: the tests name them.
 SOURCE = SourceFile(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.closed_form import closed_form_expected
+from g4kv_cli.cases.prep.closed_form import closed_form_expected
 from g4kv_cli.inputs import INPUT_KINDS, closed_form_signs, make_inputs, rope_rows, table_of
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16

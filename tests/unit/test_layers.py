@@ -30,7 +30,7 @@ def test_the_import_contracts_hold() -> None:
     [
         ("model/geometry.py", "import g4kv_cli.entries", "An import only ever points down"),
         ("oracle/prep.py", "import g4kv_cli.model.kv_layout", "The oracle judges offsets"),
-        ("device/emulated/bits.py", "import g4kv_cli.records", "The PTX interpreter is a library"),
+        ("device/emulated/arithmetic/bits.py", "import g4kv_cli.records.run", "The PTX interpreter is a library"),
         ("cases/__init__.py", "import g4kv_cli.device.cuda", "Only device.open chooses"),
     ],
 )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from g4kv_cli.device.emulated.instruction import Instruction, Location, Register, Vector
-from g4kv_cli.device.emulated.mma_batches import BATCH_LIMIT, WHOLE_WARP, batch_multiplies
+from g4kv_cli.device.emulated.ptx.instruction import Instruction, Location, Register, Vector
+from g4kv_cli.device.emulated.ptx.mma_batches import BATCH_LIMIT, WHOLE_WARP, batch_multiplies
 
 OPCODES = {
     "mma": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",

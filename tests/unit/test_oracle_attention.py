@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.attention_golden import attention_golden_cases, recorded_tensors
-from g4kv_cli.cases.attention_inputs import expected_attention
+from g4kv_cli.cases.attention.golden import attention_golden_cases, recorded_tensors
+from g4kv_cli.cases.attention.inputs import expected_attention
 from g4kv_cli.oracle.attention import attend, concatenate, merge_states, visible_keys
 from g4kv_cli.oracle.bfloat16 import BF16, round_to_bf16
 from g4kv_cli.oracle.compare import ROWS, Axes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records, compare_with_baseline
-from g4kv_cli.bench_records import read_bench_record
+from g4kv_cli.records.bench import read_bench_record
 from g4kv_cli.report.bench_format import time_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records import CaseResult, DeviceInfo, Mismatch, RunInfo
+from g4kv_cli.records.run import CaseResult, DeviceInfo, Mismatch, RunInfo
 from g4kv_cli.report.console import SmokeConsole, mismatch_lines
 from g4kv_cli.report.format import count_text, seconds_text
 from g4kv_cli.report.json import JsonRecord, read_record

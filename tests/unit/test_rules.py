@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import g4kv_cli
-from g4kv_cli.cases.reject import RejectCase, RejectRunner, reject_cases
-from g4kv_cli.cases.reject_entries import REJECT_ENTRIES
-from g4kv_cli.cases.trap_table import trap_cases
+from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.run import RejectCase, RejectRunner, reject_cases
+from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries import attention, prep

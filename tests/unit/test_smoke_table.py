@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.prep.case import Case
+from g4kv_cli.cases.prep.table import smoke_cases
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.smoke import smoke_cases
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 

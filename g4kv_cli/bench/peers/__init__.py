@@ -14,8 +14,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from g4kv_cli.bench.sweep import SkippedConfiguration
-from g4kv_cli.bench_records import PEER_PREFIX, Shape
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.bench import PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.bench.prep_problem import PrepProblem

@@ -9,7 +9,7 @@ from g4kv_cli.cases.e2e.execute import run_replay_case
 from g4kv_cli.cases.e2e.far import FarCase, far_cases, run_far_case
 from g4kv_cli.cases.e2e.table import PREFIX, ReplayCase, replay_cases
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 EndToEndCase: TypeAlias = ReplayCase | FarCase
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from g4kv_cli.cases.e2e.recorded_model import Array
-from g4kv_cli.cases.page_allocator import PageAllocator
+from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.model.geometry import Geometry

@@ -18,7 +18,7 @@ from g4kv_cli.cases.e2e.table import ReplayCase
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import G4kvError
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.case import Form, entry_name
 from g4kv_cli.cases.e2e.caches import FamilyCache
 from g4kv_cli.cases.e2e.recorded_model import Array
+from g4kv_cli.cases.prep.case import Form, entry_name
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.arguments import INT32, Int32Array, PagedBatch, PageRow, RopeTables

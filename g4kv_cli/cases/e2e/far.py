@@ -35,7 +35,7 @@ from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import ROWS, Axes, compare_values
 from g4kv_cli.oracle.compare_attention import compare_attention
 from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
-from g4kv_cli.records import CaseResult
+from g4kv_cli.records.run import CaseResult
 
 ENTRY = "long_context_walk"
 PREFIX = "e2e/far"

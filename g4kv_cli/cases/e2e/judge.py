@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from g4kv_cli.cases.e2e.recorded_model import Float32, RecordedModel
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 
 def judge_logits(

@@ -17,7 +17,7 @@ from g4kv_cli.cases.e2e.replay import replay
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.oracle.attention import attend
 from g4kv_cli.oracle.prep import rms_norm, rotate_half_rope
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 ROW_LIMIT = 0.06
 """Relative root mean square of a residual row against the recorded bf16 run: twice the noise of a right kernel."""

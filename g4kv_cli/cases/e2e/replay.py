@@ -16,7 +16,7 @@ from g4kv_cli.cases.e2e.judge import judge_logits, judge_token, non_finite
 from g4kv_cli.cases.e2e.recorded_model import Float32, Int64, RecordedModel
 from g4kv_cli.cases.e2e.reference import reference_logits
 from g4kv_cli.errors import DeviceFault
-from g4kv_cli.records import Mismatch
+from g4kv_cli.records.run import Mismatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,9 +22,9 @@ from .faults import (
     PtxSyntaxError,
     UnsupportedOpcode,
 )
+from .interpreter.translate import Kernel, Module
 from .machine import Machine, shared_limit
-from .tensor_map import TensorMap
-from .translate import Kernel, Module
+from .memory.tensor_map import TensorMap
 
 __all__ = [
     "EmulatorError",

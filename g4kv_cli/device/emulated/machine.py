@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .allocation import keep_freed_memory
 from .faults import EmulatorError, LaunchConfigurationError, LaunchFault, LaunchReport, PoisonedMachine
-from .memory import GLOBAL_BASE, Bytes, DeviceMemory
-from .run import Run, shared_total
-from .store_log import Ranges, clip_ranges, union_ranges
-from .tensor_map import TensorMap, contiguous_strides
-from .translate import Kernel, Module
+from .interpreter.run import Run, shared_total
+from .interpreter.translate import Kernel, Module
+from .memory.allocation import keep_freed_memory
+from .memory.memory import GLOBAL_BASE, Bytes, DeviceMemory
+from .memory.store_log import Ranges, clip_ranges, union_ranges
+from .memory.tensor_map import TensorMap, contiguous_strides
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_BLOCK = (1024, 1024, 64)

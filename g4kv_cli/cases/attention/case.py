@@ -1,0 +1,118 @@
+"""An attention case as data: requests and where their keys lie, the form that reads them, and what decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
+from g4kv_cli.model.geometry import Geometry
+
+AttentionForm = Literal["prefill", "decode", "decode-split"]
+ATTENTION_FORMS: tuple[AttentionForm, ...] = ("prefill", "decode", "decode-split")
+
+KeyKind = Literal["spread", "needles", "large", "equal"]
+"""spread: scores around +-2, so that many keys count. needles: the oldest and the newest key that a query sees outweigh
+all others, and the keys just outside outweigh those. large: scores up to 80. equal: one key, repeated."""
+
+Check = Literal["oracle", "alone", "permuted", "refill", "graph", "forms", "merge"]
+"""Every check holds the output against the oracle. Besides: ``alone``: each request run alone has the same bits;
+``permuted``: other pages, same bits; ``refill``: a plan filled again with fewer requests, same bits as a fresh one;
+``graph``: a CUDA graph captured before an update in place, same bits as a fresh plan; ``forms``: all forms on the same
+keys; ``merge``: the merge kernel alone, on partial results made on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvRequest:
+    """``kv_len`` keys, the last ``q_len`` of them also queries; ``pages[i]`` is the logical page ``origin + i``.
+
+    The output of a ``is_padding`` request is nobody's business: its page holds poison.
+    """
+
+    kv_len: int
+    q_len: int = 1
+    origin: int = 0
+    pages: tuple[int, ...] = ()
+    is_padding: bool = False
+
+    @property
+    def start_pos(self) -> int:
+        """Position of the first query."""
+        return self.kv_len - self.q_len
+
+    def first_seen(self, window_left: int) -> int:
+        """The oldest key that any of the queries sees."""
+        return 0 if window_left < 0 else max(0, self.start_pos - window_left)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts in the
+    split form only; ``cta_tile_q`` None leaves the prefill form's tile to the plan. ``padding_rows`` stand behind the
+    tokens in q and out; ``empty_splits`` saw no key (merge check). ``golden`` names a recording that replaces ``kind``
+    and ``seed``.
+    """
+
+    id: str
+    entry: str
+    geometry: Geometry
+    form: AttentionForm
+    kind: KeyKind
+    seed: int
+    requests: tuple[KvRequest, ...]
+    page_size: int
+    num_pages: int
+    num_layers: int
+    layer: int
+    window_left: int
+    sm_scale: float = 1.0
+    num_splits: int = 1
+    cta_tile_q: int | None = None
+    padding_rows: int = 0
+    check: Check = "oracle"
+    empty_splits: tuple[int, ...] = ()
+    golden: Path | None = None
+
+    trap: ClassVar[None] = None
+    """No attention case ends in a trap."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of all requests."""
+        return sum(request.q_len for request in self.requests)
+
+    @property
+    def pool_shape(self) -> tuple[int, int, int, int, int, int]:
+        """[page][layer][K, V][slot][head][dim]."""
+        heads, head_dim = self.geometry.num_kv_heads, self.geometry.head_dim
+        return (self.num_pages, self.num_layers, 2, self.page_size, heads, head_dim)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool."""
+        return math.prod(self.pool_shape) * BF16_BYTES
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if the pool is too large to be made on the host."""
+        return self.pool_bytes > SPARSE_POOL_BYTES
+
+
+def attention_entry(head_dim: int, form: AttentionForm) -> str:
+    """The entry that serves a family in a form."""
+    family = "window_hd256" if head_dim == 256 else "hd512"
+    stem = {
+        "prefill": "batch_prefill_paged",
+        "decode": "batch_decode_paged",
+        "decode-split": "batch_decode_split_paged",
+    }
+    return f"{stem[form]}_{family}_into"
+
+
+def with_heads(geometry: Geometry, num_kv_heads: int, group: int | None = None) -> Geometry:
+    """The geometry with fewer heads, as a rank of a tensor-parallel group has them; its own group unless given."""
+    per_kv_head = geometry.gqa_group if group is None else group
+    return dataclasses.replace(geometry, num_kv_heads=num_kv_heads, num_qo_heads=num_kv_heads * per_kv_head)

@@ -1,0 +1,165 @@
+"""Recorded attention of another implementation: the cases of one file, their tensors, and how they are judged.
+
+The keys and values are the recorded cache, so an error of prep does not reach these cases. Two targets: float64
+attention over the recorded bf16 tensors, within the row limits of oracle/attention.py; and the recorded bf16 attention
+itself, which rounds scores and weights too, within 0.06 of a row's largest magnitude.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionCase, KvRequest, attention_entry
+from g4kv_cli.cases.attention.inputs import AttentionTensors
+from g4kv_cli.cases.npz import load_npz, npz_files
+from g4kv_cli.cases.prep.golden import PAGE_SIZE_TOKENS, Recording, read_recording
+from g4kv_cli.errors import UsageError
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import Axes
+from g4kv_cli.oracle.compare_attention import compare_rows
+from g4kv_cli.records.run import Mismatch
+
+Array = npt.NDArray[Any]
+
+EAGER_ROW_MAX_LIMIT = 0.06
+"""The recorded bf16 attention is off from float64 by up to 0.049 of a row's largest magnitude."""
+NUM_SPLITS = 3
+
+_ARRAYS = ("k_cache", "v_cache", "attn_ref_f32", "attn_eager")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedAttention:
+    """``k_cache``, ``v_cache`` bf16 [keys, kv heads, head_dim] from position 0 on; ``reference`` float32 and ``eager``
+    bf16 [tokens, q heads, head_dim]."""
+
+    window_left: int
+    k_cache: Array
+    v_cache: Array
+    reference: Array
+    eager: Array
+
+
+def attention_golden_cases(path: Path, page_size: int | None = None) -> list[AttentionCase]:
+    """The attention cases of a file or directory; a file without attention arrays has none."""
+    size = PAGE_SIZE_TOKENS if page_size is None else page_size
+    return [case for file in npz_files(path, "--golden") for case in _cases_of(read_recording(file), size)]
+
+
+def recorded_tensors(case: AttentionCase) -> AttentionTensors:
+    """q, and the recorded cache up to each request's last key."""
+    recording, recorded = _read(case)
+    lengths = [request.kv_len for request in case.requests]
+    return AttentionTensors(
+        recording.q_expect,
+        tuple(recorded.k_cache[:length] for length in lengths),
+        tuple(recorded.v_cache[:length] for length in lengths),
+        (0,) * len(lengths),
+    )
+
+
+def check_recorded(case: AttentionCase, got: Array, axes: Axes) -> Iterator[Mismatch]:
+    """Hold ``got`` [tokens, q heads, head_dim] against both recorded results."""
+    _, recorded = _read(case)
+    reference = recorded.reference.astype(np.float64)
+    eager = recorded.eager.astype(np.float64)
+    for found in (
+        compare_rows("out against the recorded float64 attention", got, reference, axes),
+        compare_rows(
+            "out against the recorded bf16 attention", got, eager, axes, EAGER_ROW_MAX_LIMIT, (np.inf, np.inf)
+        ),
+    ):
+        if found is not None:
+            yield found
+
+
+def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
+    recorded = _attention_of(recording)
+    if recorded is None:
+        return
+    positions = [int(position) for position in recording.positions]
+    for form in ATTENTION_FORMS:
+        chunks = [(len(recorded.k_cache), len(positions))]
+        if form != "prefill":
+            chunks = [(position + 1, 1) for position in positions]
+        requests, used = [], 0
+        for kv_len, q_len in chunks:
+            count = -(-kv_len // page_size)
+            # Pages from the last to the first, so that a page id is never the logical page's own number.
+            requests.append(KvRequest(kv_len, q_len, 0, tuple(reversed(range(used + 1, used + 1 + count)))))
+            used += count
+        yield AttentionCase(
+            id=f"golden/{recording.path.stem}/attention-{form}",
+            entry=attention_entry(recording.geometry.head_dim, form),
+            geometry=recording.geometry,
+            form=form,
+            kind="spread",
+            seed=0,
+            requests=tuple(requests),
+            page_size=page_size,
+            num_pages=used + 2,
+            num_layers=2,
+            layer=1,
+            window_left=recorded.window_left,
+            num_splits=NUM_SPLITS if form == "decode-split" else 1,
+            golden=recording.path,
+        )
+
+
+def _read(case: AttentionCase) -> tuple[Recording, RecordedAttention]:
+    if case.golden is None:
+        raise ValueError(f"{case.id} is not a recorded case")
+    recording = read_recording(case.golden)
+    recorded = _attention_of(recording)
+    if recorded is None:
+        raise UsageError(f"golden file {case.golden}: its attention arrays are gone")
+    return recording, recorded
+
+
+def _attention_of(recording: Recording) -> RecordedAttention | None:
+    """The attention arrays of a file that was read and checked already; None if it has none.
+
+    Raises UsageError: one of them missing, of another dtype or shape, or not finite.
+    """
+    path = recording.path
+    arrays = load_npz(path, "golden file", {*_ARRAYS, "meta_json"})
+    meta = json.loads(str(arrays.pop("meta_json")))
+    if not arrays:
+        return None
+    missing = [name for name in _ARRAYS if name not in arrays]
+    if missing:
+        raise UsageError(f"golden file {path}: has attention arrays, but no {missing[0]}")
+    if not recording.is_consecutive:
+        raise UsageError(f"golden file {path}: attention needs consecutive positions")
+    heads, head_dim = recording.geometry.num_kv_heads, recording.geometry.head_dim
+    cache = (int(recording.positions[-1]) + 1, heads, head_dim)
+    shapes = {"k_cache": cache, "v_cache": cache, "attn_ref_f32": recording.q.shape, "attn_eager": recording.q.shape}
+    for name, shape in shapes.items():
+        dtype = np.float32 if name == "attn_ref_f32" else np.uint16
+        array = arrays[name]
+        if array.dtype != dtype or array.shape != shape:
+            raise UsageError(
+                f"golden file {path}: {name} must be {np.dtype(dtype)} {list(shape)}, "
+                f"got {array.dtype} {list(array.shape)}"
+            )
+    bf16 = {name: array.view(BF16) for name, array in arrays.items() if array.dtype == np.uint16}
+    for name, values in (bf16 | {"attn_ref_f32": arrays["attn_ref_f32"]}).items():
+        if not np.isfinite(values.astype(np.float32)).all():
+            raise UsageError(f"golden file {path}: {name} holds a value that is not finite")
+    window = meta.get("window")
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise UsageError(f"golden file {path}: meta_json window must be a positive integer or null, got {window!r}")
+    return RecordedAttention(
+        -1 if window is None else window - 1,
+        bf16["k_cache"],
+        bf16["v_cache"],
+        arrays["attn_ref_f32"],
+        bf16["attn_eager"],
+    )

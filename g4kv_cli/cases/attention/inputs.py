@@ -1,0 +1,118 @@
+"""Logical tensors of an attention case: queries of all tokens, keys and values of each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
+from g4kv_cli.oracle.attention import ExpectedAttention, attend, concatenate
+from g4kv_cli.oracle.bfloat16 import BF16
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+
+SPREAD_SCORE_DEVIATION = 2.0
+LARGE_SCORE_DEVIATION = 18.0
+LARGE_SCORE = 80.0
+SEEN_NEEDLE_SCORE = 9.0
+"""exp(9) is eight times a window of 1024 keys of weight 1."""
+UNSEEN_NEEDLE_SCORE = 14.0
+"""A key that must not be seen would outweigh all others a hundredfold."""
+
+_KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal")
+_HEAD_NOISE = 0.25
+_REQUEST_STEP = 61
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionTensors:
+    """bf16. ``q`` [tokens, num_qo_heads, head_dim]; ``k[r]``, ``v[r]`` [keys, num_kv_heads, head_dim] of request r,
+    row 0 at position ``first_keys[r]``. Older keys are in no page that counts."""
+
+    q: Array
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+    first_keys: tuple[int, ...]
+
+
+def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
+    """The same case always gives the same bits; requests and KV heads differ in content."""
+    geometry, head_dim = case.geometry, case.geometry.head_dim
+    random = np.random.Generator(np.random.PCG64([case.seed, len(case.requests), head_dim, _KINDS.index(case.kind)]))
+    shape = (case.num_tokens, geometry.num_kv_heads, geometry.gqa_group, head_dim)
+    q = random.standard_normal(shape, dtype=np.float32)
+    if case.kind == "needles":
+        # One direction for the heads of a group: a planted key then stands out for each of them.
+        q = random.standard_normal((*shape[:2], 1, head_dim), dtype=np.float32) + _HEAD_NOISE * q
+
+    first_keys = tuple(_first_key(case, request) for request in case.requests)
+    lengths = [request.kv_len - first for request, first in zip(case.requests, first_keys, strict=True)]
+    # One set of rows serves all requests, each from another row on: fast, and at no position do two of them agree
+    # (the step is prime, so up to ``rows`` requests all begin elsewhere unless it divides their number).
+    rows = max(lengths) + _REQUEST_STEP
+    rows += rows % _REQUEST_STEP == 0
+    deviation = LARGE_SCORE_DEVIATION if case.kind == "large" else SPREAD_SCORE_DEVIATION
+    if case.kind == "needles":
+        deviation = 1.0
+    k_rows = random.standard_normal((rows, geometry.num_kv_heads, head_dim), dtype=np.float32)
+    k_rows *= deviation / (np.sqrt(head_dim) * case.sm_scale)
+    v_rows = random.standard_normal((rows, geometry.num_kv_heads, head_dim), dtype=np.float32).astype(BF16)
+    keys, values, token = [], [], 0
+    for index, (request, first, length) in enumerate(zip(case.requests, first_keys, lengths, strict=True)):
+        taken = (np.arange(length) + index * _REQUEST_STEP) % rows
+        k = k_rows[np.zeros_like(taken) + index % rows if case.kind == "equal" else taken]
+        queries = q[token : token + request.q_len]
+        if case.kind == "needles":
+            _plant_needles(k, queries.mean(axis=2), request, first, case.window_left, case.sm_scale)
+        elif case.kind == "large" and request.q_len:
+            _plant_large(k, queries[:, :, 0], case.sm_scale)
+        keys.append(k.astype(BF16))
+        values.append(v_rows[taken])
+        token += request.q_len
+    flat = q.reshape(case.num_tokens, geometry.num_qo_heads, head_dim).astype(BF16)
+    return AttentionTensors(flat, tuple(keys), tuple(values), first_keys)
+
+
+def expected_attention(case: AttentionCase, tensors: AttentionTensors) -> ExpectedAttention:
+    """The oracle's answer for all tokens, in the order of the requests."""
+    parts, token = [], 0
+    for request, k, v, first in zip(case.requests, tensors.k, tensors.v, tensors.first_keys, strict=True):
+        if request.q_len:
+            q = tensors.q[token : token + request.q_len]
+            parts.append(attend(q, k, v, first_key=first, window_left=case.window_left, sm_scale=case.sm_scale))
+        token += request.q_len
+    return concatenate(parts)
+
+
+def _first_key(case: AttentionCase, request: KvRequest) -> int:
+    """The oldest key that exists: the oldest one seen, and with needles the one before it, if its page is there."""
+    first = request.first_seen(case.window_left)
+    return max(first - 1, request.origin * case.page_size, 0) if case.kind == "needles" else first
+
+
+def _plant_needles(
+    k: Float32, directions: Float32, request: KvRequest, first_key: int, window_left: int, sm_scale: float
+) -> None:
+    """Add to the keys at the edges of what each query sees. ``k`` [keys, kv heads, dim], ``directions`` [q_len, ..]."""
+    edges = [(0, SEEN_NEEDLE_SCORE), (1, UNSEEN_NEEDLE_SCORE)]
+    if window_left >= 0:
+        edges += [(-window_left, SEEN_NEEDLE_SCORE), (-window_left - 1, UNSEEN_NEEDLE_SCORE)]
+    else:
+        edges.append((-request.start_pos, SEEN_NEEDLE_SCORE))
+    unit = directions / (np.square(directions).sum(axis=-1, keepdims=True) * sm_scale)
+    for offset, score in edges:
+        at = request.start_pos + np.arange(request.q_len) + offset - first_key
+        inside = (at >= 0) & (at < len(k))
+        np.add.at(k, at[inside], np.float32(score) * unit[inside])
+
+
+def _plant_large(k: Float32, queries: Float32, sm_scale: float) -> None:
+    """The last query meets a key of score 80 and one of -80, far apart in the row of keys."""
+    last = queries[-1]
+    unit = last / (np.square(last).sum(axis=-1, keepdims=True) * np.float32(sm_scale))
+    k[len(k) // 2] = -LARGE_SCORE * unit
+    k[len(k) // 3] = LARGE_SCORE * unit

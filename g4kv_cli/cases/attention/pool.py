@@ -1,0 +1,109 @@
+"""An attention case's pool: the rows that count, poison everywhere else.
+
+Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``, never the offset formula under test. What is
+poison (NaN): other layers, unreferenced pages, slots behind the last key, keys that no query of the request sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
+from g4kv_cli.cases.attention.inputs import AttentionTensors
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.oracle.bfloat16 import BF16, bits
+from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, Axes, compare_bits
+from g4kv_cli.records.run import Mismatch
+
+Array = npt.NDArray[Any]
+
+_POOL_AXES = ("page", "layer", "kv", "slot", "head", "dim")
+
+
+def places_of(request: KvRequest, first_key: int, page_size: int) -> tuple[Array, Array]:
+    """(page ids, slots) of the keys from ``first_key`` to the request's last."""
+    positions = np.arange(first_key, request.kv_len)
+    row = np.asarray(request.pages, dtype=np.int64)
+    return row[positions // page_size - request.origin], positions % page_size
+
+
+class AttentionPool:
+    """Makes the pool of a case on a device and tells afterwards whether anybody wrote to it."""
+
+    def __init__(self, case: AttentionCase, tensors: AttentionTensors) -> None:
+        self.case, self.tensors = case, tensors
+        self._image: Array | None = None
+
+    def upload(self, device: Device, into: DeviceArray | None = None) -> DeviceArray:
+        """The pool, flat bf16 [pool_elems]; into an earlier one of the same size if given."""
+        if self.case.is_sparse:
+            return self._upload_rows(device)
+        image = np.full(self.case.pool_shape, POISON_BITS, dtype=np.uint16)
+        for index, request in enumerate(self.case.requests):
+            if request.is_padding:
+                continue
+            pages, slots = places_of(request, self.tensors.first_keys[index], self.case.page_size)
+            for kv, rows in enumerate((self.tensors.k[index], self.tensors.v[index])):
+                image[pages, self.case.layer, kv, slots] = bits(rows)
+        self._image = image.view(BF16)
+        if into is None:
+            return device.upload(self._image.reshape(-1), "pool")
+        device.write(into, self._image.reshape(-1))
+        return into
+
+    def _upload_rows(self, device: Device) -> DeviceArray:
+        """A pool that is never made on the host. What is not written stays poison on a GPU, and uninitialised on the
+        emulated device, which reports a read of it."""
+        shape = self.case.pool_shape
+        pool = device.allocate((int(np.prod(shape, dtype=np.int64)),), BF16, "pool", sparse=True)
+        if device.info.kind == "cuda":
+            device.fill(pool, POISON_BYTE)
+        for index, request in enumerate(self.case.requests):
+            pages, slots = places_of(request, self.tensors.first_keys[index], self.case.page_size)
+            for kv, rows in enumerate((self.tensors.k[index], self.tensors.v[index])):
+                for page, slot, row in zip(pages.tolist(), slots.tolist(), rows, strict=True):
+                    begin = int(np.ravel_multi_index((page, self.case.layer, kv, slot, 0, 0), shape))
+                    device.write(pool.view(shape[4:], offset_elems=begin), np.ascontiguousarray(row))
+        return pool
+
+    def untouched(self, device: Device, pool: DeviceArray) -> Mismatch | None:
+        """Attention only reads: no store to the pool, or (where the device cannot know) the same bits as before."""
+        device.synchronize()
+        written = device.written_ranges(pool)
+        if written is not None:
+            return None if not len(written) else _stored(self.case, int(written[0, 0]) // BF16.itemsize, len(written))
+        if self._image is None:
+            return None
+        got = device.read(pool).reshape(self.case.pool_shape)
+        return compare_bits("pool after attention", got, self._image, Axes(_POOL_AXES), "attention wrote to the pool")
+
+
+def other_pages(case: AttentionCase) -> AttentionCase:
+    """The same requests with every page one id further: each page then holds what another one held."""
+    moved = tuple(
+        replace(request, pages=tuple((page + 1) % case.num_pages for page in request.pages))
+        for request in case.requests
+    )
+    return replace(case, requests=moved)
+
+
+def _stored(case: AttentionCase, element: int, places: int) -> Mismatch:
+    where = np.unravel_index(element, case.pool_shape)
+    first = {name: int(at) for name, at in zip(_POOL_AXES, where, strict=True)}
+    return Mismatch(
+        operation="pool after attention",
+        count=places,
+        total=int(np.prod(case.pool_shape, dtype=np.int64)),
+        first=first,
+        first_got="a store",
+        first_want="no store",
+        worst=first,
+        worst_got="a store",
+        worst_want="no store",
+        limit="bit-equal",
+        note="attention wrote to the pool",
+    )

@@ -1,0 +1,339 @@
+"""One attention case on one device: fill the pages, poison the rest and every output, launch, compare per row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionCase, KvRequest, attention_entry
+from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
+from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
+from g4kv_cli.cases.attention.merge import launch_merge
+from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
+from g4kv_cli.cases.session import Session, Skip, run_session
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries import attention
+from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.attention_table import prefill_tiles
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.oracle.attention import ExpectedAttention
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_bits, compare_untouched
+from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse, compare_rows
+from g4kv_cli.records.run import CaseResult
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionSession(Session):
+    """An attention case on the device."""
+
+    case: AttentionCase
+    tensors: AttentionTensors
+    expected: ExpectedAttention
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """What one call left: ``out`` bf16 [tokens + padding_rows, num_qo_heads, head_dim], ``lse`` float32 likewise."""
+
+    out: Array
+    lse: Array
+
+
+def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run an attention case; see run_session."""
+
+    def make() -> AttentionSession:
+        device = library.device
+        if case.check == "graph" and device.info.kind != "cuda":
+            raise Skip("CUDA graphs need a CUDA device")
+        if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
+            have, need = device.limits.memory_bytes, case.pool_bytes
+            raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+        fitting = _with_a_tile_of(case, device.limits.max_shared_bytes_per_block)
+        tensors = make_attention_inputs(fitting) if case.golden is None else recorded_tensors(fitting)
+        expected = expected_attention(fitting, tensors)
+        return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
+
+    return run_session(case, rerun, library.device, make, _execute)
+
+
+def _with_a_tile_of(case: AttentionCase, max_shared_bytes: int) -> AttentionCase:
+    """The case with the largest tile of a card that has not the shared memory for the one it names."""
+    tiles = prefill_tiles(case.geometry.head_dim, max_shared_bytes)
+    if case.cta_tile_q is None or case.cta_tile_q in tiles or not tiles:
+        return case
+    return dataclasses.replace(case, cta_tile_q=tiles[-1])
+
+
+def _execute(session: AttentionSession) -> None:
+    case = session.case
+    pool_check = AttentionPool(case, session.tensors)
+    pool = session.keep(pool_check.upload(session.device))
+    if case.check == "refill":
+        outputs = _refilled(session, pool)
+    elif case.check == "graph":
+        outputs = _replayed(session, pool)
+    elif case.check == "merge":
+        outputs = Outputs(*(session.device.read(array) for array in launch_merge(session, case, session.tensors)))
+    else:
+        outputs = call(session, case, pool, session.tensors.q, make_plan(session, case))
+    judge(session, outputs)
+    session.found(pool_check.untouched(session.device, pool))
+    session.digest.update(outputs.out.tobytes())
+    session.digest.update(outputs.lse.tobytes())
+    if case.golden is not None:
+        for mismatch in check_recorded(case, outputs.out[: case.num_tokens], _axes(case)):
+            session.found(mismatch)
+    if case.check == "alone":
+        _compare_alone(session, pool, outputs)
+    elif case.check == "permuted":
+        moved = other_pages(case)
+        AttentionPool(moved, session.tensors).upload(session.device, pool)
+        _same_bits(session, "out with other pages", outputs, call(session, moved, pool, session.tensors.q))
+    elif case.check == "forms":
+        _compare_forms(session, pool, outputs)
+
+
+def judge(session: AttentionSession, outputs: Outputs) -> None:
+    """Hold the outputs of the case's requests against the oracle, and the rows behind them against the poison."""
+    case, expected = session.case, session.expected
+    judged = _judged_tokens(case)
+    axes = _axes(case)
+    session.found(compare_attention("out", outputs.out[judged], expected.value[judged], expected.limit[judged], axes))
+    lse_axes = dataclasses.replace(axes, names=ROWS[:2])
+    session.found(compare_lse("lse", outputs.lse[judged], expected.lse[judged], expected.lse_limit[judged], lse_axes))
+    if case.padding_rows:
+        session.found(compare_untouched("out, rows behind the tokens", outputs.out, slice(case.num_tokens), Axes(ROWS)))
+
+
+def make_plan(session: Session, case: AttentionCase) -> PrefillPagedPlan:
+    """The case's requests as a plan of their own."""
+    plan = PrefillPagedPlan.batch(session.device, plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+    session.arrays.extend(plan.buffers.by_name().values())
+    return plan
+
+
+def plan_shape(case: AttentionCase) -> PlanShape:
+    """What the plan's requests share."""
+    return PlanShape(
+        num_qo_heads=case.geometry.num_qo_heads,
+        num_kv_heads=case.geometry.num_kv_heads,
+        head_dim=case.geometry.head_dim,
+        page_size=case.page_size,
+        window_left=case.window_left,
+        sm_scale=case.sm_scale,
+        cta_tile_q=case.cta_tile_q if case.form == "prefill" else None,
+    )
+
+
+def plan_requests(requests: Sequence[KvRequest], page_size: int) -> list[PlanRequest]:
+    """The requests as a plan takes them."""
+    return [
+        PlanRequest(
+            request.start_pos,
+            request.q_len,
+            request.pages,
+            request.kv_len - (request.origin + len(request.pages) - 1) * page_size,
+            request.origin,
+        )
+        for request in requests
+    ]
+
+
+def call(
+    session: AttentionSession,
+    case: AttentionCase,
+    pool: DeviceArray,
+    q_rows: Array,
+    plan: PrefillPagedPlan | None = None,
+) -> Outputs:
+    """One call of the case's entry. ``q_rows`` [tokens, ..]; all outputs and scratch hold poison before it."""
+    return prepare(session, case, pool, q_rows, make_plan(session, case) if plan is None else plan).run()
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call that can be made again: its arguments on the device."""
+
+    session: AttentionSession
+    entry: Any
+    arguments: dict[str, Any]
+    out: DeviceArray
+    lse: DeviceArray
+
+    def launch(self) -> None:
+        """Queue it."""
+        self.entry(self.session.library, **self.arguments)
+
+    def run(self) -> Outputs:
+        """Queue it and read what it left."""
+        self.launch()
+        return self.read()
+
+    def read(self) -> Outputs:
+        """What stands in the outputs."""
+        return Outputs(self.session.device.read(self.out), self.session.device.read(self.lse))
+
+
+def prepare(
+    session: AttentionSession, case: AttentionCase, pool: DeviceArray, q_rows: Array, plan: PrefillPagedPlan
+) -> Call:
+    """The arguments of the case's entry."""
+    geometry = case.geometry
+    rows = len(q_rows) + case.padding_rows
+    padding = np.full((case.padding_rows, *q_rows.shape[1:]), POISON_BITS, dtype=np.uint16).view(BF16)
+    out = session.poisoned((rows, *q_rows.shape[1:]), "out")
+    lse = session.poisoned((rows, geometry.num_qo_heads), "lse", np.float32)
+    layout = KvLayout.derive(
+        page_size=case.page_size,
+        num_layers=case.num_layers,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+    )
+    arguments: dict[str, Any] = {
+        "q": session.upload(np.concatenate([q_rows, padding]), "q"),
+        "plan": plan,
+        "pool": PagedPool(layout, pool),
+        "layer": case.layer,
+        "out": out,
+        "lse": lse,
+    }
+    if case.form == "prefill" and case.cta_tile_q is not None:
+        arguments["cta_tile_q"] = case.cta_tile_q
+    if case.form == "decode-split":
+        arguments["num_splits"] = case.num_splits
+        arguments["workspace"] = workspace(session, rows, geometry.num_qo_heads, case.num_splits, geometry.head_dim)
+    return Call(session, getattr(attention, case.entry), arguments, out, lse)
+
+
+def workspace(session: Session, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int) -> SplitWorkspace:
+    """Scratch that holds NaN in every place: what a split does not write must not be read."""
+    rows = (tokens, num_qo_heads, num_splits)
+    return SplitWorkspace(
+        session.poisoned((*rows, head_dim), "partial_out", np.float32),
+        session.poisoned(rows, "partial_max", np.float32),
+        session.poisoned(rows, "partial_sum", np.float32),
+    )
+
+
+# --- checks beside the oracle ------------------------------------------------------------------------------------
+
+
+def _compare_alone(session: AttentionSession, pool: DeviceArray, outputs: Outputs) -> None:
+    """Each request in a batch of its own has the bits that it has among its companions."""
+    case, token = session.case, 0
+    for index, request in enumerate(case.requests):
+        rows = slice(token, token + request.q_len)
+        token += request.q_len
+        if not request.q_len or request.is_padding:
+            continue
+        alone = dataclasses.replace(case, requests=(request,), padding_rows=0)
+        got = call(session, alone, pool, session.tensors.q[rows])
+        batch = Outputs(outputs.out[rows], outputs.lse[rows])
+        _same_bits(session, f"out of request {index} alone", batch, got)
+
+
+def _compare_forms(session: AttentionSession, pool: DeviceArray, outputs: Outputs) -> None:
+    """Every form on the same requests is within the row limits of this one; all are held against the oracle too."""
+    for form in ATTENTION_FORMS:
+        for num_splits in (2, 5) if form == "decode-split" else (1,):
+            if form == session.case.form:
+                continue
+            other = dataclasses.replace(
+                session.case,
+                form=form,
+                entry=attention_entry(session.case.geometry.head_dim, form),
+                num_splits=num_splits,
+            )
+            got = call(session, other, pool, session.tensors.q)
+            judge(session, got)
+            want = outputs.out[: session.case.num_tokens].astype(np.float64)
+            operation = f"out of {form} against {session.case.form}"
+            session.found(compare_rows(operation, got.out[: session.case.num_tokens], want, _axes(session.case)))
+            session.digest.update(got.out.tobytes())
+
+
+def _refilled(session: AttentionSession, pool: DeviceArray) -> Outputs:
+    """All requests through a preallocated plan, then half of them: the arrays still hold what the others left."""
+    case = session.case
+    plan = _preallocated(session)
+    plan.update(plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+    whole = call(session, case, pool, session.tensors.q, plan)
+    half = dataclasses.replace(case, requests=case.requests[: len(case.requests) // 2])
+    plan.update(plan_requests(half.requests, case.page_size), shape=plan_shape(half))
+    q = session.tensors.q[: half.num_tokens]
+    _same_bits(
+        session, "out of a plan refilled with less", call(session, half, pool, q), call(session, half, pool, q, plan)
+    )
+    return whole
+
+
+def _replayed(session: AttentionSession, pool: DeviceArray) -> Outputs:
+    """A graph captured while the plan held the requests in reverse, replayed after an update in place.
+
+    As many requests and tiles as before: a graph keeps its grid, and only the arrays change.
+    """
+    case = session.case
+    device: Any = session.device
+    plan = _preallocated(session)
+    plan.update(plan_requests(case.requests[::-1], case.page_size), shape=plan_shape(case))
+    captured = prepare(session, case, pool, np.ascontiguousarray(session.tensors.q[::-1]), plan)
+    captured.run()
+    with device.capture() as graph:
+        captured.launch()
+    try:
+        plan.update(plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+        device.write(captured.arguments["q"], session.tensors.q)
+        device.fill(captured.out, POISON_BYTE)
+        device.fill(captured.lse, POISON_BYTE)
+        graph.replay()
+        replayed = captured.read()
+    finally:
+        graph.close()
+    _same_bits(session, "out of a replayed graph", call(session, case, pool, session.tensors.q), replayed)
+    return replayed
+
+
+def _preallocated(session: AttentionSession) -> PrefillPagedPlan:
+    """A plan with room to spare in each of its arrays."""
+    case = session.case
+    plan = PrefillPagedPlan.preallocated(
+        session.device,
+        max_tokens=case.num_tokens + 5,
+        max_requests=len(case.requests) + 2,
+        max_pages=sum(len(request.pages) for request in case.requests) + 3,
+        max_tiles=case.num_tokens * case.geometry.gqa_group + len(case.requests),
+    )
+    session.arrays.extend(plan.buffers.by_name().values())
+    return plan
+
+
+def _same_bits(session: AttentionSession, operation: str, want: Outputs, got: Outputs) -> None:
+    session.found(compare_bits(operation, got.out, want.out, Axes(ROWS)))
+    session.found(compare_float32_bits(operation.replace("out", "lse", 1), got.lse, want.lse, Axes(ROWS[:2])))
+
+
+def _judged_tokens(case: AttentionCase) -> npt.NDArray[np.intp]:
+    """Tokens whose output counts: all but those of padding requests."""
+    counts = np.repeat([not request.is_padding for request in case.requests], [r.q_len for r in case.requests])
+    return np.flatnonzero(counts)
+
+
+def _axes(case: AttentionCase) -> Axes:
+    kept = _judged_tokens(case)
+    lengths = [request.q_len for request in case.requests]
+    positions = np.concatenate([np.arange(request.start_pos, request.kv_len) for request in case.requests])
+    where = {"position": positions, "request": np.repeat(np.arange(len(lengths)), lengths)}
+    return Axes(ROWS, {}, {name: values[kept] for name, values in where.items()})

@@ -1,0 +1,270 @@
+"""The attention table: every case of every attention entry of a geometry, as data.
+
+Three forms read the same requests: prefill (a chunk of each), decode (one token each) and decode-split. Each line names
+one thing that has gone wrong in such kernels. The model's heads are used where heads matter; elsewhere one KV head with
+its group stands for all, since the heads are blocks of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from g4kv_cli.cases.attention.case import AttentionCase, AttentionForm, KeyKind, KvRequest, attention_entry, with_heads
+from g4kv_cli.model.geometry import MODELS, Geometry
+
+GROUPS = (1, 2, 4, 5, 6, 7, 8, 16)
+SMALL_WINDOW = 40
+ODD_WINDOW = 333
+OFFSETS = 64
+"""Consecutive lengths that meet every offset modulo the kernels' key tiles (16, 48, 64 keys)."""
+SWEEP_KEYS = 200
+SPLIT_SWEEP = (1, 2, 3, 7, 16)
+PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
+MAX_SPAN = 256
+"""Lengths of requests follow the page size up to here."""
+LARGE_TILE = 64
+"""Or the largest that the card has the shared memory for."""
+SMALL_TILE = 16
+
+Chunk = tuple[int, int]
+"""(kv_len, q_len)."""
+
+
+def attention_cases(
+    geometry: Geometry, *, seed: int, page_size: int | None = None, default_page_size: int = 16
+) -> list[AttentionCase]:
+    """All attention cases of one geometry. ``page_size`` replaces the default and leaves only it in the sweep."""
+    table = _Table(geometry, seed, default_page_size if page_size is None else page_size)
+    sizes = PAGE_SIZES if page_size is None else (page_size,)
+    return [
+        *table.decode("decode", sizes),
+        *table.decode("decode-split", sizes),
+        *table.splits(),
+        *table.prefill(sizes),
+    ]
+
+
+class _Table:
+    """Builds the cases of one geometry."""
+
+    def __init__(self, geometry: Geometry, seed: int, page_size: int) -> None:
+        self.geometry = geometry
+        self.one_head = with_heads(geometry, 1)
+        self.seed = seed
+        self.page_size = page_size
+        self.span = min(page_size, MAX_SPAN)
+        self.window = geometry.window
+
+    # --- one token a request ----------------------------------------------------------------------------------
+
+    def decode(self, form: AttentionForm, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
+        """Both decode forms on the same requests."""
+        size, splits = self.span, 3 if form == "decode-split" else 1
+        lengths: Sequence[int]
+        for name, window, lengths in self._needle_lengths():
+            yield self.case(form, f"needle/{name}", _ones(lengths), kind="needles", geometry=self.one_head,
+                            window=window, num_splits=splits)  # fmt: skip
+        if self.window is not None:
+            lengths = (SMALL_WINDOW - 1, *range(SMALL_WINDOW, SMALL_WINDOW + 18), 2 * SMALL_WINDOW, 150)
+            yield self.case(form, f"window{SMALL_WINDOW}/spread", _ones(lengths), geometry=self.one_head,
+                            window=SMALL_WINDOW, num_splits=splits)  # fmt: skip
+        # Sub-page requests beside longer ones, whole pages and one more or less: all heads of the model.
+        ragged = (1, 3, size - 1, size, size + 1, 2 * size, 3 * size - 1, 3 * size + 1, 2)
+        yield self.case(form, "ragged", _ones(length for length in ragged if length), num_splits=splits, num_layers=2)
+        yield self.case(form, "kv-len-one", _ones((1,)), num_splits=splits)
+        yield self.case(form, "padding/poisoned-page", _ones((2 * size + 1, 5, size)), padding=min(3, size),
+                        geometry=self.one_head, num_splits=splits)  # fmt: skip
+        yield self.case(form, "rows-behind-the-tokens", _ones((size + 3, 7)), geometry=self.one_head,
+                        padding_rows=3, num_splits=splits)  # fmt: skip
+        for page_size in page_sizes:
+            lengths = (page_size, page_size + 1, 2 * page_size + page_size // 2 + 1, 1)
+            yield self.case(form, f"page-size/{page_size}", _ones(lengths), geometry=self.one_head,
+                            page_size=page_size, num_splits=splits)  # fmt: skip
+        for group in GROUPS:
+            yield self.case(form, f"group/{group}", _ones((size + 4, 3)), geometry=with_heads(self.geometry, 2, group),
+                            num_splits=splits)  # fmt: skip
+        yield from self._values(form, _ones((3 * size + 5, 100, 9)), splits)
+        yield self.case(form, "pages/permuted", _ones((5 * size + 3, 4 * size)), geometry=self.one_head,
+                        check="permuted", num_splits=splits)  # fmt: skip
+        yield self.case(form, "companions", _ones((2 * size, 70, 5, 3 * size + 1)), geometry=self.one_head,
+                        check="alone", num_splits=splits)  # fmt: skip
+        yield self.case(form, "plan/refilled-smaller", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
+                        check="refill", num_splits=splits)  # fmt: skip
+        yield self.case(form, "plan/graph-replay", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
+                        check="graph", num_splits=splits)  # fmt: skip
+        yield self._large_pool(form, splits)
+        if form == "decode":
+            yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}", _ones(range(1, SWEEP_KEYS + 1)), geometry=self.one_head)
+            lengths = (2 * size + 3, 50, 1, 4 * size)
+            yield self.case(form, "forms-agree", _ones(lengths), geometry=with_heads(self.geometry, 2), check="forms",
+                            kind="needles")  # fmt: skip
+
+    def splits(self) -> Iterator[AttentionCase]:
+        """What only several splits of one request can get wrong."""
+        form: AttentionForm = "decode-split"
+        size = self.span
+        for splits in _sweep_splits(self.geometry):
+            yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}/splits{splits}", _ones(range(1, SWEEP_KEYS + 1)),
+                            geometry=self.one_head, num_splits=splits)  # fmt: skip
+        yield self.case(form, "splits/more-than-pages", _ones((2 * size, size + 1, 3)), geometry=self.one_head,
+                        num_splits=40)  # fmt: skip
+        yield self.case(form, "splits/one-not-empty", _ones((9, 16, 1)), geometry=with_heads(self.geometry, 2),
+                        num_splits=5)  # fmt: skip
+        for name, empty in (("first", (0, 1)), ("last", (4, 5)), ("all-but-one", (0, 1, 2, 4, 5)), ("none", ())):
+            yield self.case(form, f"merge/empty-{name}", _ones((6 * 16, 40, 90)), geometry=with_heads(self.geometry, 2),
+                            num_splits=6, check="merge", empty_splits=empty)  # fmt: skip
+
+    # --- chunks -----------------------------------------------------------------------------------------------
+
+    def prefill(self, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
+        """Chunks with history, through the small tile (the decode kernel's) and the large one."""
+        form: AttentionForm = "prefill"
+        size, one = self.span, self.one_head
+        group = self.geometry.gqa_group
+        chunks: Sequence[Chunk]
+        for name, tile in (("small-tile", SMALL_TILE), ("large-tile", LARGE_TILE)):
+            tokens = -(-tile // group) + 3  # more than one tile, the last one ragged
+            for window_name, window, chunks in self._needle_chunks(tokens):
+                yield self.case(form, f"{name}/needle/{window_name}", chunks, kind="needles", geometry=one,
+                                window=window, tile=tile)  # fmt: skip
+            ragged = ((2, 2), (3 * size, 1), (size, 0), (size + 1, size + 1), (2 * size + tokens, tokens), (1, 1))
+            yield self.case(form, f"{name}/ragged", ragged, geometry=with_heads(self.geometry, 2), tile=tile,
+                            num_layers=2)  # fmt: skip
+            yield self.case(form, f"{name}/kv-sweep/1-{SWEEP_KEYS}", _sweep_chunks(tokens), geometry=one, tile=tile)
+            chunks = ((3 * size + 5, min(tokens, 40)), (4 * size, 2), (5, 5))
+            yield self.case(form, f"{name}/companions", chunks, geometry=one, tile=tile, check="alone")
+            yield self.case(form, f"{name}/pages/permuted", chunks, geometry=one, tile=tile, check="permuted")
+            yield self.case(form, f"{name}/plan/refilled-smaller", chunks, geometry=one, tile=tile, check="refill")
+            for other in GROUPS:
+                yield self.case(form, f"{name}/group/{other}", ((size + 4, 6), (3, 3)), tile=tile,
+                                geometry=with_heads(self.geometry, 1, other))  # fmt: skip
+            if self.window is not None:
+                chunks = ((SMALL_WINDOW + tokens, tokens), (90, 2), (SMALL_WINDOW, 5))
+                yield self.case(form, f"{name}/window{SMALL_WINDOW}/spread", chunks, geometry=one, window=SMALL_WINDOW,
+                                tile=tile)  # fmt: skip
+                # The chunk alone is longer than the window, and pages in front of it are gone.
+                yield self.case(form, f"{name}/chunk-past-the-window", ((170, 3 * SMALL_WINDOW // 2), (75, 75)),
+                                geometry=one, window=SMALL_WINDOW, kind="needles", tile=tile)  # fmt: skip
+        yield self.case(form, "model-heads", ((size + 3, 5), (size, 0), (2 * size, 1), (3, 3)), num_layers=2)
+        yield self.case(form, "empty-requests-around", ((size, 0), (3, 0), (size + 5, 6), (1, 0)), geometry=one)
+        yield self.case(form, "rows-behind-the-tokens", ((size + 3, 4),), geometry=one, padding_rows=3)
+        yield from self._values(form, ((3 * size + 5, 6), (100, 3), (9, 9)), 1)
+        for page_size in page_sizes:
+            chunks = ((2 * page_size + page_size // 2 + 1, min(page_size + 2, 40)), (page_size, 1))
+            yield self.case(form, f"page-size/{page_size}", chunks, geometry=one, page_size=page_size)
+        yield self._large_pool(form, 1)
+
+    # --- how one case is put together --------------------------------------------------------------------------
+
+    def _needle_lengths(self) -> Iterator[tuple[str, int | None, list[int]]]:
+        """(name, window, kv_lens): the window's edge at every offset in a tile, and the lengths around W and 2 W."""
+        if self.window is None:
+            yield "causal", None, [*range(1, OFFSETS + 1), 2 * OFFSETS + 1]
+            return
+        yield f"window{SMALL_WINDOW}", SMALL_WINDOW, [*range(1, SMALL_WINDOW + OFFSETS + 2)]
+        for window in (ODD_WINDOW, self.window):
+            yield f"window{window}", window, [window - 1, *range(window, window + 17), 2 * window]
+
+    def _needle_chunks(self, tokens: int) -> Iterator[tuple[str, int | None, list[Chunk]]]:
+        """The same for chunks of ``tokens`` tokens: every row of a tile has its own edges."""
+        if self.window is None:
+            yield "causal", None, [(tokens + start, tokens) for start in (0, 1, 7, 16, 33, 63)]
+            return
+        starts = [0, SMALL_WINDOW - 2, SMALL_WINDOW, *range(60, 77), 2 * SMALL_WINDOW]
+        yield f"window{SMALL_WINDOW}", SMALL_WINDOW, [(start + tokens, tokens) for start in starts]
+        yield f"window{ODD_WINDOW}", ODD_WINDOW, [(ODD_WINDOW + start, tokens) for start in (tokens - 2, 50, 333)]
+        # The first row's window begins on a tile's edge, those of the others inside the tile.
+        chunks = [(self.window - 1 + tokens, tokens), (self.window + tokens // 2, tokens), (2 * self.window, 2)]
+        yield f"window{self.window}", self.window, chunks
+
+    def _values(self, form: AttentionForm, chunks: Sequence[Chunk], splits: int) -> Iterator[AttentionCase]:
+        """Magnitudes and scales."""
+        yield self.case(form, "scores/to-80", chunks, kind="large", geometry=self.one_head, num_splits=splits)
+        yield self.case(form, "scores/all-equal", chunks, kind="equal", geometry=self.one_head, num_splits=splits)
+        for scale in (0.0625, 2.5):
+            yield self.case(form, f"sm-scale/{scale}", chunks, geometry=self.one_head, sm_scale=scale,
+                            num_splits=splits)  # fmt: skip
+
+    def _large_pool(self, form: AttentionForm, splits: int) -> AttentionCase:
+        """A pool whose element offsets leave int32 (uint32 in decode), with all of the model's layers."""
+        geometry, size, layers = self.geometry, self.page_size, self.geometry.num_kv_layers
+        page_stride = layers * 2 * size * geometry.num_kv_heads * geometry.head_dim
+        bits = 32 if form == "decode" else 31
+        straddling = (1 << bits) // page_stride
+        pages = (straddling - 1, straddling + 2, straddling)
+        q_len = 3 if form == "prefill" else 1
+        request = KvRequest(2 * size + 1 + size // 2, q_len, 0, pages)
+        name = f"pool/past-{'u' if bits == 32 else ''}int32"
+        return self._made(form, name, (request,), geometry=geometry, page_size=size, num_pages=straddling + 3,
+                          num_layers=layers, layer=layers - 1, window=self.window, num_splits=splits)  # fmt: skip
+
+    def case(
+        self, form: AttentionForm, name: str, chunks: Iterable[Chunk], *, kind: KeyKind = "spread",
+        geometry: Geometry | None = None, window: int | None = 0, page_size: int | None = None, num_layers: int = 1,
+        padding: int = 0, tile: int | None = None, **rest: Any,
+    ) -> AttentionCase:  # fmt: skip
+        """A case whose pages are drawn at random. ``window`` 0 takes the geometry's own; ``padding`` requests read a
+        reserved page of poison."""
+        size = self.page_size if page_size is None else page_size
+        window = self.window if window == 0 else window
+        listed = [(kv_len, min(q_len, kv_len)) for kv_len, q_len in chunks]
+        origins = [_origin(chunk, window, size, keep_unseen=kind == "needles") for chunk in listed]
+        lengths = [-(-kv_len // size) - origin for (kv_len, _), origin in zip(listed, origins, strict=True)]
+        reserved = 1 if padding else 0
+        num_pages = sum(lengths) + reserved + 2
+        ids = random.Random(zlib.crc32(name.encode())).sample(range(reserved, num_pages), sum(lengths))
+        requests = [
+            KvRequest(kv_len, q_len, origin, tuple(ids.pop() for _ in range(length)))
+            for (kv_len, q_len), origin, length in zip(listed, origins, lengths, strict=True)
+        ]
+        requests += [KvRequest(slot + 1, 1, 0, (0,), is_padding=True) for slot in range(padding)]
+        return self._made(form, name, tuple(requests), geometry=geometry or self.geometry, page_size=size,
+                          num_pages=num_pages, num_layers=num_layers, layer=num_layers - 1, window=window, kind=kind,
+                          cta_tile_q=tile, **rest)  # fmt: skip
+
+    def _made(
+        self, form: AttentionForm, name: str, requests: tuple[KvRequest, ...], *, geometry: Geometry,
+        window: int | None, kind: KeyKind = "spread", **rest: Any,
+    ) -> AttentionCase:  # fmt: skip
+        return AttentionCase(
+            id=f"attention/{self.geometry.name}/{form}/{name}",
+            entry=attention_entry(geometry.head_dim, form),
+            geometry=geometry,
+            form=form,
+            kind=kind,
+            seed=self.seed,
+            requests=requests,
+            window_left=-1 if window is None else window - 1,
+            **rest,
+        )
+
+
+def _sweep_splits(geometry: Geometry) -> tuple[int, ...]:
+    """Split counts of the long sweep. At head_dim 512 it takes several times as long, and a model does two of them;
+    the models together do them all."""
+    if geometry.head_dim == 256:
+        return SPLIT_SWEEP
+    first = MODELS.index(geometry.model)
+    return tuple(SPLIT_SWEEP[(first + step) % len(SPLIT_SWEEP)] for step in (0, 3))
+
+
+def _ones(kv_lens: Iterable[int]) -> list[Chunk]:
+    return [(kv_len, 1) for kv_len in kv_lens]
+
+
+def _sweep_chunks(tokens: int) -> list[Chunk]:
+    """Chunks of a request each, end to end: their queries cover every length of the sweep once."""
+    starts = range(0, SWEEP_KEYS, tokens)
+    return [(min(start + tokens, SWEEP_KEYS), min(tokens, SWEEP_KEYS - start)) for start in starts]
+
+
+def _origin(chunk: Chunk, window: int | None, page_size: int, *, keep_unseen: bool) -> int:
+    """The first page that any query of the chunk sees, or the page of the key before it."""
+    if window is None:
+        return 0
+    kv_len, q_len = chunk
+    first_seen = max(0, kv_len - q_len - (window - 1))
+    return max(0, first_seen - (1 if keep_unseen else 0)) // page_size

@@ -1,0 +1,277 @@
+"""One case on one device: upload, poison, launch, compare everything. Returns a CaseResult, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.prep.case import Case, Placement, RawMetadata, entry_name
+from g4kv_cli.cases.prep.pool import PoolCheck
+from g4kv_cli.cases.prep.problem import Problem, build_problem
+from g4kv_cli.cases.session import Session, Skip, run_session
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries import prep
+from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.errors import DeviceFault
+from g4kv_cli.inputs import PrepInputs, table_of
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.compare import (
+    POISON_BITS,
+    POISON_BYTE,
+    ROWS,
+    Axes,
+    compare_bits,
+    compare_untouched,
+    compare_values,
+)
+from g4kv_cli.oracle.reference import Expected
+from g4kv_cli.records.run import CaseResult
+
+Array = npt.NDArray[Any]
+
+SPARSE_TABLE_BYTES = 32 << 20
+"""RoPE tables above this are not built on the host: only the rows that are named are written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run(Session):
+    """A prep case on the device."""
+
+    case: Case
+    problem: Problem
+
+
+def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run a case; see run_session. A case whose pool exceeds the GPU's memory is skipped, with the two numbers."""
+
+    def make() -> _Run:
+        limits = library.device.limits
+        if library.device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > limits.memory_bytes:
+            have, need = limits.memory_bytes, case.pool_bytes
+            raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+        return _Run(library=library, case=case, problem=build_problem(case))
+
+    return run_session(case, rerun, library.device, make, _execute)
+
+
+def _execute(run: _Run) -> None:
+    case, problem = run.case, run.problem
+    arguments = _inputs_on_device(run, problem.inputs)
+    q_out = run.poisoned((len(case.positions) + case.padding_rows, *problem.inputs.q.shape[1:]), "q_out")
+    arguments["q_out"] = q_out
+    if case.placement is None:
+        _contiguous(run, arguments, q_out)
+    elif case.trap is None:
+        _paged(run, arguments, q_out, case.placement)
+    else:
+        _trapping(run, arguments, case.placement, case.trap)
+
+
+def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
+    k_out = run.poisoned(run.problem.inputs.k.shape, "k_out")
+    _entry(run.case.entry)(run.library, **arguments, start_pos=run.case.positions[0], k_out=k_out)
+    _check_rows(run, "q_out", run.device.read(q_out), run.problem.q)
+    _check_rows(run, "k_out", run.device.read(k_out), run.problem.k)
+
+
+def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: Placement) -> None:
+    case, device, problem = run.case, run.device, run.problem
+    check = PoolCheck(case, placement)
+    pool = run.keep(check.allocate(device))
+    paged = arguments | _pool_arguments(run, placement, pool)
+    if case.form == "prefill":
+        paged["start_pos"] = case.positions[0]
+        paged["page_row"] = _page_row(run, placement)
+        paged["page_origin"] = placement.origins[0]
+    elif case.form == "decode":
+        paged["batch"] = _batch(run, placement)
+    else:
+        paged["plan"] = _plan(run, placement)
+    _entry(case.entry)(run.library, **paged)
+
+    rows = device.read(q_out)
+    q = rows[: len(case.positions)]
+    if case.padding_rows:
+        run.found(compare_untouched("q_out, padding rows", rows, slice(len(case.positions)), Axes(ROWS)))
+    stored = check.read(device, pool)
+    _check_rows(run, "q_out", q, problem.q)
+    _check_pool_rows(run, check, "K", stored.k, problem.k)
+    _check_pool_rows(run, check, "V", stored.v, problem.v)
+    run.mismatches.extend(stored.untouched)
+    run.digest.update(stored.digest)
+    if case.against_contiguous:
+        _compare_with_contiguous(run, arguments, q, stored.k, check)
+
+
+def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[str, Any]:
+    layout = KvLayout.derive(
+        page_size=placement.page_size,
+        num_layers=placement.num_layers,
+        num_kv_heads=run.case.geometry.num_kv_heads,
+        head_dim=run.case.geometry.head_dim,
+    )
+    arguments: dict[str, Any] = {"pool": PagedPool(layout, pool), "layer": placement.layer}
+    if run.problem.inputs.v is not None:
+        arguments["v"] = run.upload(_padded(run, run.problem.inputs.v), "v")
+    return arguments
+
+
+def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metadata: RawMetadata) -> None:
+    """The kernel must trap, and before it has written to the pool."""
+    case, device = run.case, run.device
+    pool = run.keep(PoolCheck(case, placement).allocate(device))
+    paged = arguments | _pool_arguments(run, placement, pool)
+    indices = run.upload(np.asarray(metadata.page_indices, dtype=np.int32), "page_indices")
+    if case.form == "prefill":
+        paged |= {"start_pos": case.positions[0], "page_row": PageRow.from_device(indices)}
+    elif case.form == "batch_prefill":
+        plan = _plan(run, placement)
+        device.write(plan.buffers.token_requests, np.asarray([metadata.token_request], dtype=np.int32))
+        paged["plan"] = plan
+    else:
+        rest = (("positions", [metadata.position]), ("page_indptr", metadata.page_indptr))
+        positions, indptr = (run.upload(np.asarray(values, dtype=np.int32), name) for name, values in rest)
+        origins = run.upload(np.asarray([metadata.page_origin], dtype=np.int32), "page_origins")
+        paged["batch"] = PagedBatch.from_device(positions, indices, indptr, origins)
+    try:
+        _entry(case.entry)(run.library, **paged)
+        device.synchronize()
+    except DeviceFault as fault:
+        if set(fault.kinds) != {"trap"}:
+            raise DeviceFault(["a trap was due, but the device reports:", *fault.reports], fault.kinds) from fault
+    else:
+        raise DeviceFault(["no trap: the kernel ran to its end on metadata that it must refuse"])
+    written = device.written_ranges(pool)
+    if written is not None and len(written):
+        raise DeviceFault([f"the kernel trapped after it had written {len(written)} places in the pool"])
+    run.digest.update(b"trapped")
+
+
+def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: Array, check: PoolCheck) -> None:
+    """The serving form must give the bits of the contiguous oracle form."""
+    q_out = run.poisoned(q.shape, "q_out of the contiguous form")
+    k_out = run.poisoned(run.problem.inputs.k.shape, "k_out of the contiguous form")
+    contiguous = _entry(entry_name(run.case.geometry, "contiguous"))
+    contiguous(run.library, **arguments | {"q_out": q_out, "k_out": k_out, "start_pos": run.case.positions[0]})
+    run.found(compare_bits("q_out against the contiguous form", q, run.device.read(q_out), _token_axes(run)))
+    run.found(compare_bits("K in the pool against the contiguous form", k, run.device.read(k_out), check.row_axes))
+
+
+def _check_rows(run: _Run, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
+    for one in expected:
+        run.found(compare_values(operation, got, one, _token_axes(run)))
+    run.digest.update(np.ascontiguousarray(got).tobytes())
+
+
+def _check_pool_rows(run: _Run, check: PoolCheck, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
+    kept = check.compared_tokens
+    for one in expected:
+        limits = Expected(
+            one.value[kept], one.limit[kept], one.limit_text, one.rms_limit,
+            None if one.magnitude is None else one.magnitude[kept],
+        )  # fmt: skip
+        run.found(compare_values(f"{operation} in the pool", got[kept], limits, check.row_axes))
+
+
+def _token_axes(run: _Run) -> Axes:
+    return Axes(ROWS, per_token={"position": run.case.positions})
+
+
+def _entry(name: str) -> Callable[..., None]:
+    entry: Callable[..., None] = getattr(prep, name)
+    return entry
+
+
+def _inputs_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
+    return {
+        "q": run.upload(_padded(run, inputs.q), "q"),
+        "k": run.upload(_padded(run, inputs.k), "k"),
+        "q_norm_weight": run.upload(inputs.q_weight, "q_norm_weight"),
+        "k_norm_weight": run.upload(inputs.k_weight, "k_norm_weight"),
+        "rope": RopeTables(_table(run, inputs, inputs.cos, "cos"), _table(run, inputs, inputs.sin, "sin")),
+        "rotary_dim": inputs.rotary_dim,
+    }
+
+
+def _padded(run: _Run, rows: Array) -> Array:
+    """The rows with NaN rows behind them that nobody may use."""
+    if not run.case.padding_rows:
+        return rows
+    padding = np.full((run.case.padding_rows, *rows.shape[1:]), POISON_BITS, dtype=np.uint16).view(BF16)
+    return np.concatenate([rows, padding])
+
+
+def _table(run: _Run, inputs: PrepInputs, rows: Array, label: str) -> DeviceArray:
+    """A RoPE table with NaN (or, in a large table on the emulated device, nothing) in the rows nobody may read."""
+    shape = (inputs.table_positions, inputs.rotary_dim)
+    if shape[0] * shape[1] * BF16.itemsize <= SPARSE_TABLE_BYTES:
+        return run.upload(table_of(rows, inputs.positions, inputs.table_positions), label)
+    table = run.keep(run.device.allocate(shape, BF16, label, sparse=True))
+    if run.device.info.kind == "cuda":
+        run.device.fill(table, POISON_BYTE)
+    for row, position in zip(rows, inputs.positions, strict=True):
+        run.device.write(table.view((shape[1],), offset_elems=int(position) * shape[1]), np.ascontiguousarray(row))
+    return table
+
+
+def _page_row(run: _Run, placement: Placement) -> PageRow:
+    ids = [*placement.rows[0], *placement.unread]
+    if not placement.unread:
+        row = PageRow.from_host(run.device, ids)
+        run.keep(row.indices)
+        return row
+    # The host would refuse the out-of-range id; the kernel must simply not use it.
+    return PageRow.from_device(run.upload(np.asarray(ids, dtype=np.int32), "page_row"))
+
+
+def _batch(run: _Run, placement: Placement) -> PagedBatch:
+    rows = [[*row, *placement.unread] for row in placement.rows]
+    if not placement.unread:
+        batch = PagedBatch.from_host(
+            run.device,
+            positions=run.case.positions,
+            page_lists=rows,
+            page_origins=placement.origins,
+            padding_page=placement.padding_page,
+        )
+        for array in (batch.positions, batch.page_indices, batch.page_indptr, batch.page_origins):
+            run.keep(array)
+        return batch
+    indptr = np.cumsum([0, *(len(row) for row in rows)])
+
+    def upload(values: Any, label: str) -> DeviceArray:
+        return run.upload(np.asarray(values, dtype=np.int32), label)
+
+    return PagedBatch.from_device(
+        upload(run.case.positions, "positions"),
+        upload([page for row in rows for page in row], "page_indices"),
+        upload(indptr, "page_indptr"),
+        upload(placement.origins, "page_origins"),
+        padding_page=placement.padding_page,
+    )
+
+
+def _plan(run: _Run, placement: Placement) -> PrefillPagedPlan:
+    geometry, size = run.case.geometry, placement.page_size
+    requests = []
+    for (start, q_len), row, origin in zip(run.case.requests, placement.rows, placement.origins, strict=True):
+        last_page_len = start + q_len - (origin + len(row) - 1) * size
+        requests.append(PlanRequest(start, q_len, row, last_page_len, origin))
+    shape = PlanShape(
+        num_qo_heads=geometry.num_qo_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        page_size=size,
+        window_left=geometry.window_left,
+    )
+    plan = PrefillPagedPlan.batch(run.device, requests, shape=shape)
+    run.arrays.extend(plan.buffers.by_name().values())
+    return plan

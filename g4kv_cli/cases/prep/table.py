@@ -1,0 +1,295 @@
+"""The smoke table: every case of every prep entry, as data.
+
+Each line names one thing that has gone wrong in such kernels. Tokens, page sizes, seeds and start positions are
+spread over the lines so that each value occurs without a full cross product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+
+from g4kv_cli.cases.prep.case import Case, Form, Placement, entry_name
+from g4kv_cli.cases.prep.traps import trap_cases
+from g4kv_cli.entries.prep_request import first_wide_token_count
+from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.errors import UsageError
+from g4kv_cli.inputs import InputKind
+from g4kv_cli.model.geometry import Geometry
+
+DEFAULT_PAGE_SIZE_TOKENS = 16
+DEFAULT_SEED = 1
+PAGE_SIZES = (1, 2, 16, 64, 256)
+SPARE_TABLE_ROWS = 3
+MAX_PAGE_SIZE = 4096
+
+
+def smoke_cases(
+    geometries: Sequence[Geometry],
+    *,
+    seed: int = DEFAULT_SEED,
+    page_size: int | None = None,
+    every_trap: bool = False,
+) -> list[Case]:
+    """All cases of these geometries, and behind them what must trap in their entries.
+
+    ``page_size`` replaces the default and leaves only it in the page-size sweep. A trap costs a GPU its context, so
+    an entry traps in its first geometry only, unless ``every_trap``.
+    """
+    if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
+        raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
+    cases: list[Case] = []
+    for geometry in geometries:
+        table = _Table(geometry, seed, page_size)
+        if geometry.head_dim == 256:
+            cases.extend(table.contiguous())
+        cases.extend(table.prefill())
+        cases.extend(table.decode())
+        cases.extend(table.batch_prefill())
+    size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+    return cases + trap_cases(geometries, size, once_an_entry=not every_trap)
+
+
+class _Table:
+    """Builds the cases of one geometry."""
+
+    def __init__(self, geometry: Geometry, seed: int, page_size: int | None) -> None:
+        self.geometry = geometry
+        self.seed = seed
+        self.page_size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+        self.page_sizes = PAGE_SIZES if page_size is None else (page_size,)
+        # Production rotates the whole head; the others test the pass-through tail, whose width need not be aligned.
+        self.partial_rotary_dims = (64, 6, 250) if geometry.head_dim == 256 else (128, 6, 250)
+
+    # --- the three forms -------------------------------------------------------------------------------------
+
+    def contiguous(self) -> Iterator[Case]:
+        """Q and K to contiguous outputs."""
+        yield self._contiguous("closed-form", "closed-form", tokens=7, start=1)
+        for index, tokens in enumerate(self._token_counts("contiguous")):
+            seed = self.seed + index
+            yield self._contiguous(f"random/seed{seed}/tokens{tokens}", "random", tokens=tokens, seed=seed)
+        yield self._contiguous("near-eps/tokens5", "tiny", tokens=5)
+        yield self._contiguous("large/tokens5", "large", tokens=5)
+        for rotary_dim in self.partial_rotary_dims:
+            yield self._contiguous(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
+        yield self._contiguous("start/last-of-table", "random", tokens=3, start=90, spare_rows=0)
+
+    def prefill(self) -> Iterator[Case]:
+        """One request's tokens to the pool, slots from start_pos + token."""
+        size = self.page_size
+        # Positions 1 .. 2.5 pages: pages [3, 7, 5] of 9; the 9 behind them is out of range and must never be used.
+        closed = Placement(size, 9, 2, 1, ((3, 7, 5),), (0,), unread=(9,))
+        begin, end = (1, 5 * size // 2 + 1) if size <= 64 else (2 * size - 20, 2 * size + 20)
+        yield self._prefill("closed-form", "closed-form", start=begin, tokens=end - begin, placement=closed)
+        # The serving form: all of the model's layers in the page, one of them written.
+        layers = self.geometry.num_kv_layers
+        serving = Placement(size, 4, layers, layers // 2, ((2, 0),), (0,), unread=(4,))
+        yield self._prefill(
+            "serving/untouched", "random", start=max(size - 3, 0), tokens=min(6, size + 1), placement=serving,
+            against_contiguous=self.geometry.head_dim == 256,
+        )  # fmt: skip
+        for index, tokens in enumerate(self._token_counts("prefill")):
+            seed = self.seed + index
+            yield self._prefill(f"random/seed{seed}/tokens{tokens}/page{size}", "random", tokens=tokens, seed=seed)
+        yield self._prefill("near-eps/tokens5", "tiny", tokens=5, start=3)
+        yield self._prefill("large/tokens5", "large", tokens=5, start=3)
+        for rotary_dim in self.partial_rotary_dims:
+            yield self._prefill(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
+        yield self._prefill("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
+                            rotary_dim=self.partial_rotary_dims[0])  # fmt: skip
+        wide = self._first_wide_tokens("prefill")
+        name = f"rotary{self.partial_rotary_dims[0]}/tokens{wide}"
+        yield self._prefill(name, "random", tokens=wide, rotary_dim=self.partial_rotary_dims[0])
+        yield self._prefill("start/zero", "random", tokens=3, start=0)
+        yield self._prefill("start/mid-page", "random", tokens=size + 2, start=size + size // 2)
+        yield self._prefill("start/last-of-table", "random", tokens=3, start=3 * size + 90, spare_rows=0)
+        for page_size in self.page_sizes:
+            yield self._prefill(f"page-size/{page_size}", "random", tokens=5, start=page_size - 1, page_size=page_size)
+        last = Placement(size, 5, 2, 0, ((4, 0),), (0,))
+        yield self._prefill("pool/last-page", "random", tokens=2, start=size - 1, placement=last)
+        start = 7 * size - 2
+        yield self._prefill("page-origin/window-crossing", "random", tokens=size + 3, start=start, origin=start // size)
+        yield from self._large_pools("prefill")
+
+    def decode(self) -> Iterator[Case]:
+        """A batch of one-token requests."""
+        size = self.page_size
+        # Unordered positions, origins of their own, rows of different lengths, and all three RoPE turns.
+        mixed = (2 * size + 1, 0, size, 5 * size + 3 % size, 3, size // 2, 9 * size)
+        yield self._decode("closed-form", "closed-form", mixed, origins="mixed")
+        for index, tokens in enumerate(self._token_counts("decode")):
+            seed = self.seed + index
+            yield self._random_decode(tokens, seed)
+        yield self._decode("near-eps/tokens5", "tiny", mixed[:5], origins="mixed")
+        yield self._decode("large/tokens5", "large", mixed[:5], origins="mixed")
+        for rotary_dim in self.partial_rotary_dims:
+            yield self._decode(f"rotary{rotary_dim}", "random", mixed[:3], rotary_dim=rotary_dim)
+        yield self._decode("position/first-and-last-of-table", "random", (95, 0), spare_rows=0)
+        for page_size in self.page_sizes:
+            positions = (page_size, page_size - 1, 2 * page_size + page_size // 2)
+            yield self._decode(f"page-size/{page_size}", "random", positions, page_size=page_size)
+        yield self._decode("pool/last-page", "random", (size, size // 2), placement=Placement(
+            size, 4, 2, 0, ((1, 3), (2,)), (0, 0)))  # fmt: skip
+        yield self._decode("origins/different", "random", (4 * size, 4 * size + 1, 9 * size - 1), origins="last")
+        yield self._padded_decode()
+        yield from self._large_pools("decode")
+
+    def batch_prefill(self) -> Iterator[Case]:
+        """Chunks of several requests in one launch, by a plan."""
+        size = self.page_size
+        # A chunk inside a page, one that crosses pages, a single token, one without any, one from position 0 on.
+        ragged = ((1, 2), (size - 1, size + 2), (3 * size, 1), (size, 0), (0, 3))
+        yield self._batch("closed-form", "closed-form", ragged)
+        yield self._batch(f"random/seed{self.seed}", "random", ragged)
+        yield self._batch("near-eps", "tiny", ragged)
+        yield self._batch("large", "large", ragged)
+        for rotary_dim in self.partial_rotary_dims[:1]:
+            yield self._batch(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
+        yield self._batch("one-request", "random", ((size // 2, size + 1),))
+        yield self._batch("padding/rows-behind-the-tokens", "random", ragged, padding_rows=3)
+        for page_size in self.page_sizes:
+            requests = ((page_size - 1, 3), (2 * page_size, 1))
+            yield self._batch(f"page-size/{page_size}", "random", requests, page_size=page_size)
+        if self.geometry.window is not None:
+            # The plan demands every page that a query still sees; those before it are gone.
+            start = self.geometry.window + 3 * size + size // 2
+            yield self._batch("page-origin/window-crossing", "random", ((start, size), (1, 2)))
+
+    # --- how one case is put together ------------------------------------------------------------------------
+
+    def _token_counts(self, form: Form) -> list[int]:
+        wide = self._first_wide_tokens(form)
+        # The kernels change to several head rows a warp at a size of their own: both sides of it are run.
+        return list(dict.fromkeys((1, 2, 5, self.page_size, self.page_size + 1, 257, max(wide, 257))))
+
+    def _first_wide_tokens(self, form: Form) -> int:
+        entry = PREP_ENTRIES[entry_name(self.geometry, form)]
+        return first_wide_token_count(entry, self.geometry.num_qo_heads, self.geometry.num_kv_heads)
+
+    def _case(
+        self, form: Form, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
+        seed: int | None = None, rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
+        against_contiguous: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            id=f"prep/{self.geometry.name}/{form}/{name}",
+            entry=entry_name(self.geometry, form),
+            geometry=self.geometry,
+            form=form,
+            kind=kind,
+            seed=self.seed if seed is None else seed,
+            positions=tuple(positions),
+            rotary_dim=self.geometry.rotary_dim if rotary_dim is None else rotary_dim,
+            table_positions=max(positions) + 1 + spare_rows,
+            placement=placement,
+            against_contiguous=against_contiguous,
+        )
+
+    def _contiguous(
+        self, name: str, kind: InputKind, *, tokens: int, start: int = 0, seed: int | None = None,
+        rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
+    ) -> Case:  # fmt: skip
+        return self._case("contiguous", name, kind, range(start, start + tokens), None, seed=seed,
+                          rotary_dim=rotary_dim, spare_rows=spare_rows)  # fmt: skip
+
+    def _prefill(
+        self, name: str, kind: InputKind, *, tokens: int, start: int = 1, seed: int | None = None,
+        page_size: int | None = None, origin: int = 0, rotary_dim: int | None = None,
+        spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None, against_contiguous: bool = False,
+    ) -> Case:  # fmt: skip
+        size = self.page_size if page_size is None else page_size
+        if placement is None:
+            covered = -(-(start + tokens) // size) - origin
+            num_pages = covered + 2
+            ids = tuple(_shuffler(name).sample(range(num_pages), covered))
+            # The id behind the last page that is needed is out of range: it must never be read.
+            placement = Placement(size, num_pages, 2, 1, (ids,), (origin,), unread=(num_pages,))
+        return self._case(
+            "prefill", name, kind, range(start, start + tokens), placement, seed=seed, rotary_dim=rotary_dim,
+            spare_rows=spare_rows, against_contiguous=against_contiguous,
+        )  # fmt: skip
+
+    def _decode(
+        self, name: str, kind: InputKind, positions: Sequence[int], *, seed: int | None = None,
+        page_size: int | None = None, origins: str = "zero", rotary_dim: int | None = None,
+        spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None,
+    ) -> Case:  # fmt: skip
+        size = self.page_size if page_size is None else page_size
+        if placement is None:
+            logical = [position // size for position in positions]
+            first = {
+                "zero": [0 for _ in logical],
+                "last": logical,
+                "mixed": [page - page % (2 + token % 3) for token, page in enumerate(logical)],
+            }[origins]
+            lengths = [page - begin + 1 for page, begin in zip(logical, first, strict=True)]
+            num_pages = sum(lengths) + 2
+            unread = (num_pages,) if kind == "closed-form" else ()
+            ids = _shuffler(name).sample(range(num_pages), sum(lengths))
+            rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
+            placement = Placement(size, num_pages, 2, 1, rows, tuple(first), unread=unread)
+        return self._case("decode", name, kind, positions, placement, seed=seed, rotary_dim=rotary_dim,
+                          spare_rows=spare_rows)  # fmt: skip
+
+    def _batch(
+        self, name: str, kind: InputKind, requests: tuple[tuple[int, int], ...], *, page_size: int | None = None,
+        rotary_dim: int | None = None, padding_rows: int = 0,
+    ) -> Case:  # fmt: skip
+        size = self.page_size if page_size is None else page_size
+        window_left = self.geometry.window_left
+        origins = [0 if window_left < 0 else max(0, start - window_left) // size for start, _ in requests]
+        lengths = [
+            max(1, -(-(start + q_len) // size) - origin)
+            for (start, q_len), origin in zip(requests, origins, strict=True)
+        ]
+        num_pages = sum(lengths) + 2
+        ids = _shuffler(name).sample(range(num_pages), sum(lengths))
+        rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
+        positions = [start + token for start, q_len in requests for token in range(q_len)]
+        case = self._case(
+            "batch_prefill", name, kind, positions, Placement(size, num_pages, 2, 1, rows, tuple(origins)),
+            rotary_dim=rotary_dim,
+        )  # fmt: skip
+        return dataclasses.replace(case, requests=requests, padding_rows=padding_rows)
+
+    def _random_decode(self, tokens: int, seed: int) -> Case:
+        # Many requests take small pages, one page each, so that the pool stays small enough to compare whole.
+        size = self.page_size if tokens < 100 else min(self.page_size, 2)
+        name = f"random/seed{seed}/tokens{tokens}/page{size}"
+        positions = [_shuffler(f"{name}/{token}").randrange(4 * size) for token in range(tokens)]
+        return self._decode(name, "random", positions, seed=seed, page_size=size, origins="last")
+
+    def _padded_decode(self) -> Case:
+        """Three requests and the five padding rows of their bucket, all at position 0 of the reserved page 0."""
+        size = self.page_size
+        positions = (size + 2 % size, 1, 3 * size - 1, 0, 0, 0, 0, 0)
+        rows = ((4, 2), (1,) if size > 1 else (1, 6), (3, 5, 7), (0,), (0,), (0,), (0,), (0,))
+        placement = Placement(size, 8, 2, 1, rows, (0,) * len(rows), padding_page=0)
+        return self._decode("padding/shared-page", "random", positions, placement=placement)
+
+    def _large_pools(self, form: Form) -> Iterator[Case]:
+        """Pools whose element offsets leave int32 (prefill) and uint32 (decode), with all of the model's layers.
+
+        Three tokens' pages: one before the edge, the one that straddles it, and the last of the pool.
+        """
+        size, layers = self.page_size, self.geometry.num_kv_layers
+        page_stride = layers * 2 * size * self.geometry.num_kv_heads * self.geometry.head_dim
+        edge_bits = 31 if form == "prefill" else 32
+        straddling = (1 << edge_bits) // page_stride
+        num_pages = straddling + 3
+        ids = (straddling - 1, num_pages - 1, straddling)
+        name = f"pool/past-{'int32' if edge_bits == 31 else 'uint32'}"
+        if form == "prefill":
+            placement = Placement(size, num_pages, layers, layers - 1, (ids,), (0,), unread=(num_pages,))
+            yield self._prefill(name, "random", tokens=size + 2, start=size - 1, placement=placement)
+        else:
+            rows = tuple((page,) for page in ids)
+            placement = Placement(size, num_pages, layers, layers - 1, rows, (0, 1, 2))
+            yield self._decode(name, "random", (size - 1, size, 2 * size), placement=placement)
+
+
+def _shuffler(name: str) -> random.Random:
+    return random.Random(zlib.crc32(name.encode()))

@@ -1,0 +1,137 @@
+"""Reject cases of what attention alone asks for: the group, the scale, one token a request, splits and workspace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from g4kv_cli.cases.reject.entries import RejectEntry
+from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
+from g4kv_cli.cases.reject.valid import NUM_SPLITS, PLAN_REQUESTS
+from g4kv_cli.model.prefill_plan import PlanRequest
+
+U32 = 2**32
+MAX_GROUP = 16
+
+
+def attention_cases(entry: RejectEntry) -> list[Spoiled]:
+    """Cases of the attention forms; none elsewhere."""
+    if entry.is_prep:
+        return []
+    cases = [
+        Spoiled("gqa_group", "one-more", "q heads", _heads_a_kv_head(MAX_GROUP + 1)),
+        Spoiled("sm_scale", "zero", "plan.sm_scale", _scale(0.0), _scale(1e-30)),
+        Spoiled("sm_scale", "negative", "plan.sm_scale", _scale(-1.0)),
+        Spoiled("sm_scale", "infinite-in-base-2", "plan.sm_scale", _scale(3e38)),
+        Spoiled("kv_heads", "plan-of-other-heads", "layout.num_kv_heads", _other_kv_heads),
+    ]
+    if entry.form != "attention_prefill":
+        cases += [
+            Spoiled("q_len_one", "two-tokens", "plan", _requests(*PLAN_REQUESTS[:1])),
+            Spoiled("q_len_one", "no-token", "plan", _one_without_a_token),
+        ]
+    if entry.form == "attention_split":
+        cases += _split_cases(entry.head_dim)
+    return cases
+
+
+def _split_cases(head_dim: int) -> list[Spoiled]:
+    def workspace(variant: str, name: str, shape: Any, twin: Any = None) -> Spoiled:
+        in_range = None if twin is None else _scratch(name, twin)
+        return Spoiled("workspace", f"{name}-{variant}", f"workspace.{name}", _scratch(name, shape), in_range)
+
+    return [
+        Spoiled("num_splits", "zero", "num_splits", _splits(0), _splits(1)),
+        Spoiled("num_splits", "negative", "num_splits", _splits(-1)),
+        Spoiled("num_splits", "past-the-grid", "num_splits", _splits(65536)),
+        Spoiled("fits_i32", "splits-wrap", "num_splits", _splits(U32 + NUM_SPLITS)),
+        Spoiled("integer", "splits-float", "num_splits", _splits(2.0)),
+        Spoiled("integer", "splits-none", "num_splits", _splits(None)),
+        Spoiled("workspace", "other-splits", "workspace.partial_out", _splits_alone(NUM_SPLITS + 1)),
+        workspace("one-row-less", "partial_out", lambda r, *rest: (r - 1, *rest), lambda r, *rest: (r + 1, *rest)),
+        workspace("other-family", "partial_out", lambda r, h, s, d: (r, h, s, 768 - head_dim)),
+        workspace("one-head-less", "partial_max", lambda r, h, s: (r, h - 1, s)),
+        workspace("one-row-less", "partial_max", lambda r, h, s: (r - 1, h, s)),
+        workspace("one-split-less", "partial_sum", lambda r, h, s: (r, h, s - 1)),
+        workspace("one-split-more", "partial_sum", lambda r, h, s: (r, h, s + 1)),
+        Spoiled("argument_type", "workspace-none", "workspace", _workspace(None)),
+        Spoiled("argument_type", "workspace-dict", "workspace", _workspace({"partial_out": 1})),
+    ]
+
+
+def _heads_a_kv_head(group: int) -> Change:
+    """That many query heads for each KV head, in q and in the plan alike."""
+
+    def change(draft: Draft) -> None:
+        heads = group * draft.shape.num_kv_heads
+        rows, _, head_dim = draft.arguments["q"].shape
+        draft.shape = replace(draft.shape, num_qo_heads=heads)
+        draft.arguments["q"] = draft.fresh((rows, heads, head_dim))
+
+    return change
+
+
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
+def _scale(value: float) -> Change:
+    def change(draft: Draft) -> None:
+        draft.shape = replace(draft.shape, sm_scale=value)
+
+    return change
+
+
+def _other_kv_heads(draft: Draft) -> None:
+    draft.shape = replace(draft.shape, num_kv_heads=draft.shape.num_qo_heads)
+
+
+def _requests(*requests: PlanRequest) -> Change:
+    def change(draft: Draft) -> None:
+        draft.requests = requests
+
+    return change
+
+
+def _one_without_a_token(draft: Draft) -> None:
+    first = draft.requests[0]
+    draft.requests = (replace(first, start_pos=first.start_pos + 1, q_len=0), *draft.requests[1:])
+
+
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
+def _splits(value: Any) -> Change:
+    """``num_splits``, and a workspace for it where there can be one."""
+
+    def change(draft: Draft) -> None:
+        _splits_alone(value)(draft)
+        if value == 1:
+            for name in ("partial_out", "partial_max", "partial_sum"):
+                array = getattr(draft.workspace, name)
+                rows, heads, _, *rest = array.shape
+                _scratch(name, lambda *_, shape=(rows, heads, 1, *rest): shape)(draft)
+
+    return change
+
+
+def _splits_alone(value: Any) -> Change:
+    def change(draft: Draft) -> None:
+        draft.arguments["num_splits"] = value
+
+    return change
+
+
+def _scratch(name: str, shape: Any) -> Change:
+    """Another workspace array; ``shape`` makes its extents of the right ones."""
+
+    def change(draft: Draft) -> None:
+        extents = shape(*getattr(draft.workspace, name).shape)
+        draft.workspace = replace(draft.workspace, **{name: draft.fresh(extents, np.float32)})
+
+    return change
+
+
+def _workspace(value: Any) -> Change:
+    def change(draft: Draft) -> None:
+        draft.workspace = value
+
+    return change

@@ -1,0 +1,190 @@
+"""The reject catalogue: for every rule of the contract requests that break it, each with its in-range twin.
+
+A case passes only if the request raises ContractError with the rule's code and the field's name, nothing was launched,
+every array is bit-equal to what it was before, and the twin launches once and writes what it should.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from g4kv_cli.cases.reject.arrays import array_cases
+from g4kv_cli.cases.reject.attention import attention_cases
+from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.pages import page_cases
+from g4kv_cli.cases.reject.plan import plan_cases
+from g4kv_cli.cases.reject.pool import pool_cases
+from g4kv_cli.cases.reject.request import Draft, RejectBench, Spoiled
+from g4kv_cli.cases.reject.values import value_cases
+from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import CompileError, ContractError, DeviceFault
+from g4kv_cli.records.run import CaseResult, Status
+
+
+@dataclass(frozen=True, slots=True)
+class RejectCase:
+    """One contradictory request of one entry."""
+
+    entry: str
+    spoiled: Spoiled
+
+    @property
+    def id(self) -> str:
+        """``reject/<entry>/<rule>/<variant>``."""
+        return f"reject/{self.entry}/{self.spoiled.rule}/{self.spoiled.variant}"
+
+    @property
+    def rule(self) -> str:
+        """Code of the rule that refuses it."""
+        return self.spoiled.rule
+
+    @property
+    def geometry(self) -> str:
+        """The head counts it is made with."""
+        return REJECT_ENTRIES[self.entry].geometry
+
+
+def reject_cases() -> list[RejectCase]:
+    """The whole catalogue, entry by entry."""
+    tables = (value_cases, array_cases, pool_cases, page_cases, plan_cases, attention_cases)
+    return [
+        RejectCase(name, spoiled)
+        for name, entry in REJECT_ENTRIES.items()
+        for table in tables
+        for spoiled in table(entry)
+    ]
+
+
+class RejectRunner:
+    """Runs cases on one device; the arrays of an entry are made once and reused.
+
+    ``replace`` opens another device like it, for the case after one that has ended it; None where a process has but
+    one (a GPU): then the cases that are left are errors.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        foreign: Device,
+        rerun: Callable[[str], str],
+        replace: Callable[[], KernelLibrary] | None = None,
+    ) -> None:
+        self._library = library
+        self._foreign = foreign
+        self._rerun = rerun
+        self._replace = replace
+        self._bench: RejectBench | None = None
+        self._lost_by = ""
+        self._twins: dict[int, str] = {}
+
+    def run_all(self, cases: Iterable[RejectCase]) -> Iterator[CaseResult]:
+        """Run the cases and yield their results in order. Cases of one entry should stand together."""
+        try:
+            for case in cases:
+                yield self.run(case)
+        finally:
+            self.close()
+
+    def run(self, case: RejectCase) -> CaseResult:
+        """Run one case. CompileError is passed on: it is the run's failure, not the case's."""
+        begin = time.perf_counter()
+
+        def result(status: Status, reasons: Sequence[str] = ()) -> CaseResult:
+            seconds = time.perf_counter() - begin
+            rerun = self._rerun(case.id)
+            return CaseResult(case.id, case.entry, case.geometry, status, seconds, "\n".join(reasons), rerun=rerun)
+
+        if self._lost_by:
+            return result("error", [f"not run: the GPU's context was lost by {self._lost_by}"])
+        bench = self.bench_of(case.entry)
+        reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
+        if not reasons:
+            return result("passed")
+        # Whatever the case left behind must not become the next one's.
+        try:
+            self.close()
+            self._library.device.synchronize()
+        except DeviceFault:
+            self._bench = None
+            if self._replace is None:
+                self._lost_by = case.id
+            else:
+                self._library = self._replace()
+        return result("failed", reasons)
+
+    def refuse(self, case: RejectCase, bench: RejectBench) -> list[str]:
+        """Make the spoiled call; what is wrong with the way it was refused, empty if nothing."""
+        device = bench.device
+        launches = device.launch_count
+        draft = bench.draft()
+        reasons: list[str] = []
+        try:
+            case.spoiled.change(draft)
+            draft.call()
+            reasons.append(f"was accepted; want {case.rule} for {case.spoiled.field}")
+        except ContractError as error:
+            if error.code != case.rule:
+                reasons.append(f"refused by rule {error.code}, want {case.rule}: {error}")
+            if error.field != case.spoiled.field:
+                reasons.append(f"the error names {error.field!r}, want {case.spoiled.field!r}")
+        except CompileError:
+            raise
+        except Exception as error:  # whatever escapes here would escape into a serving process
+            reasons.append(f"raised {type(error).__name__}, want ContractError {case.rule}: {error}")
+        if device.launch_count != launches:
+            reasons.append(f"{device.launch_count - launches} launches, want none")
+        if reasons:
+            return reasons
+        changed = bench.changed_arrays()
+        draft.release()
+        return [f"{', '.join(changed)} changed: a refused request must write nothing"] if changed else []
+
+    def close(self) -> None:
+        """Free the arrays of the entry at hand."""
+        bench, self._bench = self._bench, None
+        if bench is not None and not self._lost_by:
+            bench.close()
+
+    def bench_of(self, entry: str) -> RejectBench:
+        """The arrays of an entry: those at hand, or new ones."""
+        if self._bench is None or self._bench.entry.name != entry:
+            self.close()
+            self._bench = RejectBench(self._library, entry, self._foreign)
+            self._twins = {}
+        return self._bench
+
+    def _accept_twin(self, spoiled: Spoiled, bench: RejectBench) -> list[str]:
+        """Launch the in-range twin; what is wrong with it. A twin that several cases share is launched once."""
+        key = 0 if spoiled.twin is None else id(spoiled.twin)
+        if key not in self._twins:
+            self._twins[key] = "\n".join(self._launch_twin(spoiled, bench.draft()))
+        return self._twins[key].splitlines()
+
+    def _launch_twin(self, spoiled: Spoiled, draft: Draft) -> list[str]:
+        bench, launches = draft.bench, draft.device.launch_count
+        try:
+            if spoiled.twin is not None:
+                spoiled.twin(draft)
+            draft.call()
+            written = draft.written_elems()
+        except ContractError as error:
+            return [f"the in-range twin was refused: {error}"]
+        except CompileError:
+            raise
+        except DeviceFault as error:
+            return ["the in-range twin faulted:", *error.reports]
+        except Exception as error:
+            return [f"the in-range twin raised {type(error).__name__}: {error}"]
+        reasons = []
+        made, want = bench.device.launch_count - launches, bench.entry.launches
+        if made != want:
+            reasons.append(f"the in-range twin made {made} launches, want {want}")
+        expected = draft.expected_elems()
+        if written != expected:
+            reasons.append(f"the in-range twin wrote {written} elements, want {expected}")
+        draft.release()
+        bench.restore_outputs()
+        return reasons

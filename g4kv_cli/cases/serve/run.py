@@ -1,0 +1,320 @@
+"""A serving run on a device: prep writes what attention then reads, step by step, over the whole life of requests.
+
+After each prep call q and the new K and V rows are read back, held against the prep oracle, and noted; attention is
+held against float64 over what was noted. So an error of prep is prep's, and a row that changes later, or is read from
+another place, is attention's or the pool's. The pool as a whole is compared after every step: written rows, NaN in all
+else, released pages among it. Last, all outputs must have the bits of a run that releases no page before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionForm, attention_entry
+from g4kv_cli.cases.attention.pool import places_of
+from g4kv_cli.cases.attention.run import plan_requests, workspace
+from g4kv_cli.cases.prep.case import entry_name
+from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
+from g4kv_cli.cases.session import Session, run_session
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries import attention, prep
+from g4kv_cli.entries.arguments import PagedBatch, PagedPool, RopeTables
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.prefill_plan import PlanShape
+from g4kv_cli.oracle.attention import attend, concatenate
+from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
+from g4kv_cli.oracle.compare import POISON_BITS, ROWS, Axes, compare_bits, compare_values
+from g4kv_cli.oracle.compare_attention import compare_attention
+from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
+from g4kv_cli.records.run import CaseResult
+
+Array = npt.NDArray[Any]
+
+NUM_LAYERS, LAYER = 2, 1
+PADDING_PAGE = 0
+NUM_SPLITS = 3
+K_WEIGHT_SCALE = 0.125
+"""Normed q and k of weights near 1 make a softmax of one key; an eighth spreads it."""
+
+_POOL_AXES = ("page", "layer", "kv", "slot", "head", "dim")
+
+
+@dataclass(slots=True, eq=False)
+class _History:
+    """One request: its raw projections, and the K and V rows that stand in the pool. [tokens, heads, head_dim]."""
+
+    inputs: PrepInputs
+    k: Array
+    v: Array
+
+
+@dataclass(slots=True, kw_only=True)
+class ServeSession(Session):
+    """A serving run on the device."""
+
+    case: ServeCase
+    outputs: dict[tuple[int, str, int], Array] = field(default_factory=dict)
+    """Attention output [tokens, heads, head_dim] by (step, batch, request)."""
+
+
+def run_serve_case(case: ServeCase, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run a serving case, once with and once without releasing pages; see run_session."""
+    return run_session(
+        case, rerun, library.device, lambda: ServeSession(library=library, case=case), _with_and_without_release
+    )
+
+
+def _with_and_without_release(session: ServeSession) -> None:
+    _Run(session, release=True).run()
+    if session.mismatches:
+        return
+    releasing, session.outputs = session.outputs, {}
+    _Run(session, release=False).run()
+    for (step, batch, request), kept in session.outputs.items():
+        operation = f"step {step}, {batch}: out without and with released pages, request {request}"
+        session.found(compare_bits(operation, releasing[step, batch, request], kept, Axes(ROWS)))
+        session.digest.update(np.ascontiguousarray(kept).tobytes())
+
+
+class _Run:
+    """One pass over the steps."""
+
+    def __init__(self, session: ServeSession, *, release: bool) -> None:
+        self.session, self.case, self.device = session, session.case, session.device
+        self.geometry = session.case.geometry
+        self.script = serving_steps(session.case, release=release)
+        heads, head_dim = self.geometry.num_kv_heads, self.geometry.head_dim
+        shape = (self.script.num_pages, NUM_LAYERS, 2, self.case.page_size, heads, head_dim)
+        self.image = np.full(shape, POISON_BITS, np.uint16).view(BF16)
+        """What the pool must hold, [page][layer][K, V][slot][head][dim]."""
+        layout = KvLayout.derive(
+            page_size=self.case.page_size, num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=head_dim
+        )
+        self.pool = PagedPool(layout, session.upload(self.image.reshape(-1), "pool"))
+        self.histories = [self._history(index) for index in range(len(self.case.requests))]
+        first = self.histories[0].inputs
+        table_positions = max(request.total for request in self.case.requests)
+        longest = max(self.histories, key=lambda history: len(history.inputs.positions)).inputs
+        cos, sin = (table_of(rows, longest.positions, table_positions) for rows in (longest.cos, longest.sin))
+        self.k_weight = (first.k_weight.astype(np.float32) * K_WEIGHT_SCALE).astype(BF16)
+        self.q_weight = first.q_weight
+        self.common: dict[str, Any] = {
+            "q_norm_weight": session.upload(self.q_weight, "q_norm_weight"),
+            "k_norm_weight": session.upload(self.k_weight, "k_norm_weight"),
+            "rope": RopeTables(session.upload(cos, "cos"), session.upload(sin, "sin")),
+            "rotary_dim": self.geometry.rotary_dim,
+            "pool": self.pool,
+            "layer": LAYER,
+        }
+
+    def run(self) -> None:
+        """All steps, up to the first that goes wrong."""
+        for step in self.script.steps:
+            for work in step.cached:
+                self._write_cached(work)
+            self._poison(step.released)
+            if any(work.kv.q_len for work in step.prefill):
+                self._batch(step, "prefill", step.prefill)
+            if step.decode:
+                self._batch(step, ATTENTION_FORMS[step.number % len(ATTENTION_FORMS)], step.decode, is_decode=True)
+            self._compare_pool(step)
+            self._poison(step.ended)
+            if self.session.mismatches:
+                return
+
+    # --- the pool between calls ---------------------------------------------------------------------------------
+
+    def _history(self, index: int) -> _History:
+        total = self.case.requests[index].total
+        geometry = self.geometry
+        inputs = make_inputs(
+            geometry,
+            "random",
+            seed=self.case.seed + 100 * index,
+            positions=range(total),
+            rotary_dim=geometry.rotary_dim,
+            table_positions=total,
+            with_v=not geometry.k_eq_v,
+        )
+        shape = (total, geometry.num_kv_heads, geometry.head_dim)
+        nothing = np.full(shape, POISON_BITS, np.uint16).view(BF16)
+        return _History(inputs, nothing, nothing.copy())
+
+    def _write_cached(self, work: Work) -> None:
+        """A prefix hit: another request's prep has written these rows, so they come from the oracle."""
+        history, cached = self.histories[work.request], slice(0, work.kv.kv_len)
+        k, v = self._expected_rows(history, cached)
+        history.k[cached], history.v[cached] = round_to_bf16(k.value), round_to_bf16(v.value)
+        first = work.kv.origin * self.case.page_size
+        pages, slots = places_of(work.kv, first, self.case.page_size)
+        self.image[pages, LAYER, 0, slots] = history.k[first : work.kv.kv_len]
+        self.image[pages, LAYER, 1, slots] = history.v[first : work.kv.kv_len]
+        for page in work.kv.pages:
+            self._write_page(page)
+
+    def _poison(self, pages: Sequence[int]) -> None:
+        """What was given back is gone: NaN, until its next owner writes."""
+        for page in pages:
+            bits(self.image[page])[:] = POISON_BITS
+            self._write_page(page)
+
+    def _write_page(self, page: int) -> None:
+        elements = int(np.prod(self.image.shape[1:]))
+        self.device.write(self.pool.data.view((elements,), offset_elems=page * elements), self.image[page].reshape(-1))
+
+    def _compare_pool(self, step: Step) -> None:
+        got = self.device.read(self.pool.data).reshape(self.image.shape)
+        # Padding rows have written to their page; what stands there is nobody's business.
+        bits(self.image[PADDING_PAGE])[:] = bits(got[PADDING_PAGE])
+        operation = f"pool after step {step.number}"
+        self.session.found(compare_bits(operation, got, self.image, Axes(_POOL_AXES), "not what was written there"))
+
+    # --- a batch: prep, then attention over it ------------------------------------------------------------------
+
+    def _batch(self, step: Step, form: AttentionForm, works: Sequence[Work], *, is_decode: bool = False) -> None:
+        name = f"step {step.number}, {'decode' if is_decode else 'prefill'}"
+        plan = PrefillPagedPlan.batch(
+            self.device, plan_requests([work.kv for work in works], self.case.page_size), shape=self._shape()
+        )
+        self.session.arrays.extend(plan.buffers.by_name().values())
+        rows = _Rows(works)
+        q_out = self._prep(name, works, rows, plan, is_decode)
+        self._attend(name, step, form, works, rows, plan, q_out, is_decode)
+
+    def _shape(self) -> PlanShape:
+        return PlanShape(
+            num_qo_heads=self.geometry.num_qo_heads,
+            num_kv_heads=self.geometry.num_kv_heads,
+            head_dim=self.geometry.head_dim,
+            page_size=self.case.page_size,
+            window_left=self.geometry.window_left,
+        )
+
+    def _prep(
+        self, name: str, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan, is_decode: bool
+    ) -> DeviceArray:
+        """Write the batch's K and V and its q_out; in decode the batch is padded to a power of two."""
+        padding = _bucket(rows.count) - rows.count if is_decode else 0
+        q = self._raw(works, "q", padding)
+        q_out = self.session.poisoned(q.shape, "q_out")
+        arguments = self.common | {"q": q, "k": self._raw(works, "k", padding), "q_out": q_out}
+        if not self.geometry.k_eq_v:
+            arguments["v"] = self._raw(works, "v", padding)
+        if is_decode:
+            batch = PagedBatch.from_host(
+                self.device,
+                positions=[*rows.positions, *[0] * padding],
+                page_lists=[*(work.kv.pages for work in works), *[(PADDING_PAGE,)] * padding],
+                page_origins=[*(work.kv.origin for work in works), *[0] * padding],
+                padding_page=PADDING_PAGE,
+            )
+            self.session.arrays.extend((batch.positions, batch.page_indices, batch.page_indptr, batch.page_origins))
+            arguments["batch"] = batch
+        else:
+            arguments["plan"] = plan
+        getattr(prep, entry_name(self.geometry, "decode" if is_decode else "batch_prefill"))(
+            self.session.library, **arguments
+        )
+        self._note(name, works, rows, self.device.read(q_out)[: rows.count])
+        return q_out
+
+    def _note(self, name: str, works: Sequence[Work], rows: _Rows, q: Array) -> None:
+        """Hold the new rows against the prep oracle, and note what stands in the pool."""
+        pool = self.device.read(self.pool.data).reshape(self.image.shape)
+        for work, token in zip(works, rows.first_tokens, strict=True):
+            if not work.kv.q_len:
+                continue
+            history, new = self.histories[work.request], slice(work.kv.start_pos, work.kv.kv_len)
+            pages, slots = places_of(work.kv, work.kv.start_pos, self.case.page_size)
+            got = [pool[pages, LAYER, kv, slots] for kv in (0, 1)]
+            inputs = history.inputs
+            expected_q = expected_rotated(inputs.q[new], self.q_weight, inputs.cos[new], inputs.sin[new])
+            where = Axes(ROWS, {"request": work.request}, {"position": range(work.kv.start_pos, work.kv.kv_len)})
+            for what, values, expected in (
+                ("q_out", q[token : token + work.kv.q_len], expected_q),
+                *zip(("K in the pool", "V in the pool"), got, self._expected_rows(history, new), strict=True),
+            ):
+                self.session.found(compare_values(f"{name}: {what}", values, expected, where))
+            history.k[new], history.v[new] = got
+            for kv in (0, 1):
+                self.image[pages, LAYER, kv, slots] = got[kv]
+
+    def _expected_rows(self, history: _History, tokens: slice) -> tuple[Any, Any]:
+        inputs = history.inputs
+        return (
+            expected_rotated(inputs.k[tokens], self.k_weight, inputs.cos[tokens], inputs.sin[tokens]),
+            expected_value_rows(inputs.value_source[tokens]),
+        )
+
+    def _attend(
+        self, name: str, step: Step, form: AttentionForm, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan,
+        q_out: DeviceArray, is_decode: bool,
+    ) -> None:  # fmt: skip
+        session, geometry = self.session, self.geometry
+        out = session.poisoned(q_out.shape, "out")
+        arguments: dict[str, Any] = {"q": q_out, "plan": plan, "pool": self.pool, "layer": LAYER, "out": out}
+        if form == "decode-split":
+            arguments["num_splits"] = NUM_SPLITS
+            arguments["workspace"] = workspace(
+                session, rows.count, geometry.num_qo_heads, NUM_SPLITS, geometry.head_dim
+            )
+        getattr(attention, attention_entry(geometry.head_dim, form))(session.library, **arguments)
+        q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
+        parts, named = [], []
+        for work, token in zip(works, rows.first_tokens, strict=True):
+            if not work.kv.q_len:
+                continue
+            history, tokens = self.histories[work.request], slice(token, token + work.kv.q_len)
+            first = work.kv.first_seen(geometry.window_left)
+            keys = slice(first, work.kv.kv_len)
+            parts.append(
+                attend(q[tokens], history.k[keys], history.v[keys], first_key=first,
+                       window_left=geometry.window_left, sm_scale=1.0)
+            )  # fmt: skip
+            named += [work.request] * work.kv.q_len
+            session.outputs[step.number, "decode" if is_decode else "prefill", work.request] = got[tokens]
+        expected = concatenate(parts)
+        axes = Axes(ROWS, {}, {"request": named, "position": rows.positions})
+        operation = f"{name} ({form}): out"
+        session.found(compare_attention(operation, got, expected.value, expected.limit, axes))
+
+    def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:
+        """The raw rows of the batch's new tokens, and NaN rows behind them."""
+        rows = [
+            getattr(self.histories[work.request].inputs, name)[work.kv.start_pos : work.kv.kv_len] for work in works
+        ]
+        behind = np.full((padding, *rows[0].shape[1:]), POISON_BITS, np.uint16).view(BF16)
+        return self.session.upload(np.concatenate([*rows, behind]), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where the works' tokens stand in a batch."""
+
+    works: Sequence[Work]
+
+    @property
+    def count(self) -> int:
+        return sum(work.kv.q_len for work in self.works)
+
+    @property
+    def first_tokens(self) -> list[int]:
+        ends = np.cumsum([0, *(work.kv.q_len for work in self.works)])
+        return [int(end) for end in ends[:-1]]
+
+    @property
+    def positions(self) -> list[int]:
+        return [position for work in self.works for position in range(work.kv.start_pos, work.kv.kv_len)]
+
+
+def _bucket(tokens: int) -> int:
+    """The next power of two: what a captured graph of a decode step is made for."""
+    return 1 << (tokens - 1).bit_length()

@@ -1,0 +1,155 @@
+"""Table entries of floating-point arithmetic: f32, bf16, f16 and their packed pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from . import float64, mufu, numerics, packed16, rounding
+from .operation import Op, call
+
+_ONE, _TWO, _THREE = ("b32",), ("b32", "b32"), ("b32", "b32", "b32")
+
+
+def float_operations() -> dict[str, Op]:
+    table = _single() | _double() | _directed() | _approximate()
+    for form in ("bf16", "f16"):
+        table |= _halves(form)
+    return table
+
+
+def _single() -> dict[str, Op]:
+    binary = {
+        "add.f32": numerics.add,
+        "sub.f32": numerics.sub,
+        "mul.f32": numerics.mul,
+        "add.rn.f32": numerics.add,
+        "sub.rn.f32": numerics.sub,
+        "mul.rn.f32": numerics.mul,
+        "add.ftz.f32": numerics.add_ftz,
+        "sub.ftz.f32": numerics.sub_ftz,
+        "mul.ftz.f32": numerics.mul_ftz,
+        "add.rn.ftz.f32": numerics.add_ftz,
+        "sub.rn.ftz.f32": numerics.sub_ftz,
+        "mul.rn.ftz.f32": numerics.mul_ftz,
+        "add.sat.f32": numerics.add_sat,
+        "sub.sat.f32": numerics.sub_sat,
+        "mul.sat.f32": numerics.mul_sat,
+        "add.rn.sat.f32": numerics.add_sat,
+        "sub.rn.sat.f32": numerics.sub_sat,
+        "mul.rn.sat.f32": numerics.mul_sat,
+        "div.rn.f32": numerics.div,
+        "div.rn.ftz.f32": numerics.div_ftz,
+        "min.f32": numerics.minimum,
+        "max.f32": numerics.maximum,
+        "min.ftz.f32": numerics.minimum_ftz,
+        "max.ftz.f32": numerics.maximum_ftz,
+        "min.NaN.f32": numerics.minimum_nan,
+        "max.NaN.f32": numerics.maximum_nan,
+        "copysign.f32": numerics.copysign,
+    }
+    unary = {
+        "neg.f32": numerics.neg,
+        "abs.f32": numerics.absolute,
+        "neg.ftz.f32": numerics.neg_ftz,
+        "abs.ftz.f32": numerics.absolute_ftz,
+        "rcp.rn.f32": numerics.rcp,
+        "rcp.rn.ftz.f32": numerics.rcp_ftz,
+        "sqrt.rn.f32": numerics.sqrt,
+        "sqrt.rn.ftz.f32": numerics.sqrt_ftz,
+    }
+    ternary = {
+        "fma.rn.f32": numerics.fma,
+        "fma.rn.ftz.f32": numerics.fma_ftz,
+        "fma.rn.sat.f32": numerics.fma_sat,
+    }
+    table = {name: call("b32", _TWO, function) for name, function in binary.items()}
+    table |= {name: call("b32", _ONE, function) for name, function in unary.items()}
+    return table | {name: call("b32", _THREE, function) for name, function in ternary.items()}
+
+
+def _directed() -> dict[str, Op]:
+    """``.rz``, ``.rm``, ``.rp``: one exact f64 result, one directed rounding."""
+    table: dict[str, Op] = {}
+    for mode in rounding.DIRECTIONS:
+        for name, operands, function in (
+            ("add", _TWO, rounding.add),
+            ("sub", _TWO, rounding.sub),
+            ("mul", _TWO, rounding.mul),
+            ("fma", _THREE, rounding.fma),
+        ):
+            table[f"{name}.{mode}.f32"] = call("b32", operands, partial(function, mode=mode))
+    return table
+
+
+def _double() -> dict[str, Op]:
+    table: dict[str, Op] = {}
+    for names, count, function in (
+        ("add.f64 add.rn.f64", 2, float64.add),
+        ("sub.f64 sub.rn.f64", 2, float64.sub),
+        ("mul.f64 mul.rn.f64", 2, float64.mul),
+        ("div.rn.f64", 2, float64.div),
+        ("min.f64", 2, float64.minimum),
+        ("max.f64", 2, float64.maximum),
+        ("fma.rn.f64", 3, float64.fma),
+        ("rcp.rn.f64", 1, float64.rcp),
+        ("sqrt.rn.f64", 1, float64.sqrt),
+        ("neg.f64", 1, float64.neg),
+        ("abs.f64", 1, float64.absolute),
+    ):
+        table |= {name: call("b64", ("b64",) * count, function) for name in names.split()}
+    return table
+
+
+def _approximate() -> dict[str, Op]:
+    unary = {
+        "ex2.approx": (mufu.ex2, mufu.ex2_ftz),
+        "lg2.approx": (mufu.lg2, mufu.lg2_ftz),
+        "rsqrt.approx": (mufu.rsqrt, mufu.rsqrt_ftz),
+        "rcp.approx": (mufu.rcp, mufu.rcp_ftz),
+        "sqrt.approx": (mufu.sqrt, mufu.sqrt_ftz),
+    }
+    binary = {
+        "div.full": (mufu.div_full, mufu.div_full_ftz),
+        "div.approx": (mufu.div_approx, mufu.div_approx_ftz),
+    }
+    table: dict[str, Op] = {}
+    for operands, entries in ((_ONE, unary), (_TWO, binary)):
+        for name, (kept, flushed) in entries.items():
+            table[f"{name}.f32"] = call("b32", operands, kept)
+            table[f"{name}.ftz.f32"] = call("b32", operands, flushed)
+    return table
+
+
+def _halves(form: packed16.Format) -> dict[str, Op]:
+    functions: dict[str, tuple[int, Callable[..., Any]]] = {
+        "fma.rn": (3, packed16.fma),
+        "fma.rn.relu": (3, packed16.fma_relu),
+        "add": (2, packed16.add),
+        "add.rn": (2, packed16.add),
+        "sub": (2, packed16.sub),
+        "sub.rn": (2, packed16.sub),
+        "mul": (2, packed16.mul),
+        "mul.rn": (2, packed16.mul),
+        "min": (2, packed16.minimum),
+        "max": (2, packed16.maximum),
+        "min.NaN": (2, partial(packed16.minimum, keep_nan=True)),
+        "max.NaN": (2, partial(packed16.maximum, keep_nan=True)),
+        "neg": (1, packed16.neg),
+        "abs": (1, packed16.absolute),
+    }
+    if form == "f16":
+        for name in ("add", "sub", "mul", "add.rn", "sub.rn", "mul.rn", "fma.rn"):
+            count, function = functions[name]
+            functions[f"{name}.sat"] = (count, partial(_saturated, function))
+    table: dict[str, Op] = {}
+    for name, (count, function) in functions.items():
+        scalar = partial(function, form=form)
+        table[f"{name}.{form}"] = call("b16", ("b16",) * count, scalar)
+        table[f"{name}.{form}x2"] = call("b32", ("b32",) * count, packed16.packed(scalar))
+    return table
+
+
+def _saturated(function: Callable[..., Any], *operands: Any, form: packed16.Format) -> Any:
+    return packed16.saturate(function(*operands, form=form), form)

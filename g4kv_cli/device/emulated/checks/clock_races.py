@@ -1,0 +1,294 @@
+"""Races in shared memory of kernels with mbarriers, bulk copies and wgmma: every access is checked when it happens.
+
+Vector clocks, one for each warp of each block, say which accesses of each *agent* come before what the warp does next.
+Agents are the warps and all that works beside them: the wgmma of each warpgroup, the bulk stores of each warp, and for
+each mbarrier the bulk copies that signal it. An agent numbers its work in segments; a location remembers the segment of
+its last write and each agent's last read. What is ordered:
+
+* all barriers, as in shared_races.py;
+* an arrival on an mbarrier before what follows a wait for the phase that it completed;
+* a bulk copy into shared memory before what follows a wait for the phase that its bytes completed;
+* wgmma and bulk stores before what follows the wait for their group, and after what preceded their issue.
+
+A second set of clocks knows only what a ``fence.proxy.async`` has made visible to the asynchronous proxy: wgmma and
+bulk stores may read ordinary writes only if those are in it. A warp counts as ordered in itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ptx.sites import Site
+from .shared_races import ACTIONS, READ, WRITE, report_race
+
+if TYPE_CHECKING:
+    from ..interpreter.chunk import Chunk
+    from ..warp.lanes import LaneSet
+
+Array = npt.NDArray[Any]
+Units = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_SEGMENT_SHIFT, _AGENT_SHIFT = 32, 20
+_AGENT_MASK, _SITE_MASK = 0xFFF, 0xFFFFF
+_FIRST_MBARRIERS = 8
+KNOWN, FENCED = 0, 1
+"""The two sets of clocks: what is ordered, and what of it the asynchronous proxy sees."""
+
+
+class ClockRaces:
+    """Races of a chunk. Clocks are [2, warp of the chunk, agent]: the last segment of the agent that is ordered."""
+
+    is_active = True
+
+    def __init__(self, chunk: Chunk, total_bytes: int, granule_shift: int) -> None:
+        self.chunk = chunk
+        self.granule_shift = granule_shift
+        self.granules = total_bytes >> granule_shift
+        self.warps = chunk.lanes_per_block // 32
+        self.first_store_agent = self.warps + -(-self.warps // 4)
+        self.first_copy_agent = self.first_store_agent + self.warps
+        self.agents = self.first_copy_agent + _FIRST_MBARRIERS
+        total_warps = chunk.block_count * self.warps
+        self.own = np.arange(total_warps) % self.warps
+        self.rows = np.arange(total_warps)
+        self.clocks = np.zeros((2, total_warps, self.agents), np.int32)
+        self.clocks[KNOWN, self.rows, self.own] = 1
+        self.last_write = np.zeros(self.granules, np.int64)
+        self.last: dict[tuple[int, int], Units] = {}
+        """(READ or ATOMIC, agent) -> last access of each location, packed like ``last_write``."""
+        self.joining: list[npt.NDArray[np.int32]] = []
+        """For each mbarrier [2, block, agent]: what arrivals in the current phase know."""
+        self.completed: list[npt.NDArray[np.int32]] = []
+        """The same of the latest completed phase."""
+
+    def wgmma_agent(self, warp: Units) -> Units:
+        """The agent of the wgmma of a warp's warpgroup: a wait by one of its warps is a wait for all four."""
+        return warp // 4 + self.warps
+
+    def store_agent(self, warp: Units) -> Units:
+        """The agent of a warp's bulk stores."""
+        return warp + self.first_store_agent
+
+    def copy_agent(self, mbarrier: int) -> int:
+        """The agent of bulk copies that signal an mbarrier."""
+        return self.first_copy_agent + mbarrier
+
+    def add_mbarrier(self) -> None:
+        """Make room for one more mbarrier."""
+        if self.copy_agent(len(self.joining)) >= self.agents:
+            more = self.agents
+            self.agents += more
+            self.clocks = np.pad(self.clocks, ((0, 0), (0, 0), (0, more)))
+            self.joining = [np.pad(known, ((0, 0), (0, 0), (0, more))) for known in self.joining]
+            self.completed = [np.pad(known, ((0, 0), (0, 0), (0, more))) for known in self.completed]
+        for kept in (self.joining, self.completed):
+            kept.append(np.zeros((2, self.chunk.block_count, self.agents), np.int32))
+
+    # Accesses
+
+    def add(self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site) -> None:
+        """An access by the lanes themselves; ``units`` are chunk offsets in units of 1 << shift bytes."""
+        row = lanes.index // 32
+        self._access(kind, units, shift, lanes, site, row, row % self.warps, None)
+
+    def add_asynchronous(
+        self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, agent: Array, segment: Array
+    ) -> None:
+        """An access by ``agent`` in its ``segment`` on behalf of lanes that have just issued it, unit by unit."""
+        self._access(kind, units, shift, lanes, site, lanes.index // 32, agent, segment)
+
+    def _access(
+        self,
+        kind: int,
+        units: Units,
+        shift: int,
+        lanes: LaneSet,
+        site: Site,
+        row: Array,
+        agent: Array,
+        segment: Array | None,
+    ) -> None:
+        if units.size != lanes.count:
+            units = np.repeat(units, lanes.count)
+        by_proxy = segment is not None
+        base = row * self.agents
+        known = self.clocks[KNOWN].reshape(-1)
+        if segment is None:
+            segment = known.take(base + agent)
+        packed = (segment.astype(np.int64) << _SEGMENT_SHIFT) | (agent << _AGENT_SHIFT) | site.number
+        split = 1 << (shift - self.granule_shift)
+        if split > 1:
+            units = ((units * split)[:, None] + np.arange(split)).reshape(-1)
+            base, packed = np.repeat(base, split), np.repeat(packed, split)
+        before = self.last_write.take(units)
+        writer = base + ((before >> _AGENT_SHIFT) & _AGENT_MASK)
+        written = before >> _SEGMENT_SHIFT
+        clash = written > known.take(writer)
+        if clash.any():
+            self._report(kind, WRITE, before, clash, packed, units, split, lanes, site)
+        elif by_proxy and kind == READ:
+            # Only warps write through the generic proxy; agents beside them need no fence.
+            unfenced = written > self.clocks[FENCED].reshape(-1).take(writer)
+            unfenced &= writer - base < self.warps
+            if unfenced.any():
+                self._report(kind, WRITE, before, unfenced, packed, units, split, lanes, site, needs_fence=True)
+        for (other_kind, other), table in self.last.items():
+            if kind == other_kind:
+                continue
+            before = table.take(units)
+            clash = (before >> _SEGMENT_SHIFT) > known.take(base + other)
+            if clash.any():
+                self._report(kind, other_kind, before, clash, packed, units, split, lanes, site)
+        if kind == WRITE:
+            self.last_write[units] = packed
+            rival = self.last_write.take(units)
+            clash = rival != packed
+            if clash.any():
+                self._report(kind, WRITE, rival, clash, packed, units, split, lanes, site)
+            return
+        for each in np.unique(agent):
+            table = self._table(kind, int(each))
+            here = np.flatnonzero(((packed >> _AGENT_SHIFT) & _AGENT_MASK) == each)
+            table[units[here]] = packed[here]
+
+    def _table(self, kind: int, agent: int) -> Units:
+        table = self.last.get((kind, agent))
+        if table is None:
+            table = self.last[kind, agent] = np.zeros(self.granules, np.int64)
+        return table
+
+    # Order
+
+    def release(self, mbarrier: int, lanes: LaneSet) -> None:
+        """Lanes arrive on an mbarrier: what their warps know is part of its current phase."""
+        rows = lanes.warps
+        self._join(self.joining[mbarrier], rows)
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    def _join(self, into: npt.NDArray[np.int32], rows: Units) -> None:
+        """Maximum of the warps' clocks into [2, block, agent]."""
+        slots = rows // self.warps
+        first = np.flatnonzero(np.diff(slots, prepend=-1))
+        most = np.maximum.reduceat(self.clocks[:, rows], first, axis=1)
+        into[:, slots[first]] = np.maximum(into[:, slots[first]], most)
+
+    def copies_arrived(self, mbarrier: int, blocks: Units, delivered: Units) -> None:
+        """The first ``delivered`` bulk copies of each block's mbarrier are part of its current phase."""
+        self.joining[mbarrier][:, blocks, self.copy_agent(mbarrier)] = delivered
+
+    def phase_completed(self, mbarrier: int, blocks: Flags) -> None:
+        """The current phase of the flagged blocks' mbarrier ended."""
+        self.completed[mbarrier][:, blocks] = self.joining[mbarrier][:, blocks]
+        self.joining[mbarrier][:, blocks] = 0
+
+    def acquire(self, mbarrier: int, lanes: LaneSet) -> None:
+        """Lanes have waited for the latest completed phase of an mbarrier."""
+        rows = lanes.warps
+        self.clocks[:, rows] = np.maximum(self.clocks[:, rows], self.completed[mbarrier][:, rows // self.warps])
+
+    def group_done(self, rows: Units, agent: Units, segment: Array) -> None:
+        """Warps (numbers in the chunk) have waited for their own agents' work up to a segment."""
+        for known in self.clocks:
+            np.maximum.at(known, (rows, agent), segment)
+
+    def proxy_fence(self, lanes: LaneSet) -> None:
+        """fence.proxy.async: what the warps know is visible to the asynchronous proxy."""
+        rows = lanes.warps
+        self.clocks[FENCED, rows] = np.maximum(self.clocks[FENCED, rows], self.clocks[KNOWN, rows])
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    def full_barrier(self, complete: Flags | None) -> None:
+        """A barrier of all threads of the flagged blocks (None: all) completed."""
+        blocks = np.arange(self.chunk.block_count) if complete is None else np.flatnonzero(complete)
+        rows = (blocks[:, None] * self.warps + np.arange(self.warps)).reshape(-1)
+        self._meet(rows, [])
+
+    def signal(self, lanes: LaneSet) -> npt.NDArray[np.int32]:
+        """Lanes arrive at a barrier without waiting; returns what their warps know, for ``partial_barrier``."""
+        rows = lanes.warps
+        known = self.clocks[:, rows].copy()
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
+        return known
+
+    def partial_barrier(self, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags) -> None:
+        """A barrier of some warps completed; see ``RaceLog.partial_barrier``."""
+        rows = np.unique(np.concatenate([lanes.warps for lanes in passed])) if passed else np.zeros(0, np.int64)
+        self._meet(rows, [(lanes.warps, known) for lanes, known in signals], complete)
+
+    def _meet(self, rows: Units, signals: list[tuple[Units, Array]], complete: Flags | None = None) -> None:
+        joined = np.zeros((2, self.chunk.block_count, self.agents), np.int32)
+        if rows.size:
+            self._join(joined, rows)
+        for signalled, known in signals:
+            for position, row in enumerate(signalled):
+                slot = row // self.warps
+                if complete is None or complete[slot]:
+                    into = joined[:, slot, : known.shape[2]]  # mbarriers may have been added since
+                    np.maximum(into, known[:, position], out=into)
+        self.clocks[:, rows] = joined[:, rows // self.warps]
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    # Reports
+
+    def _agent_words(self, agent: int) -> str:
+        if agent < self.warps:
+            return f"warp {agent}"
+        if agent < self.first_store_agent:
+            return f"wgmma of warpgroup {agent - self.warps}"
+        if agent < self.first_copy_agent:
+            return f"a bulk store of warp {agent - self.first_store_agent}"
+        return "a bulk copy"
+
+    def _report(
+        self,
+        kind: int,
+        other_kind: int,
+        before: Units,
+        clash: Flags,
+        packed: Units,
+        units: Units,
+        split: int,
+        lanes: LaneSet,
+        site: Site,
+        needs_fence: bool = False,
+    ) -> None:
+        place = int(np.flatnonzero(clash)[0])
+        other = int(before[place])
+        partner = self.chunk.run.kernel.sites[other & _SITE_MASK]
+        own, rival = ((int(value) >> _AGENT_SHIFT) & _AGENT_MASK for value in (packed[place], other))
+        if needs_fence:
+            missing = "ordered, but without a fence.proxy.async between them"
+        elif rival < self.warps:
+            missing = "without a barrier between them"
+        elif rival < self.first_copy_agent:
+            missing = "whose group was not waited for"
+        else:
+            missing = "whose mbarrier phase was not waited for"
+        line = partner.location.line or partner.ptx_line
+        bad = np.flatnonzero(clash.reshape(-1, split).any(1))
+        address = units[place : place + 1]
+        words = (
+            f"{ACTIONS[kind]}-after-{ACTIONS[other_kind]} race: {self._agent_words(own)} and "
+            f"{self._agent_words(rival)} ({partner.opcode}, line {line}) {missing}"
+        )
+        report_race(self.chunk, words, address, self.granule_shift, lanes, site, int(bad[0]), bad.size)
+
+    def report(
+        self, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
+    ) -> None:
+        """Record a race that was found elsewhere at one lane's location."""
+        report_race(self.chunk, words, units, shift, lanes, site, position, count)
+
+
+def fence_proxy() -> Callable[[LaneSet], None]:
+    """fence.proxy.async: (lanes)."""
+
+    def run(lanes: LaneSet) -> None:
+        lanes.chunk.races.proxy_fence(lanes)
+
+    return run

@@ -1,0 +1,74 @@
+"""Collects the faults of one launch: one for each kind and instruction, with the first lane and the count of lanes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..faults import FATAL_KINDS, Fault
+from ..ptx.sites import Site
+
+if TYPE_CHECKING:
+    from ..warp.lanes import LaneSet
+
+
+class LaunchStopped(Exception):
+    """Ends the launch after a fatal fault; never leaves the emulator."""
+
+
+class FaultCollector:
+    """Faults in the order found."""
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        self._faults: dict[tuple[str, int], Fault] = {}
+
+    @property
+    def faults(self) -> list[Fault]:
+        """What was collected."""
+        return list(self._faults.values())
+
+    def add(
+        self,
+        kind: str,
+        message: str,
+        site: Site,
+        lanes: LaneSet,
+        position: int,
+        count: int = 1,
+        address: int | None = None,
+        label: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        """Record a fault of ``count`` lanes, the first at ``position`` of the set; a fatal one raises LaunchStopped."""
+        key = (kind, site.number)
+        known = self._faults.get(key)
+        if known is not None:
+            self._faults[key] = replace(known, lanes=known.lanes + count)
+        else:
+            block, thread = lanes.chunk.coordinates(int(lanes.index[position]))
+            location = site.location
+            self._faults[key] = Fault(
+                kind=kind,
+                message=message,
+                kernel=self.kernel,
+                source_file=location.file,
+                source_line=location.line or None,
+                call_file=location.call_file,
+                call_line=location.call_line or None,
+                ptx_line=site.ptx_line,
+                opcode=site.opcode,
+                block=block,
+                thread=thread,
+                address=address,
+                label=label,
+                offset=offset,
+                lanes=count,
+            )
+        if kind in FATAL_KINDS:
+            raise LaunchStopped
+
+    def add_launch(self, kind: str, message: str, address: int, label: str | None, offset: int | None) -> None:
+        """Record a fault that belongs to the launch as a whole."""
+        number = -1 - len(self._faults)
+        self._faults[(kind, number)] = Fault(kind, message, self.kernel, address=address, label=label, offset=offset)

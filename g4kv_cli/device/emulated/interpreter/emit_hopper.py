@@ -1,0 +1,241 @@
+"""Emitters of what compute_90a adds: mbarrier, bulk tensor copies, wgmma, proxy fences and setmaxnreg."""
+
+from __future__ import annotations
+
+import re
+
+from ..arithmetic.packed16 import Format
+from ..checks.clock_races import fence_proxy
+from ..memory.bulk_copy import commit_bulk, load_tensor, store_tensor, wait_bulk
+from ..ptx.flow import READ_PHASE
+from ..ptx.instruction import Immediate, Instruction, Operand, Register, TensorAddress, Vector
+from ..warp.mbarriers import MBARRIER_SHIFT, arrive_mbarrier, initialise_mbarrier, invalidate_mbarrier, read_phase
+from ..warp.wgmma import Shape, commit_wgmma, fence_wgmma, multiply_async, wait_wgmma
+from .emit import BlockEmitter
+from .emit_warp import is_dead
+
+_SHARED = r"\.shared(?:::cta)?\.b64"
+_INIT = re.compile(r"mbarrier\.(init|inval)" + _SHARED)
+_ARRIVE = re.compile(
+    r"mbarrier\.(?:(arrive)(\.expect_tx)?(?:\.release\.(?:cta|cluster))?|(expect_tx)(?:\.relaxed\.(?:cta|cluster))?)"
+    + _SHARED
+)
+_WAIT = re.compile(r"mbarrier\.try_wait\.parity(?:\.acquire\.(?:cta|cluster))?" + _SHARED)
+_LOAD = re.compile(
+    r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
+    r"(\.L2::cache_hint)?"
+)
+_STORE = re.compile(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?")
+_WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
+_WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2")
+_SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
+
+NO_OPERATION = frozenset({"fence.mbarrier_init.release.cluster", "fence.proxy.async.global", "prefetch.tensormap"})
+"""What has no effect here: an mbarrier exists for all at once, and proxies are told apart in shared memory only."""
+
+PROXY_FENCES = frozenset({"fence.proxy.async", "fence.proxy.async.shared::cta"})
+
+
+def emit_hopper(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
+    """Emit the instruction if it belongs here."""
+    opcode = instruction.opcode
+    if opcode.startswith(READ_PHASE):
+        target = instruction.operands[0]
+        if _WAIT.fullmatch(opcode[len(READ_PHASE) :]) is None or not isinstance(target, Register):
+            raise emitter.unsupported(instruction, "only try_wait.parity with a predicate is known")
+        emitter.effect(number, instruction, [target], read_phase(), [])
+        return True
+    if not _emit(emitter, number, instruction):
+        return False
+    emitter.context.is_asynchronous |= opcode not in NO_OPERATION
+    return True
+
+
+def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
+    opcode = instruction.opcode
+    for pattern, emit in (
+        (_INIT, _emit_init),
+        (_ARRIVE, _emit_arrive),
+        (_LOAD, _emit_load),
+        (_STORE, _emit_store),
+        (_WGMMA, _emit_wgmma),
+    ):
+        found = pattern.fullmatch(opcode)
+        if found is not None:
+            emit(emitter, number, instruction, found)
+            return True
+    operands = instruction.operands
+    if opcode in NO_OPERATION:
+        emitter.finish(number, instruction, {})
+    elif opcode in PROXY_FENCES:
+        emitter.effect(number, instruction, [], fence_proxy(), [])
+    elif opcode == "cp.async.bulk.commit_group":
+        emitter.effect(number, instruction, [], commit_bulk(), [])
+    elif _WAIT_BULK.fullmatch(opcode) and len(operands) == 1 and isinstance(operands[0], Immediate):
+        emitter.effect(number, instruction, [], wait_bulk(operands[0].bits), [])
+    elif opcode == "wgmma.fence.sync.aligned":
+        emitter.effect(number, instruction, [], fence_wgmma(emitter.site(instruction)), [])
+    elif opcode == "wgmma.commit_group.sync.aligned":
+        emitter.effect(number, instruction, [], commit_wgmma(), [])
+    elif opcode == "wgmma.wait_group.sync.aligned":
+        _emit_wait(emitter, number, instruction)
+    elif _SETMAXNREG.fullmatch(opcode):
+        _check_register_count(emitter, instruction)
+        emitter.finish(number, instruction, {})
+    else:
+        return False
+    return True
+
+
+def _check_register_count(emitter: BlockEmitter, instruction: Instruction) -> None:
+    count = instruction.operands[0] if instruction.operands else None
+    if not isinstance(count, Immediate) or not 24 <= count.bits <= 256 or count.bits % 8:
+        raise emitter.unsupported(instruction, "the register count must be a multiple of 8 from 24 to 256")
+
+
+def phase_operands(emitter: BlockEmitter, instruction: Instruction) -> str:
+    """What the block of a try_wait returns: (address base, offset, parity)."""
+    if _WAIT.fullmatch(instruction.opcode) is None:
+        raise emitter.unsupported(instruction, "only try_wait.parity is known")
+    _note_mbarrier(emitter)
+    emitter.context.is_asynchronous = True
+    base, _, offset = emitter.address(instruction.operands[0], instruction)
+    parity = emitter.source(instruction.operands[1], "b32", instruction)
+    return f"({base}, {offset}, {parity})"
+
+
+def _note_mbarrier(emitter: BlockEmitter) -> None:
+    context = emitter.context
+    context.smallest_shared_shift = min(context.smallest_shared_shift, MBARRIER_SHIFT)
+
+
+def _emit_init(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    is_init = found.group(1) == "init"
+    operands = instruction.operands
+    if len(operands) != (2 if is_init else 1):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    _note_mbarrier(emitter)
+    base, _, offset = emitter.address(operands[0], instruction)
+    site = emitter.site(instruction)
+    if is_init:
+        count = emitter.source(operands[1], "b32", instruction)
+        emitter.effect(number, instruction, [], initialise_mbarrier(site, offset), [base, count])
+    else:
+        emitter.effect(number, instruction, [], invalidate_mbarrier(site, offset), [base])
+
+
+def _emit_arrive(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    arrives, expects = found.group(1) is not None, found.group(2) is not None or found.group(3) is not None
+    operands = list(instruction.operands)
+    if arrives:
+        state = operands.pop(0)
+        if state is not None and not (isinstance(state, Register) and is_dead(emitter, number, state)):
+            raise emitter.unsupported(instruction, "the state that arrive returns is not known; wait by parity")
+    if len(operands) not in ((2,) if expects else (1, 2)):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    _note_mbarrier(emitter)
+    base, _, offset = emitter.address(operands[0], instruction)
+    one: Operand = Immediate(1)
+    value = emitter.source(operands[1] if len(operands) == 2 else one, "b32", instruction)
+    count = emitter.source(one, "b32", instruction)
+    arguments = [base, count, value] if expects else [base, value, count]
+    emitter.effect(
+        number, instruction, [], arrive_mbarrier(emitter.site(instruction), offset, arrives, expects), arguments
+    )
+
+
+def _tensor_operand(
+    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, rank: int
+) -> tuple[str, int, list[str]]:
+    """(map address base, its offset, coordinates)."""
+    if not isinstance(operand, TensorAddress) or len(operand.coordinates.items) != rank:
+        raise emitter.unsupported(instruction, f"expected a tensor map with {rank} coordinates")
+    base, _, offset = emitter.address(operand.address, instruction)
+    return base, offset, [emitter.source(item, "b32", instruction) for item in operand.coordinates.items]
+
+
+def _emit_load(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    rank, hint = int(found.group(1)), found.group(2)
+    operands = instruction.operands
+    if len(operands) != (4 if hint else 3):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    _note_mbarrier(emitter)
+    shared, _, shared_offset = emitter.address(operands[0], instruction)
+    tensor_map, map_offset, coordinates = _tensor_operand(emitter, instruction, operands[1], rank)
+    mbarrier, _, mbarrier_offset = emitter.address(operands[2], instruction)
+    function = load_tensor(emitter.site(instruction), shared_offset, map_offset, mbarrier_offset)
+    emitter.effect(number, instruction, [], function, [shared, tensor_map, mbarrier, *coordinates])
+
+
+def _emit_store(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    rank, hint = int(found.group(1)), found.group(2)
+    operands = instruction.operands
+    if len(operands) != (3 if hint else 2):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    tensor_map, map_offset, coordinates = _tensor_operand(emitter, instruction, operands[0], rank)
+    shared, _, shared_offset = emitter.address(operands[1], instruction)
+    function = store_tensor(emitter.site(instruction), shared_offset, map_offset)
+    emitter.effect(number, instruction, [], function, [shared, tensor_map, *coordinates])
+
+
+def _flag(emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, values: tuple[int, int]) -> bool:
+    """An immediate that is the first (False) or the second (True) of two values."""
+    if not isinstance(operand, Immediate) or operand.bits not in values:
+        raise emitter.unsupported(instruction, f"expected an immediate of {values[0]} or {values[1]}")
+    return operand.bits == values[1]
+
+
+def _emit_wgmma(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    columns = int(found.group(1))
+    form: Format = "bf16" if found.group(2) == "bf16" else "f16"
+    if columns % 8 or not 8 <= columns <= 256:
+        raise emitter.unsupported(instruction, "N must be a multiple of 8 from 8 to 256")
+    if instruction.guard is not None:
+        raise emitter.unsupported(instruction, "under a guard")
+    operands = instruction.operands
+    in_registers = len(operands) > 1 and isinstance(operands[1], Vector)
+    if len(operands) != (7 if in_registers else 8):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    accumulators = _vector(emitter, instruction, operands[0], columns // 2)
+    transpose_a = not in_registers and _flag(emitter, instruction, operands[6], (0, 1))
+    shape = Shape(
+        columns,
+        form,
+        in_registers,
+        _flag(emitter, instruction, operands[4], (1, -1)),
+        _flag(emitter, instruction, operands[5], (1, -1)),
+        transpose_a,
+        _flag(emitter, instruction, operands[-1], (0, 1)),
+    )
+    arguments = [
+        emitter.source(operands[3], "pred", instruction),
+        emitter.source(operands[2], "b64", instruction),
+    ]
+    if in_registers:
+        fragment = _vector(emitter, instruction, operands[1], 4)
+        arguments += [emitter.read(register) for register in fragment]
+    else:
+        arguments.append(emitter.source(operands[1], "b64", instruction))
+    arguments += [emitter.read(register) for register in accumulators]
+    function = multiply_async(emitter.site(instruction), shape)
+    emitter.effect(number, instruction, [*accumulators], function, arguments)
+
+
+def _vector(emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int) -> list[Register]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    found = [item for item in items if isinstance(item, Register) and item.kind == "b32"]
+    if len(found) != count or len(items) != count:
+        raise emitter.unsupported(instruction, f"expected {count} 32-bit registers")
+    return found
+
+
+def _emit_wait(emitter: BlockEmitter, number: int, instruction: Instruction) -> None:
+    """The operands are the registers that may hold results (see accumulators.py) and the count of open groups."""
+    if instruction.guard is not None or len(instruction.operands) != 2:
+        raise emitter.unsupported(instruction, "under a guard, or with these operands")
+    held, groups = instruction.operands
+    if not isinstance(held, Vector) or not isinstance(groups, Immediate):
+        raise emitter.unsupported(instruction, "operand form not understood")
+    registers = [item for item in held.items if isinstance(item, Register)]
+    arguments = [emitter.read(register) for register in registers]
+    emitter.effect(number, instruction, [*registers], wait_wgmma(groups.bits), arguments)

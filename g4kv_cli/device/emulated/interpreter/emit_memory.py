@@ -1,0 +1,168 @@
+"""Emitters of ld and st in every state space, with their vector forms and cache modifiers."""
+
+from __future__ import annotations
+
+import re
+
+from ..memory.access import Element, load_global, store_global
+from ..memory.generic_memory import load_generic, store_generic
+from ..memory.local_memory import load_local, load_parameter, store_local
+from ..memory.shared_memory import load_shared, store_shared
+from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
+from ..ptx.parse import TYPE_BYTES
+from .emit import BlockEmitter, register_bytes
+
+_EVICTION = r"(?:\.L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no_allocate))?"
+_LEVEL2 = r"(?:\.L2::(?:evict_normal|evict_first|evict_last))?(\.L2::cache_hint)?"
+_ORDER = r"(?:\.weak|\.volatile|\.(?:{})\.(?:cta|cluster|gpu|sys))?"
+_TAIL = r"(?:\.v([248]))?\.([bus](?:8|16|32|64)|f32|f64)"
+_LOAD = re.compile(
+    "ld"
+    + _ORDER.format("relaxed|acquire")
+    + r"(?:\.(global|shared|shared::cta|local|param|const))?(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?"
+    + _EVICTION
+    + _LEVEL2
+    + r"(?:\.L2::(?:64B|128B|256B))?"
+    + _TAIL
+)
+_STORE = re.compile(
+    "st"
+    + _ORDER.format("relaxed|release")
+    + r"(?:\.(global|shared|shared::cta|local))?(?:\.(?:wb|cg|cs|wt))?"
+    + _EVICTION
+    + _LEVEL2
+    + _TAIL
+)
+
+
+def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
+    """Emit the instruction if it belongs here."""
+    match = _LOAD.fullmatch(instruction.opcode)
+    if match is not None:
+        _emit_load(emitter, number, instruction, *match.groups())
+        return True
+    match = _STORE.fullmatch(instruction.opcode)
+    if match is not None:
+        _emit_store(emitter, number, instruction, *match.groups())
+        return True
+    return False
+
+
+def _element(emitter: BlockEmitter, instruction: Instruction, vector: str | None, kind: str) -> Element:
+    element = Element(TYPE_BYTES[kind], int(vector or 1), kind[0] == "s")
+    if element.total_bytes > 32:
+        raise emitter.unsupported(instruction, "vector access of more than 32 bytes")
+    return element
+
+
+def _items(
+    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
+) -> list[Operand | None]:
+    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
+    if len(items) != count:
+        raise emitter.unsupported(instruction, f"expected {count} vector elements")
+    return items
+
+
+def _note_shared(emitter: BlockEmitter, element: Element) -> None:
+    emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, element.shift)
+
+
+def _emit_load(
+    emitter: BlockEmitter,
+    number: int,
+    instruction: Instruction,
+    space: str | None,
+    hint: str | None,
+    vector: str | None,
+    kind: str,
+) -> None:
+    if len(instruction.operands) != (3 if hint else 2):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    element = _element(emitter, instruction, vector, kind)
+    targets: list[Register | None] = []
+    for item in _items(emitter, instruction, instruction.operands[0], element.count):
+        if item is not None and (not isinstance(item, Register) or item.kind == "pred"):
+            raise emitter.unsupported(instruction, "destination form not understood")
+        targets.append(item)
+    widths = tuple(register_bytes(register, element.element_bytes) for register in targets)
+    address = instruction.operands[1]
+    if space == "param" and isinstance(address, Address) and isinstance(address.base, Symbol):
+        _emit_parameter_load(emitter, number, instruction, address, element, targets, widths)
+        return
+    base, span, offset = emitter.address(address, instruction)
+    site = emitter.site(instruction)
+    if space == "shared::cta":
+        space = "shared"
+    if space in ("shared", None):
+        _note_shared(emitter, element)
+        if element.total_bytes > 16:
+            raise emitter.unsupported(instruction, "32-byte access outside global memory")
+    loaders = {
+        "global": load_global,
+        "const": load_global,
+        "shared": load_shared,
+        "local": load_local,
+        "param": load_parameter,
+        None: load_generic,
+    }
+    emitter.effect(number, instruction, targets, loaders[space](site, offset, element, widths), [base], span)
+
+
+def _emit_parameter_load(
+    emitter: BlockEmitter,
+    number: int,
+    instruction: Instruction,
+    address: Address,
+    element: Element,
+    targets: list[Register | None],
+    widths: tuple[int, ...],
+) -> None:
+    context = emitter.context
+    name = address.base.name if isinstance(address.base, Symbol) else ""
+    if name not in context.parameter_offsets:
+        raise emitter.unsupported(instruction, f"unknown parameter {name}")
+    begin = context.parameter_offsets[name] + address.offset
+    pairs: list[tuple[Register | None, str]] = []
+    expressions = []
+    for place, (target, width) in enumerate(zip(targets, widths, strict=True)):
+        load = (begin + place * element.element_bytes, element.element_bytes, element.is_signed, width)
+        if load not in context.parameter_loads:
+            context.parameter_loads.append(load)
+        expressions.append(f"L.chunk.run.parameters[{context.parameter_loads.index(load)}]")
+        pairs.append((target, "{}"))
+    emitter.pure(number, instruction, pairs, ", ".join(expressions))
+
+
+def _emit_store(
+    emitter: BlockEmitter,
+    number: int,
+    instruction: Instruction,
+    space: str | None,
+    hint: str | None,
+    vector: str | None,
+    kind: str,
+) -> None:
+    if len(instruction.operands) != (3 if hint else 2):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    element = _element(emitter, instruction, vector, kind)
+    base, span, offset = emitter.address(instruction.operands[0], instruction)
+    values = []
+    for item in _items(emitter, instruction, instruction.operands[1], element.count):
+        if isinstance(item, Register):
+            if item.kind == "pred":
+                raise emitter.unsupported(instruction, "a predicate cannot be stored")
+            values.append(emitter.read(item))
+        elif isinstance(item, Immediate):
+            values.append(emitter.source(item, f"b{max(16, 8 * element.element_bytes)}", instruction))
+        else:
+            raise emitter.unsupported(instruction, "source form not understood")
+    site = emitter.site(instruction)
+    if space == "shared::cta":
+        space = "shared"
+    if space in ("shared", None):
+        _note_shared(emitter, element)
+        if element.total_bytes > 16:
+            raise emitter.unsupported(instruction, "32-byte access outside global memory")
+    storers = {"global": store_global, "shared": store_shared, "local": store_local, None: store_generic}
+    emitter.effect(number, instruction, [], storers[space](site, offset, element), [base, *values], span)

@@ -1,0 +1,255 @@
+"""A PTX kernel as Python functions, one for each basic block, and what the scheduler must know about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..faults import UnsupportedOpcode
+from ..ptx.flow import BasicBlock, build_flow
+from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
+from ..ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
+from ..ptx.parse_body import parse_kernel
+from ..ptx.sites import Site
+from ..warp.barriers import BarrierCall
+from .emit import BlockEmitter, KernelContext, constant_array
+from .emit_atomic import emit_atomic
+from .emit_basic import emit_basic
+from .emit_hopper import emit_hopper, phase_operands
+from .emit_memory import emit_memory
+from .emit_warp import emit_warp
+
+_BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
+_REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
+
+EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper)
+
+
+@dataclass(frozen=True)
+class CompiledBlock:
+    """One basic block ready to run; ``live_in`` are register numbers, ``defined`` a bit set of those it may change."""
+
+    function: Callable[..., Any]
+    end: str
+    successors: tuple[int, ...]
+    live_in: tuple[int, ...]
+    defined: int
+    size: int
+    site: Site | None
+    barrier: BarrierCall | None
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A translated kernel. ``shared_bytes`` counts static shared memory; dynamic memory begins at
+    ``dynamic_shared_offset``."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    parameter_bytes: int
+    shared_bytes: int
+    dynamic_shared_offset: int
+    local_bytes: int
+    blocks: tuple[CompiledBlock, ...]
+    entry: int
+    initial_registers: tuple[Any, ...]
+    sites: tuple[Site, ...]
+    parameter_loads: tuple[tuple[int, int, bool, int], ...]
+    granule_shift: int
+    module: Module
+    instruction_count: int
+    max_threads: int
+    device_variables: tuple[str, ...]
+    """Module variables that the kernel names; their addresses are the symbols of a run."""
+    is_asynchronous: bool
+    """Whether it uses mbarriers, bulk copies or wgmma."""
+
+
+class Module:
+    """PTX text as NVRTC emits it. ``source_name`` replaces the name of the first source file in messages.
+
+    Kernels are translated when first asked for and kept. Raises PtxSyntaxError or UnsupportedOpcode.
+    """
+
+    def __init__(self, ptx_text: str, source_name: str | None = None) -> None:
+        self.parsed: ParsedModule = parse_module(ptx_text)
+        self.source_name = source_name
+        self._kernels: dict[str, Kernel] = {}
+
+    @property
+    def kernel_names(self) -> list[str]:
+        """Names of all kernels in the text."""
+        return list(self.parsed.bodies)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of this name, translated."""
+        found = self._kernels.get(name)
+        if found is None:
+            found = self._kernels[name] = translate(self, name)
+        return found
+
+
+def _bits(flags: int) -> tuple[int, ...]:
+    """Numbers of the bits that are set."""
+    found = []
+    while flags:
+        lowest = flags & -flags
+        found.append(lowest.bit_length() - 1)
+        flags ^= lowest
+    return tuple(found)
+
+
+def _align(offset: int, align: int) -> int:
+    return -(-offset // align) * align
+
+
+def translate(module: Module, name: str) -> Kernel:
+    """Translate one kernel. Raises UnsupportedOpcode with the complete opcode and PTX line."""
+    parsed = parse_kernel(module.parsed, name, module.source_name)
+    flow = build_flow(parsed)
+    context = KernelContext(name)
+    static_bytes, dynamic_offset = _layout_variables(context, module.parsed, parsed)
+    last = parsed.parameters[-1] if parsed.parameters else None
+    for parameter in parsed.parameters:
+        context.parameter_offsets[parameter.name] = parameter.offset
+    emitters = [BlockEmitter(context, block, flow.register_index) for block in flow.blocks]
+    source: list[str] = []
+    for number, emitter in enumerate(emitters):
+        emit_block(emitter)
+        source.append(f"def block_{number}(G):\n L = G.lanes; R = G.registers\n")
+        source.extend(f" {line}\n" for line in emitter.lines)
+    barriers = [_barrier_call(context, block) for block in flow.blocks]
+    firsts = [block.final or (block.body[0] if block.body else None) for block in flow.blocks]
+    sites = [context.sites.add(first) if first is not None else None for first in firsts]
+    exec(compile("".join(source), f"<{name}>", "exec"), context.namespace)
+    blocks = []
+    for number, block in enumerate(flow.blocks):
+        successors = block.successors
+        if block.end == "branch" and block.final is not None and block.final.guard_negated:
+            successors = (successors[1], successors[0])
+        blocks.append(
+            CompiledBlock(
+                context.namespace[f"block_{number}"],
+                block.end,
+                successors,
+                _bits(block.live_in),
+                block.defined & block.live_out,
+                block.size,
+                sites[number],
+                barriers[number],
+            )
+        )
+    zeros = {kind: constant_array(0, kind) for kind in ("b16", "b32", "b64", "pred")}
+    return Kernel(
+        name,
+        tuple(parsed.parameters),
+        last.offset + last.nbytes if last is not None else 0,
+        static_bytes,
+        dynamic_offset,
+        context.local_bytes,
+        tuple(blocks),
+        flow.entry,
+        tuple(zeros[register.kind] for register in flow.registers),
+        tuple(context.sites.sites),
+        tuple(context.parameter_loads),
+        context.smallest_shared_shift,
+        module,
+        len(parsed.instructions),
+        parsed.max_threads,
+        tuple(context.device_variables),
+        context.is_asynchronous,
+    )
+
+
+def _layout_variables(context: KernelContext, module: ParsedModule, kernel: ParsedKernel) -> tuple[int, int]:
+    """Place shared and local variables; returns (static shared bytes, offset of dynamic shared memory)."""
+    mentioned = {operand.name for operand in _symbols(kernel)}
+    static_bytes = 0
+    local_bytes = 0
+    dynamic_align = 16
+    dynamic: list[str] = []
+    variables = {**module.variables, **kernel.variables}
+    for name, variable in variables.items():
+        if variable.space == "shared":
+            if variable.external and variable.nbytes == 0:
+                if name in mentioned:
+                    dynamic.append(name)
+                    dynamic_align = max(dynamic_align, variable.align)
+            elif name in kernel.variables or name in mentioned:
+                static_bytes = _align(static_bytes, variable.align)
+                context.shared_offsets[name] = static_bytes
+                static_bytes += variable.nbytes
+        elif variable.space == "local":
+            local_bytes = _align(local_bytes, variable.align)
+            context.local_offsets[name] = local_bytes
+            local_bytes += variable.nbytes
+        elif name in module.variables:
+            if name in mentioned:
+                context.device_variables.append(name)
+        else:
+            raise UnsupportedOpcode(f".{variable.space}", 0, f"variable {name} inside a kernel")
+    context.local_bytes = local_bytes
+    dynamic_offset = _align(static_bytes, dynamic_align) if dynamic else static_bytes
+    for name in dynamic:
+        context.shared_offsets[name] = dynamic_offset
+    return static_bytes, dynamic_offset
+
+
+def _symbols(kernel: ParsedKernel) -> list[Symbol]:
+    found: list[Symbol] = []
+    for instruction in kernel.instructions:
+        for operand in instruction.operands:
+            inner = operand.address if isinstance(operand, TensorAddress) else operand
+            base = getattr(inner, "base", inner)
+            if isinstance(base, Symbol):
+                found.append(base)
+            elif isinstance(base, Vector):
+                found.extend(item for item in base.items if isinstance(item, Symbol))
+    return found
+
+
+def emit_block(emitter: BlockEmitter) -> None:
+    """Emit all instructions of one block and its return value."""
+    for number, instruction in enumerate(emitter.block.body):
+        for emit in EMITTERS:
+            if emit(emitter, number, instruction):
+                break
+        else:
+            raise emitter.unsupported(instruction)
+    final = emitter.block.final
+    result = "None"
+    if final is not None and emitter.block.end == "branch" and final.guard is not None:
+        result = emitter.read(final.guard)
+    elif final is not None and emitter.block.end == "barrier":
+        result = _barrier_operands(emitter)
+    elif final is not None and emitter.block.end == "phase":
+        result = phase_operands(emitter, final)
+    elif final is not None and emitter.block.end == "warp":
+        result = emitter.source(final.operands[0], "b32", final)
+    emitter.write_back()
+    emitter.emit(f"return {result}")
+
+
+def _barrier_operands(emitter: BlockEmitter) -> str:
+    final = emitter.block.final
+    if final is None or not (_BARRIER.fullmatch(final.opcode) or _REDUCTION.fullmatch(final.opcode)):
+        raise UnsupportedOpcode(final.opcode if final else "barrier", final.ptx_line if final else 0)
+    if all(isinstance(operand, Immediate) for operand in final.operands):
+        return "None"
+    parts = [emitter.source(operand, "b32", final) for operand in final.operands]
+    return f"({', '.join(parts)},)"
+
+
+def _barrier_call(context: KernelContext, block: BasicBlock) -> BarrierCall | None:
+    final = block.final
+    if block.end != "barrier" or final is None:
+        return None
+    numbers = [operand.bits if isinstance(operand, Immediate) else None for operand in final.operands]
+    if len(numbers) > 2:
+        raise UnsupportedOpcode(final.opcode, final.ptx_line, "wrong number of operands")
+    dynamic = any(isinstance(operand, Register | Symbol) for operand in final.operands)
+    number = numbers[0] if numbers else 0
+    threads = numbers[1] if len(numbers) > 1 else None
+    return BarrierCall(number, threads, dynamic, context.sites.add(final))

@@ -1,0 +1,388 @@
+"""Bulk tensor copies (TMA) between global and shared memory; in two and three dimensions as recorded from an H200.
+
+A box is a list of rows of contiguous bytes. A row that leaves the tensor is read as zeros there and not written there.
+In shared memory rows follow each other at the row pitch, and with a swizzle of 128, 64 or 32 bytes the 16-byte chunk
+number is XORed with as many of the bits above bit 6 of the *absolute* shared address as the span has chunks.
+
+A load reads its source at issue and changes shared memory as late as possible: when no thread can run. A store reads
+shared memory and writes global memory when its group is waited for. So a forgotten wait shows as old data; the race
+check sees both from their issue on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..checks.shared_races import READ, WRITE
+from ..faults import EmulatorError
+from ..ptx.sites import Site
+from ..warp.lanes import LaneSet
+from .access import ALL_INITIALISED, check_alignment, check_initialised, global_units, span_of
+from .generic_memory import GLOBAL_SPACE, space_of
+from .memory import PARAMETER_WINDOW
+from .tensor_map import CHUNK_BYTES, SWIZZLE_ROWS, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TensorMap
+
+if TYPE_CHECKING:
+    from ..interpreter.chunk import Chunk
+
+Array = npt.NDArray[Any]
+Units = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_DESTINATION_ALIGNMENT = 128
+_CHUNK_SHIFT = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Box:
+    """The units (of 1 << shift bytes) of one copy by each lane, [lanes, rows, units of a row]."""
+
+    shift: int
+    offsets: Units
+    """Byte offset of each unit from the tensor's first element; meaningless outside."""
+    is_inside: Flags
+    shared: Units
+    """Shared address of each unit, in the block."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """A load in flight: units in the chunk's shared memory and their data, in lane order."""
+
+    number: int
+    lanes: LaneSet
+    units: Units
+    shift: int
+    data: Array
+    nbytes: int
+    site: Site
+
+
+@dataclass(frozen=True, eq=False)
+class _Store:
+    """A store in flight: source units in shared memory, destination units in global memory, the lane of each."""
+
+    lanes: LaneSet
+    group: npt.NDArray[np.int32]
+    owner: Units
+    source: Units
+    destination: Units
+    shift: int
+    site: Site
+
+
+def swizzled(addresses: Units, swizzle_bytes: int) -> Units:
+    """Where a byte at an absolute shared address comes to lie."""
+    return addresses ^ (((addresses >> 7) & (SWIZZLE_ROWS[swizzle_bytes] - 1)) << 4)
+
+
+def _place(box: TensorMap, coordinates: list[Units], destination: Units) -> _Box:
+    """The units of a box at lane-wise coordinates (elements, innermost first) and shared addresses."""
+    inner_bytes = box.extents[0] * box.element_bytes
+    shift = min(_CHUNK_SHIFT, (inner_bytes & -inner_bytes).bit_length() - 1)
+    columns = np.arange(0, box.row_bytes, 1 << shift)
+    position = (coordinates[0] * box.element_bytes)[:, None] + columns
+    column_inside = (position >= 0) & (position < inner_bytes)
+    lanes = destination.size
+    rows = np.arange(box.rows)
+    row_inside = np.ones((lanes, box.rows), np.bool_)
+    row_offset = np.zeros((lanes, box.rows), np.int64)
+    step = 1
+    for dimension in range(1, box.rank):
+        index = coordinates[dimension][:, None] + rows // step % box.box[dimension]
+        step *= box.box[dimension]
+        row_inside &= (index >= 0) & (index < box.extents[dimension])
+        row_offset += index * box.strides_bytes[dimension - 1]
+    linear = destination[:, None, None] + (rows * box.row_pitch_bytes)[:, None] + columns
+    return _Box(
+        shift,
+        row_offset[:, :, None] + position[:, None, :],
+        row_inside[:, :, None] & column_inside[:, None, :],
+        swizzled(linear, box.swizzle_bytes) if box.swizzle_bytes else linear,
+    )
+
+
+class BulkCopies:
+    """Bulk copies of a chunk that were issued and are not finished."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.loads: list[_Load] = []
+        self.stores: list[_Store] = []
+        self.issued: list[Units] = []
+        self.delivered: list[Units] = []
+        self.committed = np.zeros(chunk.lane_count, np.int32)
+        self.maps: dict[bytes, TensorMap] = {}
+
+    def tensor_map(self, lanes: LaneSet, address: int, site: Site) -> TensorMap:
+        """The tensor map at a generic address, of a kernel parameter or in global memory."""
+        run = self.chunk.run
+        if address % TENSOR_MAP_ALIGNMENT:
+            self._illegal(f"the tensor map at {address:#x} is not {TENSOR_MAP_ALIGNMENT}-byte aligned", lanes, site)
+        if PARAMETER_WINDOW <= address <= PARAMETER_WINDOW + run.parameter_bytes - TENSOR_MAP_BYTES:
+            begin = address - PARAMETER_WINDOW
+            data = run.parameter_views.of[0][begin : begin + TENSOR_MAP_BYTES].tobytes()
+        elif space_of(address) == GLOBAL_SPACE:
+            base = np.arange(address, address + TENSOR_MAP_BYTES, CHUNK_BYTES, dtype=np.uint64)
+            owners = LaneSet(self.chunk, np.repeat(lanes.index[:1], base.size))
+            units, allocation = global_units(owners, base, span_of(base), 0, 4, site)
+            if allocation is None or not allocation.fully_initialised:
+                check_initialised(owners, units, 4, allocation, site)
+            data = run.memory.data.of[4].take(units).tobytes()
+        else:
+            self._illegal(
+                f"the tensor map at {address:#x} is no kernel parameter and not in global memory", lanes, site
+            )
+        found = self.maps.get(data)
+        if found is None:
+            try:
+                found = self.maps[data] = TensorMap.unpack(data)
+            except EmulatorError as error:
+                self._illegal(f"operand at {address:#x}: {error}", lanes, site)
+                raise
+        return found
+
+    def _illegal(self, words: str, lanes: LaneSet, site: Site, position: int = 0) -> None:
+        self.chunk.run.collector.add("illegal_instruction", words, site, lanes, position, lanes.count)
+
+    def _box(self, box: TensorMap, lanes: LaneSet, coordinates: list[Array], shared: Array, site: Site) -> _Box:
+        """Checked units of the box of each lane."""
+        if len(coordinates) != box.rank:
+            self._illegal(f"{len(coordinates)} coordinates for a tensor map of {box.rank} dimensions", lanes, site)
+        signed = [np.broadcast_to(part.view(np.int32), (lanes.count,)).astype(np.int64) for part in coordinates]
+        uneven = np.flatnonzero(signed[0] * box.element_bytes % CHUNK_BYTES)
+        if uneven.size:
+            position = int(uneven[0])
+            words = f"inner coordinate {int(signed[0][position])} is no multiple of {CHUNK_BYTES} bytes"
+            self._illegal(f"{words} ({box.element_bytes}-byte elements)", lanes, site, position)
+        check_alignment(lanes, shared, 0, _DESTINATION_ALIGNMENT, site, "shared memory")
+        addresses = np.broadcast_to(shared, (lanes.count,)).astype(np.int64)
+        return _place(box, signed, addresses)
+
+    def _shared_units(self, lanes: LaneSet, placed: _Box, site: Site) -> tuple[LaneSet, Units]:
+        """(the lane of every unit, units in the chunk's shared memory), flat in lane order."""
+        per_lane = placed.shared[0].size
+        owners = LaneSet(self.chunk, np.repeat(lanes.index, per_lane))
+        flat = placed.shared.reshape(-1)
+        units = self.chunk.shared.units(owners, flat, span_of(flat), 0, placed.shift, site)
+        return owners, units
+
+    def _global_units(
+        self, lanes: LaneSet, box: TensorMap, placed: _Box, site: Site, is_read: bool
+    ) -> tuple[Units, Units, LaneSet]:
+        """(flat positions inside the tensor, arena units of those, their lanes); reads check initialisation."""
+        inside = np.flatnonzero(placed.is_inside)
+        owners = LaneSet(self.chunk, lanes.index.take(inside // placed.is_inside[0].size))
+        base = (placed.offsets.reshape(-1).take(inside) + box.address).view(np.uint64)
+        if inside.size == 0:
+            return inside, inside, owners
+        units, allocation = global_units(owners, base, span_of(base), 0, placed.shift, site)
+        if is_read and (allocation is None or not allocation.fully_initialised):
+            check_initialised(owners, units, placed.shift, allocation, site)
+        return inside, units, owners
+
+    def load(
+        self, lanes: LaneSet, box: TensorMap, coordinates: list[Array], shared: Array, number: int, site: Site
+    ) -> None:
+        """Issue a load of a box by each lane; its bytes count on the lane's mbarrier of this number."""
+        chunk = self.chunk
+        chunk.mbarriers.use(number, lanes, site)
+        placed = self._box(box, lanes, coordinates, shared, site)
+        owners, units = self._shared_units(lanes, placed, site)
+        inside, source, _ = self._global_units(lanes, box, placed, site, True)
+        view = chunk.run.memory.data.of[placed.shift]
+        data = np.zeros(units.size, view.dtype)
+        data[inside] = view.take(source)
+        while len(self.issued) <= number:
+            self.issued.append(np.zeros(chunk.block_count, np.int64))
+            self.delivered.append(np.zeros(chunk.block_count, np.int64))
+        serial = np.empty(lanes.count, np.int64)
+        for position, slot in enumerate(lanes.block_slot):
+            self.issued[number][slot] += 1
+            serial[position] = self.issued[number][slot]
+        chunks, owners = _chunks(owners, units, placed.shift, None)
+        agent = np.full(chunks.size, chunk.races.copy_agent(number))
+        segment = np.repeat(serial, chunks.size // lanes.count)
+        chunk.races.add_asynchronous(WRITE, chunks, _CHUNK_SHIFT, owners, site, agent, segment)
+        self.loads.append(_Load(number, lanes, units, placed.shift, data, box.box_bytes, site))
+
+    def deliver(self) -> bool:
+        """Let all loads arrive, in the order of their issue; False if there were none."""
+        loads, self.loads = self.loads, []
+        if not loads:
+            return False
+        alive = np.asarray(self.chunk.alive_flags().reshape(self.chunk.block_count, -1).any(1), np.bool_)
+        shared = self.chunk.shared
+        for load in loads:
+            shared.data.of[load.shift][load.units] = load.data
+            shared.state.of[load.shift][load.units] = ALL_INITIALISED[load.shift]
+            slots = load.lanes.block_slot
+            ended = np.flatnonzero(~alive[slots])
+            if ended.size:
+                self._report_unfinished(load, int(ended[0]), ended.size)
+            delivered = self.delivered[load.number]
+            for turn in _distinct(slots):
+                delivered[turn] += 1
+                self.chunk.races.copies_arrived(load.number, turn, delivered[turn])
+                self.chunk.mbarriers.transfer(load.number, turn, load.nbytes)
+        return True
+
+    def store(self, lanes: LaneSet, box: TensorMap, coordinates: list[Array], shared: Array, site: Site) -> None:
+        """Issue a store of a box by each lane into its open group."""
+        placed = self._box(box, lanes, coordinates, shared, site)
+        givers, units = self._shared_units(lanes, placed, site)
+        inside, destination, owners = self._global_units(lanes, box, placed, site, False)
+        source = units.take(inside)
+        shared_memory = self.chunk.shared
+        shared_memory.check_initialised(owners, source, placed.shift, site)
+        group = self.committed.take(lanes.index)
+        chunks, givers = _chunks(givers, units, placed.shift, placed.is_inside)
+        segment = self.committed.take(givers.index).astype(np.int64) + 1
+        races = self.chunk.races
+        agent = races.store_agent(givers.thread // 32)
+        races.add_asynchronous(READ, chunks, _CHUNK_SHIFT, givers, site, agent, segment)
+        owner = inside // placed.is_inside[0].size
+        self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site))
+
+    def commit(self, lanes: LaneSet) -> None:
+        """cp.async.bulk.commit_group."""
+        self.committed[lanes.index] += 1
+
+    def wait(self, lanes: LaneSet, open_groups: int) -> None:
+        """cp.async.bulk.wait_group: finish all but the latest committed groups of these lanes."""
+        limit = np.full(self.chunk.lane_count, -1, np.int32)
+        limit[lanes.index] = self.committed[lanes.index] - open_groups
+        stores, self.stores = self.stores, []
+        for store in stores:
+            done = store.group < limit.take(store.lanes.index)
+            if done.any():
+                self._write(store, done)
+            if not done.all():
+                self.stores.append(_keep(store, ~done))
+        warps = lanes.index // 32
+        races = self.chunk.races
+        races.group_done(warps, races.store_agent(warps % races.warps), limit[lanes.index])
+
+    def _write(self, store: _Store, done: Flags) -> None:
+        chosen = np.flatnonzero(done[store.owner])
+        chunk = self.chunk
+        memory = chunk.run.memory
+        units = store.destination.take(chosen)
+        owners = LaneSet(chunk, store.lanes.index.take(store.owner.take(chosen)))
+        memory.data.of[store.shift][units] = chunk.shared.data.of[store.shift].take(store.source.take(chosen))
+        memory.state.of[store.shift][units] = ALL_INITIALISED[store.shift]
+        chunk.run.stores.add(units, store.shift, owners, store.site, False)
+
+    def report_unfinished(self) -> None:
+        """The blocks have ended: report copies that nobody waited for."""
+        for load in self.loads:
+            self._report_unfinished(load, 0, load.lanes.count)
+        for store in self.stores:
+            words = "the block ended before a bulk store had read its shared memory; wait for its group"
+            lanes = store.lanes
+            self.chunk.run.collector.add("unfinished_copy", words, store.site, lanes, 0, lanes.count)
+
+    def _report_unfinished(self, load: _Load, position: int, count: int) -> None:
+        words = "the block ended before a bulk copy into its shared memory was waited for"
+        self.chunk.run.collector.add("unfinished_copy", words, load.site, load.lanes, position, count)
+
+
+def _keep(store: _Store, which: Flags) -> _Store:
+    chosen = np.flatnonzero(which[store.owner])
+    renumbered = np.cumsum(which) - 1
+    position = np.flatnonzero(which)
+    return _Store(
+        store.lanes.subset(position),
+        store.group.take(position),
+        renumbered[store.owner.take(chosen)],
+        store.source.take(chosen),
+        store.destination.take(chosen),
+        store.shift,
+        store.site,
+    )
+
+
+def _chunks(owners: LaneSet, units: Units, shift: int, is_inside: Flags | None) -> tuple[Units, LaneSet]:
+    """(shared units of 16 bytes, their lanes) of flat units of rows; with flags only those with a part inside."""
+    parts = 1 << (_CHUNK_SHIFT - shift)
+    chunks, index = units[::parts] >> (_CHUNK_SHIFT - shift), owners.index[::parts]
+    if is_inside is not None:
+        touched = np.flatnonzero(is_inside.reshape(-1, parts).any(1))
+        chunks, index = chunks.take(touched), index.take(touched)
+    return chunks, LaneSet(owners.chunk, index)
+
+
+def _distinct(slots: Units) -> list[Units]:
+    """Ascending block numbers in turns in which none occurs twice."""
+    turn = np.arange(slots.size) - np.searchsorted(slots, slots)
+    return [slots[turn == number] for number in range(int(turn.max()) + 1)]
+
+
+def _by_map(lanes: LaneSet, addresses: Array) -> list[tuple[int, Units | None]]:
+    if addresses.shape[0] == 1 or (addresses == addresses[0]).all():
+        return [(int(addresses[0]), None)]
+    return [(int(address), np.flatnonzero(addresses == address)) for address in np.unique(addresses)]
+
+
+def _cut(values: Array, position: Units | None) -> Array:
+    return values if position is None or values.shape[0] == 1 else values.take(position)
+
+
+def _displaced(base: Array, offset: int) -> Array:
+    displaced: Array = base + base.dtype.type(offset & ((1 << 8 * base.dtype.itemsize) - 1))
+    return displaced
+
+
+def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset: int) -> Callable[..., None]:
+    """cp.async.bulk.tensor into shared memory: (lanes, addresses: shared, map, mbarrier, then the coordinates)."""
+
+    def run(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, *coordinates: Array) -> None:
+        chunk = lanes.chunk
+        copies = chunk.bulk_copies
+        destination = _displaced(shared, shared_offset)
+        for address, position in _by_map(lanes, tensor_map):
+            part = lanes if position is None else lanes.subset(position)
+            box = copies.tensor_map(part, address + map_offset, site)
+            barriers = chunk.mbarriers.locate(part, _cut(mbarrier, position), mbarrier_offset, site)
+            for number, inner, inside in chunk.mbarriers.parts(part, barriers):
+                where = [_cut(_cut(values, position), inside) for values in coordinates]
+                copies.load(inner, box, where, _cut(_cut(destination, position), inside), number, site)
+
+    return run
+
+
+def store_tensor(site: Site, shared_offset: int, map_offset: int) -> Callable[..., None]:
+    """cp.async.bulk.tensor into global memory: (lanes, addresses: shared, map, then the coordinates)."""
+
+    def run(lanes: LaneSet, shared: Array, tensor_map: Array, *coordinates: Array) -> None:
+        copies = lanes.chunk.bulk_copies
+        source = _displaced(shared, shared_offset)
+        for address, position in _by_map(lanes, tensor_map):
+            part = lanes if position is None else lanes.subset(position)
+            box = copies.tensor_map(part, address + map_offset, site)
+            copies.store(part, box, [_cut(values, position) for values in coordinates], _cut(source, position), site)
+
+    return run
+
+
+def commit_bulk() -> Callable[[LaneSet], None]:
+    """cp.async.bulk.commit_group: (lanes)."""
+
+    def run(lanes: LaneSet) -> None:
+        lanes.chunk.bulk_copies.commit(lanes)
+
+    return run
+
+
+def wait_bulk(open_groups: int) -> Callable[[LaneSet], None]:
+    """cp.async.bulk.wait_group, with or without .read: (lanes)."""
+
+    def run(lanes: LaneSet) -> None:
+        lanes.chunk.bulk_copies.wait(lanes, open_groups)
+
+    return run

@@ -1,0 +1,90 @@
+"""Loads and stores through generic addresses: each lane's address decides the state space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ptx.sites import Site
+from .access import Element, Loader, Span, Storer, load_global, span_of, store_global
+from .local_memory import load_local, load_parameter, store_local
+from .memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
+from .shared_memory import load_shared, store_shared
+
+if TYPE_CHECKING:
+    from ..warp.lanes import LaneSet
+
+Array = npt.NDArray[Any]
+_WINDOWS = (PARAMETER_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, GLOBAL_BASE)
+_BOUNDARIES = np.array(_WINDOWS, np.uint64)
+GLOBAL_SPACE = 3
+
+
+def space_of(address: int) -> int:
+    """0 parameters, 1 local, 2 shared, 3 global (also whatever lies in no window: it faults there)."""
+    for number in (3, 2, 1, 0):
+        if address >= _WINDOWS[number]:
+            return number
+    return GLOBAL_SPACE
+
+
+def divide_by_space(base: Array, offset: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """(space, positions) of every space that occurs."""
+    spaces = np.searchsorted(_BOUNDARIES, base + np.uint64(offset & 0xFFFFFFFFFFFFFFFF), "right") - 1
+    spaces = np.where(spaces < 0, GLOBAL_SPACE, spaces)
+    return [(int(space), np.flatnonzero(spaces == space)) for space in np.unique(spaces)]
+
+
+def _rebase(base: Array, space: int) -> Array:
+    return base if space == GLOBAL_SPACE else base - np.uint64(_WINDOWS[space])
+
+
+def load_generic(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
+    """A function that loads through generic addresses for one instruction."""
+    makers = (load_parameter, load_local, load_shared, load_global)
+    loaders = [maker(site, offset, element, register_bytes) for maker in makers]
+
+    def load(lanes: LaneSet, base: Array, span: Span) -> Any:
+        space = space_of(span[0] + offset)
+        if space == space_of(span[1] + offset):
+            inner = _rebase(base, space)
+            return loaders[space](lanes, inner, span if inner is base else span_of(inner))
+        results: list[Array] = []
+        for part, position in divide_by_space(base, offset):
+            inner = _rebase(base.take(position), part)
+            values = loaders[part](lanes.subset(position), inner, span_of(inner))
+            values = values if isinstance(values, tuple) else (values,)
+            if not results:
+                results = [np.zeros(lanes.count, value.dtype) for value in values]
+            for result, value in zip(results, values, strict=True):
+                result[position] = value
+        return results[0] if element.count == 1 else tuple(results)
+
+    return load
+
+
+def store_generic(site: Site, offset: int, element: Element) -> Storer:
+    """A function that stores through generic addresses for one instruction."""
+
+    def refuse(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
+        lanes.chunk.run.collector.add(
+            "global_out_of_bounds", "store to the read-only parameters", site, lanes, 0, lanes.count, span[0]
+        )
+
+    makers = (store_local, store_shared, store_global)
+    storers: list[Storer] = [refuse, *(maker(site, offset, element) for maker in makers)]
+
+    def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
+        space = space_of(span[0] + offset)
+        if space == space_of(span[1] + offset):
+            inner = _rebase(base, space)
+            storers[space](lanes, inner, span if inner is base else span_of(inner), *values)
+            return
+        for part, position in divide_by_space(base, offset):
+            inner = _rebase(base.take(position), part)
+            cut = [value if value.shape[0] == 1 else value.take(position) for value in values]
+            storers[part](lanes.subset(position), inner, span_of(inner), *cut)
+
+    return store

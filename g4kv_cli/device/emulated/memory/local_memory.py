@@ -1,0 +1,120 @@
+"""Local memory (one depot for each lane) and reads of the parameter block through a register address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ptx.sites import Site
+from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
+from .memory import Views
+
+if TYPE_CHECKING:
+    from ..interpreter.chunk import Chunk
+    from ..warp.lanes import LaneSet
+
+Array = npt.NDArray[Any]
+
+
+class LocalMemory:
+    """``nbytes`` of local memory for each lane of a chunk."""
+
+    def __init__(self, chunk: Chunk, nbytes: int) -> None:
+        self.chunk = chunk
+        self.nbytes = nbytes
+        self.stride = -(-nbytes // 16) * 16
+        total = chunk.lane_count * self.stride
+        self.data = Views(np.zeros(total, np.uint8))
+        self.state = Views(np.zeros(total, np.uint8))
+
+    def units(
+        self, lanes: LaneSet, base: Array, span: Span, offset: int, shift: int, site: Site
+    ) -> npt.NDArray[np.int64]:
+        """Checked offsets of every lane in units of 1 << shift bytes."""
+        size = 1 << shift
+        if span[0] + offset < 0 or span[1] + offset + size > self.nbytes:
+            addresses = base.astype(np.int64) + offset
+            bad = np.flatnonzero((addresses < 0) | (addresses + size > self.nbytes))
+            position = int(bad[0])
+            address = int(addresses[position])
+            self.chunk.run.collector.add(
+                "local_out_of_bounds",
+                f"access of {size} bytes at local offset {address}, past the thread's {self.nbytes} bytes",
+                site,
+                lanes,
+                position,
+                lanes.count if addresses.size == 1 else bad.size,
+                address,
+            )
+        if (span[2] | offset) & (size - 1):
+            check_alignment(lanes, base, offset, size, site, "local memory")
+        units: npt.NDArray[np.int64] = base.astype(np.int64) + (lanes.index * self.stride + offset)
+        units >>= shift
+        return units
+
+
+def load_local(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
+    """A function that loads from local memory for one instruction."""
+    shift = element.shift
+
+    def load(lanes: LaneSet, base: Array, span: Span) -> Any:
+        local = lanes.chunk.local
+        units = local.units(lanes, base, span, offset, shift, site)
+        bad = np.flatnonzero(local.state.of[shift].take(units) != ALL_INITIALISED[shift])
+        if bad.size:
+            position = int(bad[0])
+            address = (int(units[position]) << shift) - int(lanes.index[position]) * local.stride
+            lanes.chunk.run.collector.add(
+                "uninitialised_read",
+                f"read of {1 << shift} bytes of local memory at offset {address} that were never written",
+                site,
+                lanes,
+                position,
+                bad.size,
+                address,
+            )
+        return element.unpack(local.data.of[shift].take(units), register_bytes)
+
+    return load
+
+
+def store_local(site: Site, offset: int, element: Element) -> Storer:
+    """A function that stores to local memory for one instruction."""
+    shift = element.shift
+
+    def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
+        local = lanes.chunk.local
+        units = local.units(lanes, base, span, offset, shift, site)
+        local.data.of[shift][units] = element.pack(values, local.data.of[shift].dtype)
+        local.state.of[shift][units] = ALL_INITIALISED[shift]
+
+    return store
+
+
+def load_parameter(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
+    """A function that loads from the parameter block at an address held in a register."""
+    shift = element.shift
+
+    def load(lanes: LaneSet, base: Array, span: Span) -> Any:
+        run = lanes.chunk.run
+        addresses = base.astype(np.int64) + offset
+        bad = np.flatnonzero((addresses < 0) | (addresses + element.total_bytes > run.parameter_bytes))
+        if bad.size:
+            address = int(addresses[int(bad[0])])
+            run.collector.add(
+                "global_out_of_bounds",
+                f"read of {element.total_bytes} bytes at offset {address} of the {run.parameter_bytes}-byte parameters",
+                site,
+                lanes,
+                int(bad[0]),
+                lanes.count if addresses.size == 1 else bad.size,
+                address,
+            )
+        if (span[2] | offset) & (element.total_bytes - 1):
+            check_alignment(lanes, base, offset, element.total_bytes, site, "parameter block")
+        raw = run.parameter_views.of[shift].take(addresses >> shift)
+        return element.unpack(raw, register_bytes)
+
+    return load

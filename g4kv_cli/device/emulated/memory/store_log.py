@@ -1,0 +1,156 @@
+"""What kernels stored to global memory: coverage of outputs, and locations that two thread blocks wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ..ptx.sites import Site
+    from ..warp.lanes import LaneSet
+
+Ranges = npt.NDArray[np.int64]
+"""[n, 2] sorted, disjoint (begin, end) byte offsets in the arena."""
+
+
+@dataclass(frozen=True)
+class StoreEntry:
+    """One executed store instruction: ``units`` are arena offsets divided by the store's size 1 << ``shift``."""
+
+    units: npt.NDArray[np.int64]
+    shift: int
+    lanes: LaneSet
+    site: Site
+    is_atomic: bool
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two thread blocks that wrote one location: the later store's entry and lane, the earlier block."""
+
+    entry: StoreEntry
+    lane: int
+    other_block: int
+    arena_offset: int
+    count: int
+
+
+def empty_ranges() -> Ranges:
+    """No ranges."""
+    return np.empty((0, 2), np.int64)
+
+
+def merge_ranges(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Ranges:
+    """Sorted union of intervals given sorted by begin; touching intervals join."""
+    if begins.size == 0:
+        return empty_ranges()
+    reach = np.maximum.accumulate(ends)
+    fresh = np.flatnonzero(begins[1:] > reach[:-1]) + 1
+    first = np.concatenate(([0], fresh))
+    last = np.concatenate((fresh - 1, [begins.size - 1]))
+    return np.stack((begins[first], reach[last]), 1)
+
+
+def union_ranges(parts: Sequence[Ranges]) -> Ranges:
+    """Union of several range lists."""
+    if not parts:
+        return empty_ranges()
+    both = np.concatenate(list(parts))
+    both = both[np.argsort(both[:, 0], kind="stable")]
+    return merge_ranges(both[:, 0], both[:, 1])
+
+
+def clip_ranges(ranges: Ranges, begin: int, end: int) -> Ranges:
+    """Parts of the ranges inside [begin, end)."""
+    inside = ranges[(ranges[:, 1] > begin) & (ranges[:, 0] < end)]
+    return np.clip(inside, begin, end)
+
+
+def gaps(ranges: Ranges, begin: int, end: int) -> Ranges:
+    """Parts of [begin, end) that no range covers."""
+    inside = clip_ranges(ranges, begin, end)
+    starts = np.concatenate(([begin], inside[:, 1]))
+    stops = np.concatenate((inside[:, 0], [end]))
+    found = np.stack((starts, stops), 1)
+    return found[found[:, 1] > found[:, 0]]
+
+
+class StoreLog:
+    """All global stores of one launch."""
+
+    def __init__(self) -> None:
+        self.entries: list[StoreEntry] = []
+
+    def add(self, units: npt.NDArray[np.int64], shift: int, lanes: LaneSet, site: Site, is_atomic: bool) -> None:
+        """Record one store; ``units`` is (1,) or (lanes,)."""
+        if units.shape[0] == 1 and lanes.count > 1 and lanes.chunk.block_count > 1:
+            units = np.repeat(units, lanes.count)
+        self.entries.append(StoreEntry(units, shift, lanes, site, is_atomic))
+
+    def finish(self, may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, list[Conflict]]:
+        """(bytes stored, conflicts between blocks outside ``may_collide``, one for each store site)."""
+        if not self.entries:
+            return empty_ranges(), []
+        begins = np.concatenate([entry.units << entry.shift for entry in self.entries])
+        sizes = {1 << entry.shift for entry in self.entries}
+        if len(sizes) == 1:
+            size = sizes.pop()
+            in_order = np.sort(begins)
+            ranges = merge_ranges(in_order, in_order + size)
+            overlaps = bool((in_order[1:] == in_order[:-1]).any())
+        else:
+            lengths = np.concatenate([np.full(entry.units.size, 1 << entry.shift) for entry in self.entries])
+            order = np.argsort(begins)
+            in_order = begins[order]
+            ends = in_order + lengths[order]
+            ranges = merge_ranges(in_order, ends)
+            overlaps = bool((in_order[1:] < np.maximum.accumulate(ends)[:-1]).any())
+        return ranges, self._conflicts(may_collide) if overlaps else []
+
+    def _conflicts(self, may_collide: Sequence[tuple[int, int]]) -> list[Conflict]:
+        shift = min(entry.shift for entry in self.entries)
+        keys: list[npt.NDArray[np.int64]] = []
+        blocks: list[npt.NDArray[Any]] = []
+        serials: list[npt.NDArray[Any]] = []
+        positions: list[npt.NDArray[Any]] = []
+        for serial, entry in enumerate(self.entries):
+            split = 1 << (entry.shift - shift)
+            units = entry.units
+            block = entry.lanes.linear_block
+            position = np.arange(units.size)
+            if block.shape[0] != units.size:
+                block = np.broadcast_to(block[:1] if units.size == 1 else block, units.shape)
+            if split > 1:
+                units = ((units << (entry.shift - shift))[:, None] + np.arange(split)).reshape(-1)
+                block, position = np.repeat(block, split), np.repeat(position, split)
+            keys.append(units)
+            blocks.append(block)
+            positions.append(position)
+            serials.append(np.full(units.size, serial, np.int32))
+        key, block, serial_of, position_of = (np.concatenate(part) for part in (keys, blocks, serials, positions))
+        order = np.argsort(key, kind="stable")
+        key, block, serial_of, position_of = key[order], block[order], serial_of[order], position_of[order]
+        atomic = np.array([entry.is_atomic for entry in self.entries])[serial_of]
+        clash = (key[1:] == key[:-1]) & (block[1:] != block[:-1]) & ~(atomic[1:] & atomic[:-1])
+        for begin, end in may_collide:
+            clash &= ((key[1:] << shift) < begin) | ((key[1:] << shift) >= end)
+        found = np.flatnonzero(clash) + 1
+        conflicts: list[Conflict] = []
+        site_numbers = np.array([entry.site.number for entry in self.entries])[serial_of[found]]
+        for number in np.unique(site_numbers):
+            here = found[site_numbers == number]
+            at = int(here[0])
+            conflicts.append(
+                Conflict(
+                    self.entries[int(serial_of[at])],
+                    int(position_of[at]),
+                    int(block[at - 1]),
+                    int(key[at]) << shift,
+                    here.size,
+                )
+            )
+        return conflicts

@@ -1,0 +1,290 @@
+"""Control flow of one kernel: basic blocks, the order in which they are scheduled, and register liveness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..faults import UnsupportedOpcode
+from .accumulators import name_accumulators
+from .instruction import Instruction, Register, Symbol
+from .mma_batches import batch_multiplies
+from .parse import ParsedKernel
+
+CONTRIBUTE = "cp.reduction.contribute"
+READ_REDUCTION = "reduction.of."
+"""Stand-ins for the two halves of a bar.red around its barrier; the first, like cp, has no result."""
+
+READ_PHASE = "phase.of."
+"""Stand-in for the second half of a try_wait: its result, read after the wait."""
+
+EXITS = frozenset({"ret", "ret.uni", "exit"})
+BRANCHES = frozenset({"bra", "bra.uni"})
+
+
+@dataclass
+class BasicBlock:
+    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
+
+    A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
+    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined.
+    """
+
+    body: list[Instruction]
+    end: str = "jump"
+    final: Instruction | None = None
+    successors: tuple[int, ...] = ()
+    live_in: int = 0
+    live_out: int = 0
+    defined: int = 0
+    size: int = 0
+
+
+@dataclass
+class Flow:
+    """Blocks in scheduling order: the scheduler always runs the lowest index that has lanes waiting."""
+
+    blocks: list[BasicBlock]
+    registers: list[Register] = field(default_factory=list)
+    register_index: dict[Register, int] = field(default_factory=dict)
+    entry: int = 0
+
+
+def is_barrier(opcode: str) -> bool:
+    """Whether the opcode waits for other warps of the thread block (``bar.arrive`` and ``bar.warp.sync`` do not)."""
+    if opcode.startswith(("bar.warp.", "bar.arrive", "barrier.arrive", "barrier.cta.arrive", "barrier.cluster")):
+        return False
+    return opcode.startswith(("bar.", "barrier."))
+
+
+def is_reduction(opcode: str) -> bool:
+    """Whether the barrier also combines a predicate of all its threads."""
+    return opcode.startswith(("bar.red.", "bar.cta.red.", "barrier.red.", "barrier.cta.red."))
+
+
+def is_phase_wait(opcode: str) -> bool:
+    """Whether the opcode waits for a phase of an mbarrier."""
+    return opcode.startswith("mbarrier.try_wait")
+
+
+WARP_BARRIER = "bar.warp.sync"
+
+
+def _block_ends(instructions: Sequence[Instruction]) -> list[bool]:
+    """Which instructions end a block. A bar.warp.sync does only where lanes of its warp may sleep at an mbarrier."""
+    opcodes = [instruction.opcode for instruction in instructions]
+    others = {*BRANCHES, *EXITS, "trap"}
+    if any(is_phase_wait(opcode) for opcode in opcodes):
+        others.add(WARP_BARRIER)
+    return [opcode in others or is_barrier(opcode) or is_phase_wait(opcode) for opcode in opcodes]
+
+
+def _cut_phase_wait(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
+    """mbarrier.try_wait becomes: wait, read the result (in a block of its own)."""
+    if last.guard is not None or len(last.operands) not in (3, 4):
+        raise UnsupportedOpcode(last.opcode, last.ptx_line, "under a guard, or with these operands")
+    result, address, parity = last.operands[:3]
+    read = replace(last, opcode=READ_PHASE + last.opcode, operands=(result,))
+    block.end, block.final = "phase", replace(last, operands=(address, parity))
+    block.successors = (total + len(extra),)
+    extra.append(BasicBlock([read], "jump", None, (following,)))
+
+
+def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
+    """bar.red becomes: contribute the predicate, wait, read the result (in a block of its own)."""
+    if last.guard is not None or len(last.operands) not in (3, 4):
+        raise UnsupportedOpcode(last.opcode, last.ptx_line, "under a guard, or with these operands")
+    result, number, *rest = last.operands
+    contribute = replace(last, opcode=CONTRIBUTE, operands=(number, rest[-1]))
+    wait = replace(last, operands=(number, *rest[:-1]))
+    read = replace(last, opcode=READ_REDUCTION + last.opcode, operands=(result, number))
+    block.body = [*block.body, contribute]
+    block.end, block.final, block.successors = "barrier", wait, (total + len(extra),)
+    extra.append(BasicBlock([read], "jump", None, (following,)))
+
+
+def build_flow(kernel: ParsedKernel) -> Flow:
+    """Cut a kernel into blocks, order them, and compute liveness."""
+    blocks, entry = _cut(kernel)
+    for block in blocks:
+        block.size = len(block.body) + (block.final is not None)
+        block.body = batch_multiplies(block.body)
+    order = _schedule_order(blocks, entry)
+    position = {old: new for new, old in enumerate(order)}
+    ordered = [blocks[old] for old in order]
+    for block in ordered:
+        block.successors = tuple(position[target] for target in block.successors)
+    flow = Flow(ordered, entry=position[entry])
+    _liveness(flow)
+    if name_accumulators(ordered, flow.register_index):
+        _liveness(flow)
+    return flow
+
+
+def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
+    instructions = kernel.instructions
+    starts = {0, *kernel.labels.values()}
+    ends = _block_ends(instructions)
+    for index, is_end in enumerate(ends):
+        if is_end:
+            starts.add(index + 1)
+    bounds = sorted(starts)
+    number_at = {start: number for number, start in enumerate(bounds)}
+    blocks: list[BasicBlock] = []
+    extra: list[BasicBlock] = []
+    total = len(bounds)
+    for number, start in enumerate(bounds):
+        stop = bounds[number + 1] if number + 1 < total else len(instructions)
+        body = instructions[start:stop]
+        block = BasicBlock(body, successors=(number + 1,))
+        blocks.append(block)
+        if not body:
+            if start >= len(instructions):
+                block.end, block.successors = "exit", ()
+            continue
+        last = body[-1]
+        opcode = last.opcode
+        if not ends[stop - 1]:
+            if number + 1 == total:
+                block.end, block.successors = "exit", ()
+            continue
+        block.body = body[:-1]
+        if opcode in BRANCHES:
+            label = last.operands[0]
+            if not isinstance(label, Symbol):
+                raise UnsupportedOpcode(opcode, last.ptx_line, "branch target is no label")
+            target = number_at[kernel.labels[label.name]]
+            if last.guard is None:
+                block.final, block.successors = last, (target,)
+            else:
+                block.end, block.final, block.successors = "branch", last, (target, number + 1)
+            continue
+        tail = block
+        if last.guard is not None:
+            # A guarded ret, trap or barrier becomes a branch around a block of its own.
+            tail = BasicBlock([])
+            block.end, block.final, block.successors = "branch", last, (total + len(extra), number + 1)
+            extra.append(tail)
+        tail.final = last
+        if opcode in EXITS:
+            tail.end, tail.successors = "exit", ()
+        elif opcode == "trap":
+            tail.end, tail.successors = "trap", ()
+        elif opcode == WARP_BARRIER:
+            tail.end, tail.successors = "warp", (number + 1,)
+        elif is_phase_wait(opcode):
+            _cut_phase_wait(block, last, extra, total, number + 1)
+        elif is_reduction(opcode):
+            _cut_reduction(block, last, extra, total, number + 1)
+        else:
+            tail.end, tail.successors = "barrier", (number + 1,)
+    return blocks + extra, 0
+
+
+def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
+    """Reverse post-order with every loop contiguous, so that lowest-first reconverges at post-dominators.
+
+    A loop's exits are visited before its body, which puts all that follows the loop behind all of the loop. Blocks
+    that only trap come first: a trap is taken before any other lane goes on, as if it had been reached first.
+    """
+    exits = _loop_exits(blocks, entry)
+    post_order: list[int] = []
+    seen = {entry}
+    stack: list[tuple[int, Iterator[int]]] = [(entry, iter((*exits.get(entry, ()), *blocks[entry].successors)))]
+    while stack:
+        node, children = stack[-1]
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter((*exits.get(child, ()), *blocks[child].successors))))
+                break
+        else:
+            post_order.append(node)
+            stack.pop()
+    order = post_order[::-1]
+    traps = [node for node in order if blocks[node].end == "trap"]
+    return traps + [node for node in order if blocks[node].end != "trap"]
+
+
+def _loop_exits(blocks: list[BasicBlock], entry: int) -> dict[int, list[int]]:
+    """Loop header -> targets of the edges that leave the loop (natural loops, merged by header)."""
+    predecessors: dict[int, list[int]] = {}
+    reachable = [entry]
+    seen = {entry}
+    for node in reachable:
+        for child in blocks[node].successors:
+            predecessors.setdefault(child, []).append(node)
+            if child not in seen:
+                seen.add(child)
+                reachable.append(child)
+    everything = sum(1 << node for node in reachable)
+    dominators = dict.fromkeys(reachable, everything)
+    dominators[entry] = 1 << entry
+    changed = True
+    while changed:
+        changed = False
+        for node in reachable:
+            if node == entry:
+                continue
+            common = everything
+            for parent in predecessors[node]:
+                common &= dominators[parent]
+            common |= 1 << node
+            if common != dominators[node]:
+                dominators[node] = common
+                changed = True
+    bodies: dict[int, int] = {}
+    for node in reachable:
+        for header in blocks[node].successors:
+            if dominators[node] >> header & 1:
+                body = bodies.get(header, 0) | 1 << header
+                work = [node]
+                while work:
+                    member = work.pop()
+                    if not body >> member & 1:
+                        body |= 1 << member
+                        work.extend(predecessors.get(member, ()))
+                bodies[header] = body
+    return {
+        header: [
+            target
+            for node in reachable
+            if body >> node & 1
+            for target in blocks[node].successors
+            if not body >> target & 1
+        ]
+        for header, body in bodies.items()
+    }
+
+
+def _liveness(flow: Flow) -> None:
+    index = flow.register_index
+    upward: list[int] = []
+    for block in flow.blocks:
+        used = 0
+        defined = 0
+        instructions = [*block.body]
+        if block.final is not None:
+            instructions.append(block.final)
+        for instruction in instructions:
+            for register in instruction.reads:
+                bit = 1 << index.setdefault(register, len(index))
+                if not defined & bit:
+                    used |= bit
+            for register in instruction.writes:
+                defined |= 1 << index.setdefault(register, len(index))
+        upward.append(used)
+        block.defined = defined
+        block.live_in, block.live_out = used, 0
+    flow.registers = list(index)
+    changed = True
+    while changed:
+        changed = False
+        for block, used in zip(reversed(flow.blocks), reversed(upward), strict=True):
+            out = 0
+            for target in block.successors:
+                out |= flow.blocks[target].live_in
+            live_in = used | (out & ~block.defined)
+            if out != block.live_out or live_in != block.live_in:
+                block.live_out, block.live_in = out, live_in
+                changed = True

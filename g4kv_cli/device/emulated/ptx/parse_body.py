@@ -1,0 +1,303 @@
+"""Kernel body text -> instructions: scopes, registers, labels, operands and source locations."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ..faults import PtxSyntaxError, UnsupportedOpcode
+from .instruction import (
+    Address,
+    Instruction,
+    Location,
+    Negated,
+    Operand,
+    PredicatePair,
+    Register,
+    Symbol,
+    TensorAddress,
+    Vector,
+)
+from .parse import REGISTER_KINDS, ParsedKernel, ParsedModule, Variable, parse_literal, parse_parameters, parse_variable
+
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:\s*,\s*function_name\s+[^,]+,\s*inlined_at\s+(\d+)\s+(\d+)\s+\d+)?")
+_INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
+_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
+_SPLIT = re.compile(r",(?![^{\[]*[}\]])")
+_NESTED = re.compile(r"\[[^\]]*\{")
+_INDEXED = re.compile(r"(.*?)(\d+)")
+
+
+def _operand_texts(text: str) -> list[str]:
+    """The operands of an instruction, cut at the commas outside of all braces and brackets."""
+    if _NESTED.search(text) is None:
+        return [part.strip() for part in _SPLIT.split(text) if part.strip()]
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+class _Scope:
+    """Names declared between two braces; inner names hide outer ones."""
+
+    def __init__(self, parent: _Scope | None, number: int) -> None:
+        self.parent = parent
+        self.suffix = f"#{number}" if number else ""
+        self.registers: dict[str, Register] = {}
+        self.families: dict[str, tuple[str, int]] = {}
+        self.labels: set[str] = set()
+        self.variables: dict[str, str] = {}
+
+    def register(self, name: str) -> Register | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            found = scope.registers.get(name)
+            if found is not None:
+                return found
+            match = _INDEXED.fullmatch(name)
+            family = scope.families.get(match.group(1)) if match else None
+            if family is not None and match is not None and int(match.group(2)) < family[1]:
+                found = scope.registers[name] = Register(name + scope.suffix, family[0])
+                return found
+            scope = scope.parent
+        return None
+
+    def label(self, name: str) -> str | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            if name in scope.labels:
+                return name + scope.suffix
+            scope = scope.parent
+        return None
+
+    def variable(self, name: str) -> str:
+        scope: _Scope | None = self
+        while scope is not None:
+            if name in scope.variables:
+                return scope.variables[name]
+            scope = scope.parent
+        return name
+
+
+class _BodyParser:
+    def __init__(self, module: ParsedModule, kernel: ParsedKernel, source_name: str | None) -> None:
+        self.module = module
+        self.kernel = kernel
+        self.source_name = source_name
+        self.scopes = 0
+        self.scope = _Scope(None, 0)
+        self.location = Location()
+        self.pending_branches: list[tuple[int, _Scope]] = []
+        self.operand_cache: dict[tuple[int, str], Operand | None] = {}
+
+    def run(self, text: str, first_line: int) -> None:
+        statement: list[str] = []
+        statement_line = first_line
+        for line_number, line in enumerate(text.split("\n"), first_line):
+            rest = line.strip()
+            if not rest:
+                continue
+            if not statement and rest.startswith((".loc\t", ".loc ")):
+                self._set_location(rest)
+                continue
+            while rest:
+                if not statement:
+                    statement_line = line_number
+                    if rest[0] == "{":
+                        self.scopes += 1
+                        self.scope = _Scope(self.scope, self.scopes)
+                        rest = rest[1:].lstrip()
+                        continue
+                    if rest[0] == "}":
+                        if self.scope.parent is None:
+                            raise PtxSyntaxError(f"unbalanced brace at PTX line {line_number}")
+                        self.scope = self.scope.parent
+                        rest = rest[1:].lstrip()
+                        continue
+                    match = _LABEL.match(rest)
+                    if match is not None:
+                        self._label(match.group(1))
+                        rest = rest[match.end() :].lstrip()
+                        continue
+                end = rest.find(";")
+                if end < 0:
+                    statement.append(rest)
+                    break
+                statement.append(rest[:end])
+                self._statement(" ".join(statement).strip(), statement_line)
+                statement.clear()
+                rest = rest[end + 1 :].lstrip()
+        if statement:
+            raise PtxSyntaxError(f"statement at PTX line {statement_line} has no semicolon")
+        self._resolve_branches()
+
+    def _set_location(self, text: str) -> None:
+        match = _LOC.match(text)
+        if match is None:
+            return
+        number, line, call_number, call_line = match.groups()
+        if int(line) == 0:
+            return
+        self.location = Location(
+            self._file(int(number)),
+            int(line),
+            self._file(int(call_number)) if call_number else None,
+            int(call_line) if call_line else 0,
+        )
+
+    def _file(self, number: int) -> str | None:
+        if self.source_name is not None and number == 1:
+            return self.source_name
+        return self.module.files.get(number)
+
+    def _label(self, name: str) -> None:
+        self.scope.labels.add(name)
+        self.kernel.labels[name + self.scope.suffix] = len(self.kernel.instructions)
+
+    def _statement(self, text: str, line: int) -> None:
+        if not text:
+            return
+        if text[0] == ".":
+            self._directive(text, line)
+            return
+        match = _INSTRUCTION.fullmatch(text)
+        if match is None:
+            raise PtxSyntaxError(f"cannot read '{text}' at PTX line {line}")
+        negated, guard_name, opcode, operand_text = match.groups()
+        guard = None
+        if guard_name:
+            guard = self.scope.register(guard_name)
+            if guard is None or guard.kind != "pred":
+                raise PtxSyntaxError(f"guard {guard_name} is no predicate register, PTX line {line}")
+            self.kernel.registers.add(guard)
+        operands: tuple[Operand | None, ...]
+        if opcode in ("bra", "bra.uni"):
+            self.pending_branches.append((len(self.kernel.instructions), self.scope))
+            operands = (Symbol(operand_text.strip()),)
+        elif opcode.startswith("call"):
+            raise UnsupportedOpcode(opcode, line, "function calls (and printf, assert) cannot be emulated")
+        else:
+            operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
+        self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
+
+    def _directive(self, text: str, line: int) -> None:
+        word = text.split(None, 1)[0]
+        if word == ".reg":
+            self._declare_registers(text, line)
+        elif word in (".shared", ".local", ".const", ".global"):
+            variable = parse_variable(text, line)
+            name = variable.name + self.scope.suffix
+            self.scope.variables[variable.name] = name
+            self.kernel.variables[name] = Variable(
+                name, variable.space, variable.align, variable.nbytes, variable.external, variable.initial
+            )
+        elif word not in (".pragma", ".loc"):
+            raise UnsupportedOpcode(word, line, "directive inside a kernel")
+
+    def _declare_registers(self, text: str, line: int) -> None:
+        match = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
+        if match is None or match.group(1) not in REGISTER_KINDS:
+            raise UnsupportedOpcode(text, line, "register declaration not understood")
+        kind = REGISTER_KINDS[match.group(1)]
+        for name in match.group(2).split(","):
+            family = re.fullmatch(r"([%\w$]+)<(\d+)>", name.strip())
+            if family is not None:
+                self.scope.families[family.group(1)] = (kind, int(family.group(2)))
+            else:
+                self.scope.registers[name.strip()] = Register(name.strip() + self.scope.suffix, kind)
+
+    def _operand(self, text: str, line: int) -> Operand | None:
+        key = (id(self.scope), text)
+        if key in self.operand_cache:
+            return self.operand_cache[key]
+        operand = self._read_operand(text, line)
+        if self.scope.parent is None:
+            self.operand_cache[key] = operand
+        return operand
+
+    def _read_operand(self, text: str, line: int) -> Operand | None:
+        if text == "_":
+            return None
+        register = self.scope.register(text)
+        if register is not None:
+            self.kernel.registers.add(register)
+            return register
+        literal = parse_literal(text)
+        if literal is not None:
+            return literal
+        if text[0] == "{" and text[-1] == "}":
+            return Vector(tuple(self._operand(part.strip(), line) for part in text[1:-1].split(",")))
+        if text[0] == "[" and text[-1] == "]":
+            inside = text[1:-1].strip()
+            if inside.endswith("}") and "{" in inside:
+                return self._read_tensor_address(inside, line)
+            return self._read_address(inside, line)
+        if text[0] == "!":
+            inner = self._operand(text[1:].strip(), line)
+            if isinstance(inner, Register):
+                return Negated(inner)
+        if "|" in text:
+            first, second = (self._operand(part.strip(), line) for part in text.split("|", 1))
+            if isinstance(first, Register | None) and isinstance(second, Register | None):
+                return PredicatePair(first, second)
+        if re.fullmatch(r"[%A-Za-z_$][\w$.]*", text):
+            return Symbol(self.scope.variable(text))
+        match = re.fullmatch(r"([A-Za-z_$][\w$]*)\s*\+\s*(-?\d+)", text)
+        if match is not None:
+            return Symbol(self.scope.variable(match.group(1)), int(match.group(2)))
+        raise PtxSyntaxError(f"cannot read operand '{text}' at PTX line {line}")
+
+    def _read_address(self, text: str, line: int) -> Address:
+        match = re.fullmatch(r"([^+\s]+)\s*(?:\+\s*(-?\w+))?", text)
+        if match is None:
+            raise PtxSyntaxError(f"cannot read address '[{text}]' at PTX line {line}")
+        base = self._operand(match.group(1), line)
+        offset = int(match.group(2), 0) if match.group(2) else 0
+        if isinstance(base, Register | Symbol):
+            return Address(base, offset)
+        literal = parse_literal(match.group(1))
+        if literal is None:
+            raise PtxSyntaxError(f"cannot read address '[{text}]' at PTX line {line}")
+        return Address(None, literal.bits + offset)
+
+    def _read_tensor_address(self, text: str, line: int) -> TensorAddress:
+        base, _, rest = text.partition(",")
+        coordinates = self._operand(rest.strip(), line)
+        if not isinstance(coordinates, Vector):
+            raise PtxSyntaxError(f"cannot read address '[{text}]' at PTX line {line}")
+        return TensorAddress(self._read_address(base.strip(), line), coordinates)
+
+    def _resolve_branches(self) -> None:
+        for index, scope in self.pending_branches:
+            instruction = self.kernel.instructions[index]
+            target = instruction.operands[0]
+            name = scope.label(target.name) if isinstance(target, Symbol) else None
+            if name is None:
+                raise PtxSyntaxError(f"branch to an unknown label at PTX line {instruction.ptx_line}")
+            self.kernel.instructions[index] = Instruction(
+                instruction.opcode,
+                (Symbol(name),),
+                instruction.guard,
+                instruction.guard_negated,
+                instruction.ptx_line,
+                instruction.location,
+            )
+
+
+def parse_kernel(module: ParsedModule, name: str, source_name: str | None = None) -> ParsedKernel:
+    """Parse one kernel's body. ``source_name`` replaces the name of the first source file."""
+    if name not in module.bodies:
+        known = ", ".join(sorted(module.bodies)) or "none"
+        raise PtxSyntaxError(f"the module has no kernel '{name}'; it has {known}")
+    parameter_text, directives, body, line = module.bodies[name]
+    kernel = ParsedKernel(name, parse_parameters(parameter_text, line))
+    for extents in re.findall(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives):
+        kernel.max_threads = math.prod(int(extent) for extent in extents.split(","))
+    _BodyParser(module, kernel, source_name).run(body, line)
+    return kernel

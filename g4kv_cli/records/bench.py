@@ -1,0 +1,263 @@
+"""What ``g4kv bench`` writes down: shapes, configurations, their times, the ceilings of the run, and the verdict.
+
+A record is one JSON file in base units (seconds, bytes, FLOPs). ``status`` says which fields a measurement has:
+``measured`` has times; every other status has a ``reason`` and no times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from g4kv_cli.errors import UsageError
+from g4kv_cli.records.run import DeviceInfo, RunInfo, to_json
+
+BENCH_SCHEMA_VERSION = 1
+BENCH_KIND = "g4kv-bench"
+
+ShapeKind = Literal["decode", "prefill", "prep"]
+MeasurementStatus = Literal["measured", "wrong", "impossible", "failed", "skipped", "missing"]
+MEASUREMENT_STATUSES: tuple[MeasurementStatus, ...] = (
+    "measured", "wrong", "impossible", "failed", "skipped", "missing",
+)  # fmt: skip
+"""wrong: its results are; impossible: faster than the floor of this run; missing: the run ended before it."""
+
+PEER_PREFIX = "peer:"
+"""Of another library's configuration."""
+BASELINE_SUFFIX = "@baseline"
+"""A configuration of the kernels that the run was held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One problem size. ``tokens``: query tokens a request (decode: 1); ``kv_len``: keys a request, new ones included.
+
+    ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once. ``flops`` count a
+    multiply and an add as two.
+    """
+
+    id: str
+    kind: ShapeKind
+    geometry: str
+    family: str
+    batch: int
+    tokens: int
+    kv_len: int
+    visible_keys: int
+    page_size: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    read_bytes: int
+    write_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a call: quantiles of ``count`` samples. ``round_medians``: one median for each round of the run."""
+
+    median: float
+    q1: float
+    q3: float
+    low: float
+    high: float
+    count: int
+    round_medians: tuple[float, ...] = ()
+
+    @property
+    def noise(self) -> float:
+        """How far the median itself is uncertain, relative: half of median_interval of the rounds' medians, or, where
+        there is one round only, half the interquartile range."""
+        if len(self.round_medians) > 1:
+            low, high = median_interval(self.round_medians)
+            return (high - low) / 2 / self.median
+        return (self.q3 - self.q1) / 2 / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One configuration at one shape.
+
+    ``graph``: calls in a replayed CUDA graph that rotates over ``pools`` copies of the data. ``cold``: one call with
+    the L2 cache flushed before it; ``warm_seconds``: the same call back to back; ``sm_clock_hz``: the SMs' mean
+    clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is ``a``,
+    ``b``, ``c`` for decode forms, ``peer`` for another library's kernel, else the entry's or variant's name.
+    """
+
+    id: str
+    shape: str
+    configuration: str
+    form: str
+    status: MeasurementStatus
+    reason: str = ""
+    num_splits: int = 1
+    graph: Timing | None = None
+    cold: Timing | None = None
+    warm_seconds: float | None = None
+    sm_clock_hz: float | None = None
+    pools: int = 0
+    rotating_bytes: int = 0
+    checked_rows: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that decides: the median of the graph replays."""
+        return None if self.graph is None else self.graph.median
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What plain kernels reached in this run. 0: not measured. ``launch_seconds``: an empty kernel in a graph."""
+
+    read_bytes_per_second: float
+    copy_bytes_per_second: float
+    gemm_flops_per_second: float = 0.0
+    launch_seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRecord:
+    """A whole run. ``clocks``: what nvidia-smi said before and after, in its own words."""
+
+    run: RunInfo
+    settings: Mapping[str, Any]
+    ceilings: Ceilings | None
+    shapes: tuple[Shape, ...]
+    measurements: tuple[Measurement, ...]
+    peers: tuple[Mapping[str, str], ...] = ()
+    clocks: tuple[str, ...] = ()
+    ended: str = "finished"
+    notes: tuple[str, ...] = field(default=())
+
+    def at(self, shape: Shape) -> tuple[Measurement, ...]:
+        """All measurements of a shape, in the order of the run."""
+        return tuple(item for item in self.measurements if item.shape == shape.id)
+
+
+def record_to_text(record: BenchRecord) -> str:
+    """The record as JSON text, one measurement a line."""
+    head = {"schema_version": BENCH_SCHEMA_VERSION, "kind": BENCH_KIND, **to_json(record)}
+    lines = []
+    for name, value in head.items():
+        if name in ("shapes", "measurements") and value:
+            items = ",\n".join(f"    {json.dumps(item)}" for item in value)
+            lines.append(f'  "{name}": [\n{items}\n  ]')
+        else:
+            lines.append(f'  "{name}": ' + json.dumps(value, indent=2).replace("\n", "\n  "))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_bench_record(path: Path, option: str) -> BenchRecord:
+    """Read a record that ``g4kv bench`` wrote. Raises UsageError, naming ``option``, if it is none."""
+
+    def fail(what: str) -> UsageError:
+        return UsageError(f"{option} {path}: {what}; give a bench.json that g4kv bench wrote")
+
+    try:
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise fail(f"cannot read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise fail(f"not JSON: {error}") from error
+    if not isinstance(values, dict) or values.get("kind") != BENCH_KIND:
+        raise fail("not a bench record")
+    if values.get("schema_version") != BENCH_SCHEMA_VERSION:
+        raise fail(f"schema version {values.get('schema_version')}, this g4kv reads {BENCH_SCHEMA_VERSION}")
+    try:
+        return _record_from(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise fail(f"the record is damaged: {type(error).__name__}: {error}") from error
+
+
+def _record_from(values: Mapping[str, Any]) -> BenchRecord:
+    run = dict(values["run"])
+    device = DeviceInfo(**run.pop("device"))
+    text_fields = {"kernels_directory": "", "git_commit": "", **run}
+    ceilings = values.get("ceilings")
+    record = BenchRecord(
+        run=RunInfo(device=device, **text_fields),
+        settings=values["settings"],
+        ceilings=None if ceilings is None else Ceilings(**ceilings),
+        shapes=tuple(Shape(**item) for item in values.get("shapes", ())),
+        measurements=tuple(_measurement_from(item) for item in values.get("measurements", ())),
+        peers=tuple(values.get("peers", ())),
+        clocks=tuple(values.get("clocks", ())),
+        ended=values["ended"],
+        notes=tuple(values.get("notes", ())),
+    )
+    known = {shape.id for shape in record.shapes}
+    for item in record.measurements:
+        if item.shape not in known:
+            raise ValueError(f"{item.id} names a shape that the record lacks")
+        if item.status not in MEASUREMENT_STATUSES:
+            raise ValueError(f"{item.id} has the unknown status {item.status!r}")
+        if (item.status == "measured") != (item.graph is not None):
+            raise ValueError(f"{item.id}: status {item.status} and its times contradict each other")
+    return record
+
+
+def _measurement_from(item: Mapping[str, Any]) -> Measurement:
+    values = dict(item)
+    for name in ("graph", "cold"):
+        if values.get(name) is not None:
+            values[name] = _timing_from(values[name])
+    return Measurement(**values)
+
+
+def _timing_from(item: Mapping[str, Any]) -> Timing:
+    values = dict(item)
+    values["round_medians"] = tuple(values.get("round_medians", ()))
+    timing = Timing(**values)
+    if not timing.median > 0:
+        raise ValueError(f"a median of {timing.median} seconds")
+    return timing
+
+
+def timing_of(rounds: Sequence[Sequence[float]]) -> Timing:
+    """Quantiles over all samples of all rounds (linear interpolation), and each round's median. Seconds a call."""
+    samples = sorted(sample for one in rounds for sample in one)
+    if not samples:
+        raise ValueError("no samples")
+    return Timing(
+        median=quantile(samples, 0.5),
+        q1=quantile(samples, 0.25),
+        q3=quantile(samples, 0.75),
+        low=samples[0],
+        high=samples[-1],
+        count=len(samples),
+        round_medians=tuple(quantile(sorted(one), 0.5) for one in rounds if one),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The quantile of sorted values, linear between neighbours (as NumPy's default)."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+MEDIAN_CONFIDENCE = 0.85
+"""Of median_interval: 4 rounds have it from smallest to largest, 7 without one at either end (7 in 8 both)."""
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median of what ``values`` were drawn from lies, with MEDIAN_CONFIDENCE, whatever their distribution.
+
+    The k-th smallest and k-th largest of n values miss it with probability 2 * sum of C(n, i) / 2^n over i < k (the
+    sign test); the largest k that keeps the confidence is taken, the whole range where none does (n < 4).
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    trimmed, missed = 0, 2.0 / 2**count
+    while True:
+        missed += 2.0 * math.comb(count, trimmed + 1) / 2**count
+        if missed > 1 - MEDIAN_CONFIDENCE:
+            return ordered[trimmed], ordered[-1 - trimmed]
+        trimmed += 1
