@@ -63,13 +63,13 @@ def _queue(
         f"{name}_{accesses}",
         grid=(-(-vectors // (THREADS * accesses)), 1, 1),
         block=(THREADS, 1, 1),
-        parameters=CeilingParameters(source.address, destination.address, vectors),
+        arguments=(CeilingParameters(source.address, destination.address, vectors),),
     )
 
 
 def queue_empty(library: KernelLibrary) -> None:
     """A launch of one block that does nothing."""
-    launch(library, SOURCE, "ceiling_empty", grid=(1, 1, 1), block=(32, 1, 1), parameters=CeilingParameters())
+    launch(library, SOURCE, "ceiling_empty", grid=(1, 1, 1), block=(32, 1, 1), arguments=(CeilingParameters(),))
 
 
 def measure_ceilings(library: KernelLibrary, device: CudaDevice, arena: DeviceArray) -> Ceilings:

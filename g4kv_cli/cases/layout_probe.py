@@ -122,7 +122,7 @@ def device_offsets(library: KernelLibrary, layout: KvLayout, coordinates: Coordi
             PROBE_KERNEL,
             grid=(-(-len(coordinates) // _THREADS_PER_BLOCK), 1, 1),
             block=(_THREADS_PER_BLOCK, 1, 1),
-            parameters=parameters,
+            arguments=(parameters,),
             must_write=(offsets,),
         )
         return device.read(offsets)

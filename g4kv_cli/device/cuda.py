@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.device.arguments import TENSOR_MAP_BYTES, Argument, TensorMapShape
 from g4kv_cli.device.cuda_driver import (
     MINIMUM_COMPUTE_CAPABILITY,
     arch_of,
@@ -37,25 +38,29 @@ from g4kv_cli.device.interface import (
     contiguous_strides,
 )
 from g4kv_cli.device.validation import (
+    check_arguments,
     check_launch,
-    check_parameters,
     require_contiguous,
     require_own,
     require_same_kind,
 )
-from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable
+from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
 from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
+
+PORTABLE_CLUSTER_BLOCKS = 8
+"""CUDA C++ Programming Guide, thread block clusters: larger ones are not portable."""
 
 
 @dataclass(slots=True)
 class _CudaKernel:
-    """What a launch needs: handles, the declared parameter bytes, the shared bytes opted into."""
+    """What a launch needs: handles, the bytes of the parameters asked for so far, and what was opted into."""
 
     owner: Any
     kernel: Any
     function: Any
-    parameter_bytes: int | None
+    parameter_bytes: dict[int, int | None]
     opted_in_shared_bytes: int = 0
+    large_clusters: bool = False
 
 
 class CudaDevice(Device):
@@ -190,32 +195,61 @@ class CudaDevice(Device):
             function = self._driver.CUfunction(int(kernel.handle))
         except Exception as error:  # cuda.core raises CUDAError with the driver's own name in its text
             raise CompileError(f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}") from error
-        return LoadedKernel(name, image, _CudaKernel(module, kernel, function, self._parameter_bytes(kernel)))
+        return LoadedKernel(name, image, _CudaKernel(module, kernel, function, {}))
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         """Queue one launch. A fault shows at the next synchronize or read."""
         self._require_usable()
         handle: _CudaKernel = kernel.handle
         check_launch(self.limits, launch, kernel.name)
-        if handle.parameter_bytes is not None:
-            check_parameters(launch, kernel.name, handle.parameter_bytes)
+        self._check_arguments(handle, kernel.name, launch)
         self._opt_in_shared(handle, kernel.name, launch.dynamic_shared_bytes)
-        # One parameter: a struct by value. The driver copies it before the call returns.
-        parameters = ctypes.create_string_buffer(launch.parameters, max(len(launch.parameters), 1))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        # The driver copies the parameters before the call returns.
+        buffers = [_aligned(argument.data) for argument in launch.arguments]
+        pointers = (ctypes.c_void_p * max(len(buffers), 1))(*(address for _, address in buffers))
+        parameters = ctypes.addressof(pointers) if buffers else 0
         self.launch_count += 1
-        self.call(
-            f"launch {kernel.name}",
-            self._driver.cuLaunchKernel(
-                handle.function,
-                *launch.grid,
-                *launch.block,
-                launch.dynamic_shared_bytes,
-                self.stream.handle,
-                ctypes.addressof(pointers) if launch.parameters else 0,
-                0,
-            ),
+        attributes = self._launch_attributes(launch)
+        if attributes:
+            self._allow_cluster(handle, launch.cluster)
+            returned = self._driver.cuLaunchKernelEx(
+                self._launch_configuration(launch, attributes), handle.function, parameters, 0
+            )
+        else:
+            shape = (*launch.grid, *launch.block, launch.dynamic_shared_bytes, self.stream.handle)
+            returned = self._driver.cuLaunchKernel(handle.function, *shape, parameters, 0)
+        self.call(f"launch {kernel.name}", returned)
+
+    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+        """The driver's encoding (cuTensorMapEncodeTiled)."""
+        require_own(self, array)
+        driver = self._driver
+        kinds = driver.CUtensorMapDataType
+        by_size = {
+            1: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            2: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            4: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            8: kinds.CU_TENSOR_MAP_DATA_TYPE_INT64,
+        }
+        swizzle = "NONE" if shape.swizzle_bytes == 0 else f"{shape.swizzle_bytes}B"
+        rank = len(shape.extents)
+        status, made = driver.cuTensorMapEncodeTiled(
+            by_size[array.dtype.itemsize],
+            rank,
+            array.address,
+            [driver.cuuint64_t(extent) for extent in shape.extents],
+            [driver.cuuint64_t(stride) for stride in shape.strides_bytes],
+            [driver.cuuint32_t(extent) for extent in shape.box],
+            [driver.cuuint32_t(1)] * rank,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
+        if int(status) != 0:
+            reason = f"cuTensorMapEncodeTiled refused it ({status.name})"
+            raise ContractError("tensor_map", array.label, shape, "a map that the driver takes", reason)
+        return Argument("tensor_map", ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES))
 
     def synchronize(self) -> None:
         """Wait for all launches. Raises DeviceFault on a sticky error."""
@@ -295,13 +329,57 @@ class CudaDevice(Device):
             self._allocations.remove(allocation)
             self._driver.cuMemFree(allocation.address)
 
-    def _parameter_bytes(self, kernel: Any) -> int | None:
-        """Bytes of the kernel's first parameter; None where the driver is too old to tell.
+    def _check_arguments(self, handle: _CudaKernel, name: str, launch: Launch) -> None:
+        """Hold the arguments against what the driver says of as many parameters.
 
-        Ours have one, a struct. Asking for a second to be sure would be an API error that compute-sanitizer reports.
+        One index past the last is an API error, which compute-sanitizer reports: a right launch must not ask for it.
         """
-        status, _offset, size = self._driver.cuKernelGetParamInfo(kernel.handle, 0)
-        return int(size) if int(status) == 0 else None
+        known = handle.parameter_bytes
+        for index in range(len(launch.arguments)):
+            if index not in known:
+                status, _offset, size = self._driver.cuKernelGetParamInfo(handle.kernel.handle, index)
+                # No size: a parameter that does not exist, or a driver too old to tell.
+                known[index] = int(size) if int(status) == 0 else None
+        sizes = [known[index] for index in range(len(launch.arguments))]
+        if sizes and sizes[0] is None:
+            return
+        check_arguments(launch.arguments, name, [size for size in sizes if size is not None])
+
+    def _launch_attributes(self, launch: Launch) -> list[Any]:
+        made: list[Any] = []
+        if launch.cluster != (1, 1, 1):
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dimension = attribute.value.clusterDim
+            dimension.x, dimension.y, dimension.z = launch.cluster
+            made.append(attribute)
+        if launch.overlap:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            made.append(attribute)
+        return made
+
+    def _launch_configuration(self, launch: Launch, attributes: list[Any]) -> Any:
+        made = self._driver.CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = launch.grid
+        made.blockDimX, made.blockDimY, made.blockDimZ = launch.block
+        made.sharedMemBytes = launch.dynamic_shared_bytes
+        made.hStream = self._driver.CUstream(int(self.stream.handle))
+        made.attrs = attributes
+        made.numAttrs = len(attributes)
+        return made
+
+    def _allow_cluster(self, handle: _CudaKernel, cluster: tuple[int, int, int]) -> None:
+        """Clusters of more than 8 blocks have to be allowed, once a kernel."""
+        if math.prod(cluster) <= PORTABLE_CLUSTER_BLOCKS or handle.large_clusters:
+            return
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        self.call(
+            "allow clusters of more than 8 blocks",
+            self._driver.cuKernelSetAttribute(attribute, 1, handle.kernel.handle, self._device_handle),
+        )
+        handle.large_clusters = True
 
     def _driver_text(self) -> str:
         version = int(self.call("ask for the driver's version", self._driver.cuDriverGetVersion()))
@@ -311,3 +389,11 @@ class CudaDevice(Device):
             return f"{kernel_module.read_text(encoding='ascii').strip()} ({text})"
         except OSError:
             return text
+
+
+def _aligned(data: bytes) -> tuple[Any, int]:
+    """A copy of an argument at an address that suits a tensor map, and what keeps it alive."""
+    buffer = ctypes.create_string_buffer(len(data) + 63)
+    address = -(-ctypes.addressof(buffer) // 64) * 64
+    ctypes.memmove(address, data, len(data))
+    return buffer, address

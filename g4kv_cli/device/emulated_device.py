@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.device.arguments import Argument, TensorMapShape
 from g4kv_cli.device.emulated import (
     EmulatorError,
     Fault,
@@ -36,8 +37,8 @@ from g4kv_cli.device.interface import (
     contiguous_strides,
 )
 from g4kv_cli.device.validation import (
+    check_arguments,
     check_launch,
-    check_parameters,
     require_contiguous,
     require_own,
     require_same_kind,
@@ -182,14 +183,17 @@ class EmulatedDevice(Device):
         self._require_usable()
         handle: Kernel = kernel.handle
         check_launch(self.limits, launch, kernel.name)
-        check_parameters(launch, kernel.name, handle.parameter_bytes)
+        check_arguments(launch.arguments, kernel.name, [parameter.nbytes for parameter in handle.parameters])
+        _check_kinds(launch.arguments, handle)
+        if launch.cluster != (1, 1, 1):
+            raise CompileError(f"the emulated device cannot run {kernel.name}: it has no thread block clusters")
         self.launch_count += 1
         try:
             self._machine.launch(
                 handle,
                 launch.grid,
                 launch.block,
-                [launch.parameters] if launch.parameters else [],
+                [argument.data for argument in launch.arguments],
                 dynamic_shared_bytes=launch.dynamic_shared_bytes,
                 must_write=_spans(launch.must_write),
                 may_collide=_spans(launch.may_collide),
@@ -205,6 +209,17 @@ class EmulatedDevice(Device):
             ) from error
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
+
+    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+        """The interpreter's own encoding of a tensor map."""
+        require_own(self, array)
+        try:
+            made = self._machine.tensor_map(
+                array.address, shape.extents, shape.box, array.dtype.itemsize, shape.strides_bytes, shape.swizzle_bytes
+            )
+        except EmulatorError as error:
+            raise ContractError("tensor_map", array.label, shape, "a map that the driver takes", str(error)) from error
+        return Argument("tensor_map", made.pack())
 
     def synchronize(self) -> None:
         """Nothing is ever pending; raises the fault of an earlier launch that hardware would not have survived."""
@@ -264,6 +279,22 @@ def report_line(fault: Fault) -> str:
     if fault.lanes:
         where += f", {fault.lanes} lane{'s' if fault.lanes > 1 else ''}"
     return f"{': '.join(parts)} [{where}]"
+
+
+def _check_kinds(arguments: Sequence[Argument], kernel: Kernel) -> None:
+    """PTX tells floats, integers and arrays of bytes apart; a mix-up of equal size would be a wrong answer."""
+    for number, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
+        declared = f"{parameter.kind}[{parameter.nbytes}]" if parameter.is_array else parameter.kind
+        by_value = argument.kind in ("struct", "tensor_map")
+        is_float = argument.kind.startswith("f")
+        if by_value != parameter.is_array or (not by_value and is_float != parameter.kind.startswith("f")):
+            raise ContractError(
+                "launch_parameters",
+                f"{kernel.name} argument {number}",
+                argument.kind,
+                f".{declared}",
+                "the argument's type differs from the kernel's parameter",
+            )
 
 
 def _spans(arrays: Sequence[DeviceArray]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.device.arguments import Argument, TensorMapShape
 from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 HostArray = npt.NDArray[Any]
@@ -114,17 +115,21 @@ class DeviceLimits:
 class Launch:
     """One launch as the device sees it.
 
-    ``parameters`` is the kernel's single by-value struct, packed; ``must_write`` names outputs of which every byte
+    ``arguments`` are one for each kernel parameter, in order; ``must_write`` names outputs of which every byte
     has to be stored (the emulated device checks it); ``may_collide`` names memory that several blocks may store to
-    by contract, such as a padding page: its contents are unspecified afterwards.
+    by contract, such as a padding page: its contents are unspecified afterwards. ``cluster`` are blocks of a thread
+    block cluster, which divide the grid. With ``overlap`` the launch may begin before the one in front of it has
+    ended (programmatic stream serialization): the kernel waits (``griddepcontrol.wait``) before it reads its results.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    parameters: bytes
+    arguments: tuple[Argument, ...]
     dynamic_shared_bytes: int = 0
     must_write: tuple[DeviceArray, ...] = ()
     may_collide: tuple[DeviceArray, ...] = ()
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,13 @@ class Device(ABC):
     @abstractmethod
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         """Queue one launch. Raises DeviceFault (now or at the next synchronise/read) if the kernel faults."""
+
+    @abstractmethod
+    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+        """A tensor map of the array from its first element on, as this device's kernels take it.
+
+        Raises ContractError for what the driver refuses.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

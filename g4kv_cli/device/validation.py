@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from g4kv_cli.device.arguments import Argument
 from g4kv_cli.device.interface import Device, DeviceArray, DeviceLimits, HostArray, Launch
 from g4kv_cli.errors import ContractError
 
@@ -52,6 +55,14 @@ def check_launch(limits: DeviceLimits, launch: Launch, kernel_name: str) -> None
             f"1 to {limits.max_grid} blocks",
             "the grid does not fit the device",
         )
+    if any(size < 1 or extent % size for size, extent in zip(launch.cluster, launch.grid, strict=True)):
+        raise ContractError(
+            "launch_cluster",
+            f"{kernel_name} cluster",
+            launch.cluster,
+            f"divisors of the grid {launch.grid}",
+            "clusters must fill the grid",
+        )
     if not 0 <= launch.dynamic_shared_bytes <= limits.max_shared_bytes_per_block:
         raise ContractError(
             "launch_shared",
@@ -62,13 +73,22 @@ def check_launch(limits: DeviceLimits, launch: Launch, kernel_name: str) -> None
         )
 
 
-def check_parameters(launch: Launch, kernel_name: str, parameter_bytes: int) -> None:
-    """Raises ContractError unless the packed struct has the size that the kernel declares."""
-    if len(launch.parameters) != parameter_bytes:
+def check_arguments(arguments: Sequence[Argument], kernel_name: str, parameter_bytes: Sequence[int]) -> None:
+    """Raises ContractError unless there is one argument for each parameter that the kernel declares, of its size."""
+    if len(arguments) != len(parameter_bytes):
         raise ContractError(
             "launch_parameters",
-            f"{kernel_name} parameters",
-            f"{len(launch.parameters)} bytes",
-            f"{parameter_bytes} bytes",
-            "the parameter struct on the host differs from the kernel's",
+            f"{kernel_name} arguments",
+            len(arguments),
+            len(parameter_bytes),
+            "the kernel takes another number of parameters",
         )
+    for number, (argument, nbytes) in enumerate(zip(arguments, parameter_bytes, strict=True)):
+        if len(argument.data) != nbytes:
+            raise ContractError(
+                "launch_parameters",
+                f"{kernel_name} argument {number}",
+                f"{argument.kind} of {len(argument.data)} bytes",
+                f"{nbytes} bytes",
+                "the argument on the host differs from the kernel's parameter",
+            )

@@ -324,7 +324,7 @@ def _decode_split(
         merge_symbol(head_dim),
         grid=(request.bounds.num_tokens * request.parameters.num_qo_heads, head_dim // MERGE_COLUMNS, 1),
         block=(MERGE_THREADS, 1, 1),
-        parameters=request.parameters,
+        arguments=(request.parameters,),
         must_write=_written(request, ("out", "lse")),
     )
 
@@ -342,7 +342,7 @@ def _launch(request: _Request, *, blocks: int) -> None:
         kernel.symbol,
         grid=(blocks * parameters.num_kv_heads, parameters.num_splits, 1),
         block=(kernel.threads, 1, 1),
-        parameters=parameters,
+        arguments=(parameters,),
         dynamic_shared_bytes=kernel.shared_bytes,
         must_write=_written(
             request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from g4kv_cli.device.arguments import Argument, by_value
 from g4kv_cli.device.interface import DeviceArray, Launch
 from g4kv_cli.entries.library import KernelLibrary
 
@@ -16,19 +17,30 @@ def launch(
     *,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    parameters: ctypes.Structure,
+    arguments: Sequence[ctypes.Structure | Argument],
     dynamic_shared_bytes: int = 0,
     must_write: Sequence[DeviceArray] = (),
     may_collide: Sequence[DeviceArray] = (),
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    overlap: bool = False,
+    arch_specific: bool = False,
 ) -> None:
-    """Queue one kernel with its by-value parameter struct. Raises CompileError or DeviceFault."""
-    kernel = library.kernel(source_name, symbol)
+    """Queue one kernel; a struct among the arguments is passed by value, the rest as Launch says.
+
+    ``arch_specific``: the kernel uses instructions of this very architecture (``sm_90a``). Raises CompileError or
+    DeviceFault.
+    """
+    kernel = library.kernel(source_name, symbol, arch_specific=arch_specific)
     request = Launch(
         grid=grid,
         block=block,
-        parameters=library.pack(parameters),
+        arguments=tuple(
+            argument if isinstance(argument, Argument) else by_value(library.pack(argument)) for argument in arguments
+        ),
         dynamic_shared_bytes=dynamic_shared_bytes,
         must_write=tuple(must_write),
         may_collide=tuple(may_collide),
+        cluster=cluster,
+        overlap=overlap,
     )
     library.device.launch(kernel, request)

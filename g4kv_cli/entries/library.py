@@ -19,14 +19,16 @@ class KernelLibrary:
     def __init__(self, device: Device, kernels_directory: Path | None = None) -> None:
         self.device = device
         self.kernels_directory = kernels_directory
-        self._kernels: dict[tuple[str, str], LoadedKernel] = {}
+        self._kernels: dict[tuple[str, str, bool], LoadedKernel] = {}
 
-    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
-        """The loaded kernel ``symbol`` of ``source_name``. Raises CompileError."""
-        key = (source_name, symbol)
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
+        """The loaded kernel ``symbol`` of ``source_name``, compiled for ``sm_90a`` in place of ``sm_90`` if it is
+        ``arch_specific``. Raises CompileError."""
+        key = (source_name, symbol, arch_specific)
         if key not in self._kernels:
             source = find_source(source_name, self.kernels_directory)
-            image = compile_image(source, arch=self.device.info.arch, kind=self.device.image_kind)
+            arch = self.device.info.arch.rstrip("af") + "a" if arch_specific else self.device.info.arch
+            image = compile_image(source, arch=arch, kind=self.device.image_kind)
             self._kernels[key] = self.device.load(image, symbol)
         return self._kernels[key]
 

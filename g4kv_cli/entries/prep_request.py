@@ -332,7 +332,7 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
         entry.symbol(rows),
         grid=(request.tokens, -(-groups // warps), 1),
         block=(32 * warps, 1, 1),
-        parameters=request.parameters,
+        arguments=(request.parameters,),
         must_write=[
             array.view((request.tokens, *array.shape[1:])) for name, array in request.outputs.items() if name != "pool"
         ],

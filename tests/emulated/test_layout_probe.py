@@ -93,7 +93,7 @@ def test_struct_twins_as_the_compiler_placed_them(library: KernelLibrary) -> Non
         layout_probe.STRUCT_PROBE_KERNEL,
         grid=(1, 1, 1),
         block=(32, 1, 1),
-        parameters=parameters,
+        arguments=(parameters,),
         must_write=(report,),
     )
     inner, outer = KvLayoutParameters, layout_probe.LayoutProbeParameters

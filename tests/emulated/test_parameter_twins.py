@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from g4kv_cli.compiler import SourceFile, compile_image
+from g4kv_cli.device.arguments import by_value
 from g4kv_cli.device.interface import Device, Launch
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.attention_parameters import AttentionParameters
@@ -49,8 +50,8 @@ def measured(device: Device, struct: str, header: str, names: list[str]) -> list
     kernel = device.load(compile_image(source, arch=device.info.arch, kind=device.image_kind), "probe")
     report = device.allocate((len(names) + 1,), np.int64, "report")
     twin = next(twin for twin, name, _ in TWINS.values() if name == struct)
-    parameters = bytes(ctypes.sizeof(twin)) + report.address.to_bytes(8, "little")
-    device.launch(kernel, Launch(grid=(1, 1, 1), block=(1, 1, 1), parameters=parameters, must_write=(report,)))
+    arguments = (by_value(bytes(ctypes.sizeof(twin)) + report.address.to_bytes(8, "little")),)
+    device.launch(kernel, Launch(grid=(1, 1, 1), block=(1, 1, 1), arguments=arguments, must_write=(report,)))
     return [int(value) for value in device.read(report)]
 
 

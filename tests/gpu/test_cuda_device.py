@@ -15,6 +15,7 @@ import pytest
 
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.compiler import SourceFile, compile_image
+from g4kv_cli.device.arguments import Argument, by_value
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.device.open import open_device
@@ -56,8 +57,8 @@ def _load(device: CudaDevice, name: str) -> LoadedKernel:
     return device.load(compile_image(SOURCE, arch=device.info.arch, kind="cubin"), name)
 
 
-def _parameters(out: DeviceArray, count: int = 0, scale: float = 1.0) -> bytes:
-    return struct.pack("<QifQ", out.address, count, scale, 0)
+def _parameters(out: DeviceArray, count: int = 0, scale: float = 1.0) -> tuple[Argument, ...]:
+    return (by_value(struct.pack("<QifQ", out.address, count, scale, 0)),)
 
 
 def test_what_the_device_says_of_itself(cuda_device: CudaDevice) -> None:
@@ -114,7 +115,7 @@ def test_ptx_is_loaded_through_the_drivers_compiler(cuda_device: CudaDevice) -> 
 def test_a_parameter_struct_of_the_wrong_size_is_refused(cuda_device: CudaDevice) -> None:
     kernel = _load(cuda_device, "index_times_scale")
     with pytest.raises(ContractError, match="16 bytes, want 24 bytes"):
-        cuda_device.launch(kernel, Launch((1, 1, 1), (32, 1, 1), bytes(16)))
+        cuda_device.launch(kernel, Launch((1, 1, 1), (32, 1, 1), (by_value(bytes(16)),)))
     assert cuda_device.launch_count == 0
 
 

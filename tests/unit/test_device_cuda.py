@@ -17,6 +17,7 @@ import pytest
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.device import cuda as cuda_module
 from g4kv_cli.device import cuda_driver
+from g4kv_cli.device.arguments import by_value
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import Launch
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
@@ -38,12 +39,16 @@ class StandInDriver:
     """The calls that CudaDevice makes, with the driver's return conventions."""
 
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
-    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED=14
+    )
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
         self.launches: list[tuple[tuple[int, ...], int, bytes]] = []
         self.opt_ins: list[int] = []
+        self.allowed: list[int] = []
+        self.configurations: list[SimpleNamespace] = []
         self.next_result = Result.CUDA_SUCCESS
         self.capturing: list[str] | None = None
         self.graph_launches = 0
@@ -99,13 +104,38 @@ class StandInDriver:
         self.launches.append((tuple(shape), shared, data))
         return (Result.CUDA_SUCCESS,)
 
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6
+    )
+
+    def CUlaunchAttribute(self) -> SimpleNamespace:
+        return SimpleNamespace(id=None, value=SimpleNamespace(clusterDim=SimpleNamespace()))
+
+    def CUlaunchConfig(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    def CUstream(self, handle: int) -> int:
+        return handle
+
+    def cuLaunchKernelEx(self, config: SimpleNamespace, function: int, parameters: int, extra: int) -> tuple[Result]:
+        self.configurations.append(config)
+        shape = (
+            config.gridDimX,
+            config.gridDimY,
+            config.gridDimZ,
+            config.blockDimX,
+            config.blockDimY,
+            config.blockDimZ,
+        )
+        return self.cuLaunchKernel(function, *shape, config.sharedMemBytes, config.hStream, parameters, extra)
+
     def cuKernelGetParamInfo(self, kernel: int, index: int) -> tuple[Result, int, int]:
         assert (kernel, index) == (5, 0), "an index past the last is an API error, which compute-sanitizer reports"
         return Result.CUDA_SUCCESS, 0, 12
 
     def cuKernelSetAttribute(self, attribute: int, value: int, kernel: int, device: int) -> tuple[Result]:
-        assert attribute == 8
-        self.opt_ins.append(value)
+        assert attribute in (8, 14)
+        (self.opt_ins if attribute == 8 else self.allowed).append(value)
         return (Result.CUDA_SUCCESS,)
 
     def cuGetErrorString(self, status: Result) -> tuple[Result, bytes]:
@@ -284,27 +314,42 @@ def test_free_and_close_return_all_memory(device: CudaDevice, driver: StandInDri
 
 def test_launch_passes_the_packed_struct_by_value(device: CudaDevice, driver: StandInDriver) -> None:
     kernel = device.load(IMAGE, "probe")
-    device.launch(kernel, Launch((2, 3, 4), (32, 2, 1), b"twelve bytes", dynamic_shared_bytes=100))
+    device.launch(kernel, Launch((2, 3, 4), (32, 2, 1), (by_value(b"twelve bytes"),), dynamic_shared_bytes=100))
     assert driver.launches == [((2, 3, 4, 32, 2, 1), 100, b"twelve bytes")]
     assert device.launch_count == 1
+
+
+def test_clusters_and_overlap_are_attributes_of_the_launch(device: CudaDevice, driver: StandInDriver) -> None:
+    kernel = device.load(IMAGE, "probe")
+    arguments = (by_value(b"twelve bytes"),)
+    for cluster in ((8, 1, 1), (16, 1, 1), (16, 1, 1)):
+        device.launch(kernel, Launch((32, 1, 1), (32, 1, 1), arguments, cluster=cluster, overlap=True))
+    assert [driver.launches[0]] == [((32, 1, 1, 32, 1, 1), 0, b"twelve bytes")]
+    cluster_attribute, overlap_attribute = driver.configurations[0].attrs
+    dimension = cluster_attribute.value.clusterDim
+    assert (cluster_attribute.id, dimension.x, dimension.y, dimension.z) == (4, 8, 1, 1)
+    assert (overlap_attribute.id, overlap_attribute.value.programmaticStreamSerializationAllowed) == (6, 1)
+    assert driver.configurations[0].numAttrs == 2
+    assert driver.allowed == [1], "asked for once, and only for more than 8 blocks"
 
 
 def test_shared_memory_is_opted_into_once(device: CudaDevice, driver: StandInDriver) -> None:
     kernel = device.load(IMAGE, "probe")
     for nbytes in (0, 100_000, 100_000, 50_000, 200_000):
-        device.launch(kernel, Launch((1, 1, 1), (32, 1, 1), b"twelve bytes", dynamic_shared_bytes=nbytes))
+        device.launch(kernel, Launch((1, 1, 1), (32, 1, 1), (by_value(b"twelve bytes"),), dynamic_shared_bytes=nbytes))
     assert driver.opt_ins == [100_000, 200_000]
 
 
 @pytest.mark.parametrize(
     ("launch", "code"),
     [
-        (Launch((1, 1, 1), (1025, 1, 1), b"twelve bytes"), "launch_block"),
-        (Launch((1, 1, 1), (0, 1, 1), b"twelve bytes"), "launch_block"),
-        (Launch((1, 65536, 1), (1, 1, 1), b"twelve bytes"), "launch_grid"),
-        (Launch((0, 1, 1), (1, 1, 1), b"twelve bytes"), "launch_grid"),
-        (Launch((1, 1, 1), (1, 1, 1), b"twelve bytes", dynamic_shared_bytes=232449), "launch_shared"),
-        (Launch((1, 1, 1), (1, 1, 1), b"thirteen byte"), "launch_parameters"),
+        (Launch((1, 1, 1), (1025, 1, 1), (by_value(b"twelve bytes"),)), "launch_block"),
+        (Launch((1, 1, 1), (0, 1, 1), (by_value(b"twelve bytes"),)), "launch_block"),
+        (Launch((1, 65536, 1), (1, 1, 1), (by_value(b"twelve bytes"),)), "launch_grid"),
+        (Launch((0, 1, 1), (1, 1, 1), (by_value(b"twelve bytes"),)), "launch_grid"),
+        (Launch((1, 1, 1), (1, 1, 1), (by_value(b"twelve bytes"),), dynamic_shared_bytes=232449), "launch_shared"),
+        (Launch((1, 1, 1), (1, 1, 1), (by_value(b"thirteen byte"),)), "launch_parameters"),
+        (Launch((3, 1, 1), (1, 1, 1), (by_value(b"twelve bytes"),), cluster=(2, 1, 1)), "launch_cluster"),
     ],
 )
 def test_a_launch_that_cannot_run_is_refused_before_it_is_made(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from g4kv_cli.compiler import SourceFile, compile_image
+from g4kv_cli.device.arguments import Argument, TensorMapShape, by_value, pointer, scalar
 from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
@@ -47,6 +48,9 @@ extern "C" __global__ void dynamic(const Parameters p) {
   __syncthreads();
   reinterpret_cast<float*>(p.out)[threadIdx.x] = row[blockDim.x - 1 - threadIdx.x];
 }
+extern "C" __global__ void several(float* out, int count, float scale, const Parameters p) {
+  if (threadIdx.x < count) out[threadIdx.x] = scale * threadIdx.x + p.which;
+}
 """,
 )
 
@@ -62,8 +66,8 @@ def _load(device: EmulatedDevice, name: str) -> LoadedKernel:
     return device.load(compile_image(SOURCE, arch=device.info.arch, kind="ptx"), name)
 
 
-def _parameters(out: DeviceArray, given: DeviceArray | None = None, count: int = 0) -> bytes:
-    return struct.pack("<QQii", out.address, given.address if given else 0, count, 0)
+def _parameters(out: DeviceArray, given: DeviceArray | None = None, count: int = 0) -> tuple[Argument, ...]:
+    return (by_value(struct.pack("<QQii", out.address, given.address if given else 0, count, 0)),)
 
 
 def _launch(device: EmulatedDevice, name: str, out: DeviceArray, *, grid: int = 1, block: int = 32, **more) -> None:  # type: ignore[no-untyped-def]
@@ -241,8 +245,8 @@ def test_shared_memory_is_bounded_by_the_arch() -> None:
 
 
 def test_a_parameter_struct_of_the_wrong_size_is_refused(device: EmulatedDevice) -> None:
-    with pytest.raises(ContractError, match="got 16 bytes, want 24 bytes"):
-        device.launch(_load(device, "scale"), Launch((1, 1, 1), (32, 1, 1), bytes(16)))
+    with pytest.raises(ContractError, match="got struct of 16 bytes, want 24 bytes"):
+        device.launch(_load(device, "scale"), Launch((1, 1, 1), (32, 1, 1), (by_value(bytes(16)),)))
     assert device.launch_count == 0
 
 
@@ -276,3 +280,57 @@ def test_a_closed_device_says_so(device: EmulatedDevice) -> None:
         device.read(array)
     with pytest.raises(ValueError, match="the device was closed"):
         device.allocate((4,), np.float32, "more")
+
+
+def test_several_arguments_each_with_its_type(device: EmulatedDevice) -> None:
+    out = device.allocate((32,), np.float32, "out")
+    arguments = (
+        pointer(out.address),
+        scalar("i32", 32),
+        scalar("f32", 0.5),
+        by_value(struct.pack("<QQii", 0, 0, 0, 3)),
+    )
+    device.launch(_load(device, "several"), Launch((1, 1, 1), (32, 1, 1), arguments, must_write=(out,)))
+    np.testing.assert_array_equal(device.read(out), np.arange(32, dtype=np.float32) / 2 + 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda good: good[:3], r"several arguments: .*got 3, want 4"),
+        (lambda good: (*good[:1], scalar("i64", 32), *good[2:]), r"argument 1: .*i64 of 8 bytes, want 4 bytes"),
+        # An integer where the kernel has a float has the right size and the wrong value.
+        (lambda good: (*good[:2], scalar("i32", 1), *good[3:]), r"argument 2: .*got i32, want \.f32"),
+        (lambda good: (*good[:1], scalar("f32", 32), *good[2:]), r"argument 1: .*got f32, want \.u32"),
+        (lambda good: (by_value(bytes(8)), *good[1:]), r"argument 0: .*got struct, want \.u64"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(device: EmulatedDevice, change, named: str) -> None:  # type: ignore[no-untyped-def]
+    out = device.allocate((32,), np.float32, "out")
+    good = (pointer(out.address), scalar("i32", 32), scalar("f32", 0.5), by_value(bytes(24)))
+    with pytest.raises(ContractError, match=named) as caught:
+        device.launch(_load(device, "several"), Launch((1, 1, 1), (32, 1, 1), change(good)))
+    assert caught.value.code == "launch_parameters"
+    assert device.launch_count == 0
+
+
+def test_a_number_that_its_kind_cannot_hold_is_no_argument() -> None:
+    with pytest.raises(ValueError, match="i32"):
+        scalar("i32", 1 << 31)
+
+
+def test_clusters_are_refused_by_name_and_must_fill_the_grid(device: EmulatedDevice) -> None:
+    out = device.allocate((32,), np.float32, "out")
+    arguments = _parameters(out, count=32)
+    with pytest.raises(CompileError, match="has no thread block clusters"):
+        device.launch(_load(device, "scale"), Launch((2, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
+    with pytest.raises(ContractError, match="clusters must fill the grid"):
+        device.launch(_load(device, "scale"), Launch((3, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
+
+
+def test_a_tensor_map_is_an_argument_or_refused(device: EmulatedDevice) -> None:
+    array = device.allocate((64, 64), ml_dtypes.bfloat16, "pool")
+    made = device.tensor_map(array, TensorMapShape((64, 64), (128,), (64, 16)))
+    assert (made.kind, len(made.data)) == ("tensor_map", 128)
+    with pytest.raises(ContractError, match="strides"):
+        device.tensor_map(array, TensorMapShape((64, 64), (100,), (64, 16)))

@@ -49,7 +49,7 @@ def launch_merge(session: Session, case: AttentionCase, tensors: AttentionTensor
         merge_symbol(head_dim),
         grid=(rows, head_dim // MERGE_COLUMNS, 1),
         block=(MERGE_THREADS, 1, 1),
-        parameters=parameters,
+        arguments=(parameters,),
         must_write=(out, lse),
     )
     return out, lse

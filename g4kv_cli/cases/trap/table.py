@@ -79,9 +79,9 @@ class PokedLibrary(KernelLibrary):
         self._library = library
         self._changed = parameters
 
-    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         """The kernel of the library it stands for."""
-        return self._library.kernel(source_name, symbol)
+        return self._library.kernel(source_name, symbol, arch_specific=arch_specific)
 
     def pack(self, parameters: ctypes.Structure) -> bytes:
         """The struct with its fields changed; the entry's own stays as it is."""

@@ -46,6 +46,9 @@ class Parameter:
     offset: int
     nbytes: int
     align: int
+    kind: str = "b8"
+    """The PTX type of an element."""
+    is_array: bool = False
 
 
 @dataclass
@@ -181,7 +184,8 @@ def parse_parameters(text: str, line: int) -> list[Parameter]:
         align = int(match.group(1) or element_bytes)
         nbytes = element_bytes * int(match.group(4) or 1)
         offset = -(-offset // align) * align
-        parameters.append(Parameter(match.group(3), offset, nbytes, align))
+        is_array = match.group(4) is not None
+        parameters.append(Parameter(match.group(3), offset, nbytes, align, match.group(2), is_array))
         offset += nbytes
     return parameters
 
