@@ -197,6 +197,12 @@ FAULTS = (
         ("shared_race", "cp.async"),
     ),
     Fault(
+        "a group's barrier counts one of its two warps",
+        _edit(DECODE, '"n"(kHalves * kWarpSize) : "memory");', '"n"(kWarpSize) : "memory");'),
+        (f"{GLOBAL}/decode/kv-len-one", f"{GLOBAL}/decode-split/ragged", f"{GLOBAL}/prefill/small-tile/ragged"),
+        ("barrier_count", "counts 32 threads, but 64 meet there"),
+    ),
+    Fault(
         "no barrier before the warps' results are merged",
         _edit(DECODE, "__syncthreads();\n\n  constexpr int kQuads", "constexpr int kQuads"),
         (f"{LOCAL}/decode/ragged",),

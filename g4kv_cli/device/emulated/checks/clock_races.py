@@ -65,6 +65,8 @@ class ClockRaces:
         """For each mbarrier [2, block, agent]: what arrivals in the current phase know."""
         self.completed: list[npt.NDArray[np.int32]] = []
         """The same of the latest completed phase."""
+        self.met: dict[int, npt.NDArray[np.int32]] = {}
+        """For each barrier number [block, warp]: what those that met there last knew of the warps."""
 
     def wgmma_agent(self, warp: Units) -> Units:
         """The agent of the wgmma of a warp's warpgroup: a wait by one of its warps is a wait for all four."""
@@ -211,27 +213,39 @@ class ClockRaces:
     def signal(self, lanes: LaneSet) -> npt.NDArray[np.int32]:
         """Lanes arrive at a barrier without waiting; returns what their warps know, for ``partial_barrier``."""
         rows = lanes.warps
-        known = self.clocks[:, rows].copy()
+        known = self.clocks.copy()
         self.clocks[KNOWN, rows, self.own[rows]] += 1
         return known
 
-    def partial_barrier(self, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags) -> None:
+    def partial_barrier(
+        self, number: int, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags
+    ) -> None:
         """A barrier of some warps completed; see ``RaceLog.partial_barrier``."""
         rows = np.unique(np.concatenate([lanes.warps for lanes in passed])) if passed else np.zeros(0, np.int64)
-        self._meet(rows, [(lanes.warps, known) for lanes, known in signals], complete)
+        joined = self._meet(rows, [(lanes.warps, known[:, lanes.warps]) for lanes, known in signals])
+        of_warps = joined[KNOWN, :, : self.warps]
+        self.met.setdefault(number, np.zeros_like(of_warps))[complete] = of_warps[complete]
 
-    def _meet(self, rows: Units, signals: list[tuple[Units, Array]], complete: Flags | None = None) -> None:
+    def is_after_meeting(self, number: int, warps: Units) -> Flags:
+        """See ``RaceLog.is_after_meeting``."""
+        met = self.met.get(number)
+        if met is None:
+            return np.ones(warps.size, np.bool_)
+        known = self.clocks[KNOWN, warps, : self.warps]
+        return np.asarray((known >= met[warps // self.warps]).all(1), np.bool_)
+
+    def _meet(self, rows: Units, signals: list[tuple[Units, Array]]) -> npt.NDArray[np.int32]:
+        """Join the clocks of warps that meet, and of signals, for each block; returns [2, block, agent]."""
         joined = np.zeros((2, self.chunk.block_count, self.agents), np.int32)
         if rows.size:
             self._join(joined, rows)
         for signalled, known in signals:
             for position, row in enumerate(signalled):
-                slot = row // self.warps
-                if complete is None or complete[slot]:
-                    into = joined[:, slot, : known.shape[2]]  # mbarriers may have been added since
-                    np.maximum(into, known[:, position], out=into)
+                into = joined[:, row // self.warps, : known.shape[2]]  # mbarriers may have been added since
+                np.maximum(into, known[:, position], out=into)
         self.clocks[:, rows] = joined[:, rows // self.warps]
         self.clocks[KNOWN, rows, self.own[rows]] += 1
+        return joined
 
     # Reports
 

@@ -51,11 +51,14 @@ class RaceLog:
     def __init__(self, chunk: Chunk, total_bytes: int, granule_shift: int) -> None:
         self.chunk = chunk
         self.granule_shift = granule_shift
-        self.is_active = chunk.lanes_per_block > 32 and total_bytes > 0
+        self.is_ordered = chunk.lanes_per_block > 32
+        self.is_active = self.is_ordered and total_bytes > 0
         self.accesses: list[SharedAccess] = []
         self.logged_lanes = 0
         self.compact_at_lanes = _COMPACT_AT_LANES
         self.clocks: npt.NDArray[np.int32] | None = None
+        self.met: dict[int, npt.NDArray[np.int32]] = {}
+        """For each barrier number [block, warp]: what those that met there last knew of each other."""
         self.granules = total_bytes >> granule_shift
         self.writers = np.zeros(self.granules if self.is_active else 0, np.uint8)
         self.atomics = np.zeros(self.writers.size, np.uint8)
@@ -91,9 +94,12 @@ class RaceLog:
         if self.clocks is not None:
             if complete is None:
                 self.clocks = None
+                self.met.clear()
             else:
                 self.clocks = self.clocks.copy()
                 self.clocks[complete] = 0
+                for known in self.met.values():
+                    known[complete] = 0
 
     def _clocks_with(self, lanes: list[LaneSet]) -> tuple[npt.NDArray[np.int32], Flags]:
         """The clocks after one more event of the lanes' warps, and flags [block, warp] of those warps."""
@@ -109,27 +115,37 @@ class RaceLog:
 
     def signal(self, lanes: LaneSet) -> npt.NDArray[np.int32] | None:
         """Lanes arrive at a barrier without waiting; returns what their warps know, for ``partial_barrier``."""
-        if not self.is_active:
+        if not self.is_ordered:
             return None
         self.clocks, _ = self._clocks_with([lanes])
         return self.clocks
 
-    def partial_barrier(self, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags) -> None:
-        """A barrier of some warps completed: what waited comes after all that had arrived.
+    def partial_barrier(
+        self, number: int, passed: list[LaneSet], signals: list[tuple[LaneSet, Any]], complete: Flags
+    ) -> None:
+        """Barrier ``number`` of some warps completed: what waited comes after all that had arrived.
 
-        ``signals`` are the lanes that arrived without waiting, with the clocks of that moment; ``complete`` flags the
-        blocks concerned.
+        ``signals`` are the lanes of those blocks that arrived without waiting, with the clocks of that moment;
+        ``complete`` flags the blocks.
         """
-        if not self.is_active:
+        if not self.is_ordered:
             return
         clocks, taking_part = self._clocks_with(passed)
         mask = taking_part[:, :, None]
         joined = np.where(mask, clocks, 0).max(1)
         for lanes, known in signals:
-            inside = np.flatnonzero(complete[lanes.block_slot])
-            slots, warps = lanes.block_slot[inside], lanes.thread[inside] // 32
+            slots, warps = lanes.block_slot, lanes.thread // 32
             np.maximum.at(joined, slots, known[slots, warps])
         self.clocks = np.where(mask, joined[:, None, :], clocks)
+        self.met.setdefault(number, np.zeros_like(joined))[complete] = joined[complete]
+
+    def is_after_meeting(self, number: int, warps: Units) -> Flags:
+        """For each warp (numbers in the chunk), whether it comes after the latest meeting at a partial barrier."""
+        met = self.met.get(number)
+        if met is None or self.clocks is None:
+            return np.ones(warps.size, np.bool_)
+        slots, own = np.divmod(warps, met.shape[1])
+        return np.asarray((self.clocks[slots, own] >= met[slots]).all(1), np.bool_)
 
     def _granules(self, access: SharedAccess, shift: int) -> tuple[Units, Array]:
         """(locations of 1 << shift bytes, warp tags), flat and of equal length."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.barrier_counts import BarrierCounts
 from ..ptx.sites import Site
 from .lanes import WARP, Group, LaneSet
 
@@ -40,10 +41,17 @@ class Waiting:
 
 @dataclass
 class Signal:
-    """Lanes that arrived without waiting, and what their warps knew then (see shared_races.py)."""
+    """Lanes that arrived without waiting, and what their warps knew then (see shared_races.py); ``is_open`` flags the
+    blocks where the barrier has not completed since."""
 
     lanes: LaneSet
     clocks: Any
+    site: Site
+    is_open: Flags
+
+    def part(self, blocks: Flags) -> LaneSet:
+        """The lanes that the barrier still counts in the flagged blocks."""
+        return self.lanes.subset(np.flatnonzero((blocks & self.is_open)[self.lanes.block_slot]))
 
 
 @dataclass
@@ -66,6 +74,12 @@ class _Barrier:
     arrived: npt.NDArray[np.int64]
     expected: npt.NDArray[np.int64]
 
+    @property
+    def present(self) -> list[tuple[LaneSet, Site]]:
+        """Who has arrived and where, in that order but those that do not wait first."""
+        signals = [(signal.part(signal.is_open), signal.site) for signal in self.signals]
+        return signals + [(waiting.group.lanes, waiting.site) for waiting in self.waiting]
+
 
 class Barriers:
     """Barriers 0 to 15 of every block of a chunk."""
@@ -75,6 +89,7 @@ class Barriers:
         self.named: dict[int, _Barrier] = {}
         self.votes: dict[int, _Votes] = {}
         self.exited: npt.NDArray[np.int64] | None = None
+        self.counts = BarrierCounts(chunk)
 
     @property
     def has_waiting(self) -> bool:
@@ -107,12 +122,15 @@ class Barriers:
         takes_all = threads in (0, chunk.threads)
         if takes_all and lanes.count == chunk.live_count and number not in self.named:
             # The usual case: every lane that still lives arrives at once.
+            if self.counts.latest:
+                self.counts.check_arrival(number, chunk.threads, lanes, site, ())
             self._check_exited(None, lanes, site)
             chunk.shared.races.full_barrier(None)
             self._close_votes(number, np.ones(chunk.block_count, np.bool_))
             return True
         barrier = self._barrier(number)
         arrivals = np.bincount(lanes.block_slot, minlength=chunk.block_count)
+        self._check_counts(number, barrier, 0 if takes_all and not barrier.signals else threads, lanes, site)
         barrier.arrived += arrivals
         # Where lanes arrive without waiting, not all are ordered: such a barrier is never one of the whole block.
         barrier.expected[arrivals > 0] = 0 if takes_all and not barrier.signals else threads or chunk.threads
@@ -132,9 +150,10 @@ class Barriers:
         self._check_whole_warps(lanes, site)
         barrier = self._barrier(number)
         arrivals = np.bincount(lanes.block_slot, minlength=self.chunk.block_count)
+        self._check_counts(number, barrier, threads, lanes, site)
         barrier.arrived += arrivals
         barrier.expected[arrivals > 0] = threads
-        barrier.signals.append(Signal(lanes, self.chunk.shared.races.signal(lanes)))
+        barrier.signals.append(Signal(lanes, self.chunk.shared.races.signal(lanes), site, arrivals > 0))
         self._release(number, barrier)
 
     def contribute(self, number: int, lanes: LaneSet, predicate: Flags) -> None:
@@ -169,6 +188,8 @@ class Barriers:
             return
         self._close_votes(number, complete)
         partial = complete & (barrier.expected > 0)
+        if partial.any():
+            self.counts.meet(number, needed, barrier.arrived, partial, barrier.present)
         if number == 0:  # the others are named so that different code can meet there
             self._check_sites(barrier, complete)
         kept: list[Waiting] = []
@@ -188,9 +209,11 @@ class Barriers:
             passed.append(released.lanes)
             chunk.wait_at(waiting.following, released)
         if partial.any():
-            signals = [signal for signal in barrier.signals if complete[signal.lanes.block_slot].any()]
-            chunk.shared.races.partial_barrier(passed, [(s.lanes, s.clocks) for s in signals], complete)
-            barrier.signals = [signal for signal in barrier.signals if not complete[signal.lanes.block_slot].all()]
+            signals = [(signal.part(complete), signal.clocks) for signal in barrier.signals]
+            chunk.shared.races.partial_barrier(number, passed, signals, complete)
+            for signal in barrier.signals:
+                signal.is_open = signal.is_open & ~complete
+            barrier.signals = [signal for signal in barrier.signals if signal.is_open.any()]
         whole = complete & ~partial
         if whole.any():
             chunk.shared.races.full_barrier(None if whole.all() else whole)
@@ -206,6 +229,13 @@ class Barriers:
         self.exited += np.bincount(lanes.block_slot, minlength=self.chunk.block_count)
         for number, barrier in list(self.named.items()):
             self._release(number, barrier)
+
+    def _check_counts(self, number: int, barrier: _Barrier, threads: int, lanes: LaneSet, site: Site) -> None:
+        """Report lanes that a counted barrier does not count; ``threads`` 0 takes all threads of the block."""
+        everyone = self.chunk.threads
+        given = np.where(barrier.expected > 0, barrier.expected, everyone)
+        self.counts.check_same(number, threads or everyone, lanes, site, given, barrier.arrived)
+        self.counts.check_arrival(number, threads or everyone, lanes, site, barrier.present)
 
     def _check_whole_warps(self, lanes: LaneSet, site: Site) -> None:
         """Report a barrier that only some live lanes of a warp have reached."""
