@@ -1,6 +1,6 @@
 """``python -m g4kv_cli`` is the same as ``g4kv``."""
 
-from g4kv_cli.main import main
+from g4kv_cli.start import main
 
 if __name__ == "__main__":
     main()

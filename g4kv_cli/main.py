@@ -1,7 +1,8 @@
 """The command ``g4kv``: finds the subcommand, and turns every error into one line and an exit code.
 
 Subcommands are imported when they are called, so that ``g4kv --help`` imports neither NumPy nor CUDA. Exit
-codes: 0 as expected; 1 findings (wrong, slower, not rejected); 2 usage or tool failure; 130 interrupted.
+codes: 0 as expected; 1 findings (wrong, slower, not rejected); 2 usage or tool failure; 130 interrupted; 141 nobody
+reads the output any more.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO, cast
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
 from g4kv_cli import __version__
-from g4kv_cli.errors import EXIT_FAILURE, CompileError, G4kvError
+from g4kv_cli.errors import EXIT_FAILURE, CompileError, G4kvError, UsageError
+from g4kv_cli.interrupts import InterruptEndsProcess
+from g4kv_cli.report.output import EXIT_BROKEN_PIPE, OutputLost, StandardStream, exit_code_of, lost_output_text
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ class LazyGroup(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command = getattr(importlib.import_module(entry.module), entry.attribute)
+        with InterruptEndsProcess():
+            command = getattr(importlib.import_module(entry.module), entry.attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.module}.{entry.attribute} is no click command")
         if not any("--traceback" in parameter.opts for parameter in command.params):
@@ -144,11 +149,24 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``g4kv`` with these arguments and return its exit code; errors go to stderr."""
+    # A lost stderr never ends a run: there is nowhere left to say so.
+    output, errors = StandardStream(sys.stdout), StandardStream(sys.stderr, outlived=True)
+    with redirect_stdout(cast(TextIO, output)), redirect_stderr(cast(TextIO, errors)):
+        try:
+            code = _run(arguments)
+            output.flush()
+        except OutputLost:
+            code = EXIT_BROKEN_PIPE
+        if output.lost is not None and exit_code_of(code, output) == EXIT_FAILURE:
+            errors.write(f"g4kv: error: {lost_output_text(output.lost)}\n")
+        return exit_code_of(code, output)
+
+
+def _run(arguments: Sequence[str]) -> int:
     style = ErrorStyle()
     try:
-        code = _invoke(list(arguments), style)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        _require_no_empty_argument(arguments)
+        return _invoke(list(arguments), style)
     except NoArgsIsHelpError as error:
         error.show()
         return EXIT_FAILURE
@@ -160,19 +178,29 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("g4kv: interrupted\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has left; point stdout elsewhere, or the interpreter complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "g4kv_cli"):
             return _report(error, _unexpected_message(error), style, EXIT_FAILURE)
         message = f"the Python package {package} is missing; install g4kv with: python -m pip install ."
         return _report(error, message, style, EXIT_FAILURE)
+    except OutputLost:
+        raise
     except Exception as error:
         return _report(error, _unexpected_message(error), style, EXIT_FAILURE)
-    return code
+
+
+def _require_no_empty_argument(arguments: Sequence[str]) -> None:
+    """Raises UsageError for an empty name, value or list: a variable that a script left unset, never a wish."""
+    before = ""
+    for argument in arguments:
+        name, has_value, value = argument.partition("=")
+        if not argument.strip():
+            what = before if before.startswith("-") else "an argument"
+            raise UsageError(f"{what} is empty; give it a value or leave it out")
+        if name.startswith("--") and has_value and not value.strip():
+            raise UsageError(f"{name} is empty; give it a value or leave it out")
+        before = argument
 
 
 def _invoke(arguments: list[str], style: ErrorStyle) -> int:

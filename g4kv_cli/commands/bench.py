@@ -31,9 +31,10 @@ from g4kv_cli.records.findings import Analysis, Comparison
 from g4kv_cli.records.run import DeviceInfo, RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_html import write_html
-from g4kv_cli.report.bench_plots import write_plots
+from g4kv_cli.report.bench_plots import missing_matplotlib, write_plots
 from g4kv_cli.report.bench_store import BenchStore
 from g4kv_cli.report.files import write_whole
+from g4kv_cli.report.output import outlive_reader
 
 EXIT_INTERRUPTED = 130
 BUILT_IN = "built-in"
@@ -210,6 +211,9 @@ def bench(
     _require_one_mode(ctx)
     console = BenchConsole()
     outputs = _Outputs(html_path, plots_directory, dispatch_path)
+    if plots_directory is not None and (missing := missing_matplotlib()):
+        raise UsageError(f"--plots {plots_directory}: {missing}")
+    outlive_reader(html_path, plots_directory, dispatch_path)
     if list_peers:
         console.peers([_peer_row(status) for status in map(peer_status, PEERS)])
         return 0
@@ -225,8 +229,11 @@ def bench(
         return EXIT_FINDINGS if comparison.has_regression or b.ended != "finished" else 0
     if from_record is not None:
         analysis = analyse(read_bench_record(from_record, "--from"))
-        _report(console, analysis, outputs, quiet=quiet, with_start=True)
-        return _compared(console, _within(analysis.record, threshold), _exit_code(analysis.record))
+        failure = _report(console, analysis, outputs, quiet=quiet, with_start=True)
+        code = _compared(console, _within(analysis.record, threshold), _exit_code(analysis.record))
+        if failure is not None:
+            raise failure
+        return code
 
     request = Request(
         workload=cast(Workload, workload),
@@ -298,15 +305,18 @@ def bench(
     finally:
         opened.close()
     analysis = analyse(store.record)
-    _report(console, analysis, outputs, quiet=quiet, with_start=False)
+    failure = _report(console, analysis, outputs, quiet=quiet, with_start=False)
     if not quiet:
         console.written("record", path)
-    code = _exit_code(store.record)
-    if old_record is not None:
-        return _compared(
-            console, compare_records(old_record, store.record, cast(str, baseline), str(path), threshold), code
-        )
-    return _compared(console, _within(store.record, threshold), code)
+    if old_record is None:
+        against = _within(store.record, threshold)
+    else:
+        against = compare_records(old_record, store.record, cast(str, baseline), str(path), threshold)
+    code = _compared(console, against, _exit_code(store.record))
+    store.require_whole()
+    if failure is not None:
+        raise failure
+    return code
 
 
 def _within(record: BenchRecord, threshold: float) -> Comparison | None:
@@ -331,23 +341,42 @@ class _Outputs:
         self.html, self.plots, self.dispatch = html, plots, dispatch
 
 
-def _report(console: BenchConsole, analysis: Analysis, outputs: _Outputs, *, quiet: bool, with_start: bool) -> None:
-    """Tables, verdict, what is missing; then the files."""
+def _report(
+    console: BenchConsole, analysis: Analysis, outputs: _Outputs, *, quiet: bool, with_start: bool
+) -> UsageError | None:
+    """Tables, verdict, what is missing; then the files. The first of them that could not be written, for the end."""
     if with_start and not quiet:
         console.start(analysis.record.run, analysis.record.ceilings)
     if not quiet:
         console.tables(analysis)
     console.verdicts(analysis.verdicts)
     console.missing(analysis)
+    failure: UsageError | None = None
+    for write in (_write_dispatch, _write_plots, _write_page):
+        try:
+            write(console, analysis, outputs)
+        except UsageError as error:
+            failure = failure or error
+    return failure
+
+
+def _write_dispatch(console: BenchConsole, analysis: Analysis, outputs: _Outputs) -> None:
     if outputs.dispatch is not None:
         write_whole(outputs.dispatch, dispatch_text(analysis), "--dispatch")
         console.written("dispatch", outputs.dispatch)
+
+
+def _write_plots(console: BenchConsole, analysis: Analysis, outputs: _Outputs) -> None:
     if outputs.plots is not None:
         for path in write_plots(analysis, outputs.plots, "--plots"):
             console.written("plot", path)
+
+
+def _write_page(console: BenchConsole, analysis: Analysis, outputs: _Outputs) -> None:
     if outputs.html is not None:
         write_html(analysis, outputs.html, "--html")
-        console.written("page", outputs.html)
+        missing = missing_matplotlib()
+        console.written("page", outputs.html, f"without plots: {missing}" if missing else "")
 
 
 def _show_plan(console: BenchConsole, request: Request) -> None:

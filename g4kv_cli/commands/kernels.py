@@ -15,6 +15,7 @@ from g4kv_cli.entries.attention_table import ATTENTION_KERNELS, MERGE_THREADS
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
 from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels
+from g4kv_cli.report.output import outlive_reader
 
 DEFAULT_ARCH = "sm_90a"
 PREP_THREADS = 256
@@ -26,7 +27,7 @@ PREP_THREADS = 256
     "--arch",
     default=None,
     metavar="SM[,SM...]|all",
-    help=f"sm_80, sm_90a, ..., or all.  [default: the GPU's, else {DEFAULT_ARCH}]",
+    help=f"sm_80, sm_90 or sm_90a, ..., or all.  [default: the GPU's, else {DEFAULT_ARCH}]",
 )
 @partial(kernels_option, with_own=True)
 @click.option(
@@ -41,6 +42,7 @@ def kernels(arch: str | None, kernels: Path | None, json_path: Path | None) -> i
 
     Exit codes: 0 no kernel spills; 1 one does; 2 the request or the compiler failed.
     """
+    outlive_reader(json_path)
     rows = [row for one in _archs(arch) for name in source_names(kernels) for row in _rows(name, one, kernels)]
     print_kernels(rows)
     if json_path is not None:
@@ -55,11 +57,18 @@ def _archs(asked: str | None) -> tuple[str, ...]:
         return (_gpu_arch() or DEFAULT_ARCH,)
     if asked == "all":
         return tuple(SM_LIMITS)
-    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
-    unknown = [name for name in names if name not in SM_LIMITS]
-    if unknown:
-        raise UsageError(f"--arch {unknown[0]}: unknown; there are: all, {', '.join(SM_LIMITS)}")
-    return names
+    found = []
+    for name in (part.strip() for part in asked.split(",")):
+        known = _known_arch(name)
+        if not known:
+            raise UsageError(f"--arch {name or repr(name)}: unknown; there are: all, {', '.join(SM_LIMITS)}")
+        found.append(known)
+    return tuple(dict.fromkeys(found))
+
+
+def _known_arch(name: str) -> str:
+    """The table's spelling of an arch that may lack its suffix (``sm_90`` is ``sm_90a``); empty if it has none."""
+    return next((known for known in SM_LIMITS if name in (known, known.rstrip("af"))), "")
 
 
 def _gpu_arch() -> str:
@@ -71,7 +80,7 @@ def _gpu_arch() -> str:
     except DeviceUnavailable:
         return ""
     try:
-        return device.info.arch if device.info.arch in SM_LIMITS else ""
+        return _known_arch(device.info.arch)
     finally:
         device.close()
 

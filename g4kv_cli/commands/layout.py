@@ -20,7 +20,9 @@ from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
 from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
 from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
+from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
+from g4kv_cli.report.output import outlive_reader
 
 if TYPE_CHECKING:
     from g4kv_cli.cases.layout_probe import ProbeGroup
@@ -110,7 +112,13 @@ if TYPE_CHECKING:
 )
 @device_options
 @kernels_option
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object on stdout.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write all of it as one JSON object, which --check takes too.",
+)
 def layout(
     geometry_names: str,
     page_size: int | None,
@@ -127,7 +135,7 @@ def layout(
     device: str,
     require_gpu: bool,
     kernels: Path | None,
-    as_json: bool,
+    json_path: Path | None,
 ) -> None:
     """Show how the paged KV pool of a geometry lies in memory, and prove the kernels' offsets.
 
@@ -153,7 +161,7 @@ def layout(
         raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")
     page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
     shown = [ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries]
-    report = _Report(as_json)
+    report = _Report(json_path)
 
     if not asks:
         for one in shown:
@@ -181,7 +189,7 @@ def layout(
         report.set("offset", values.element_json(shown[0].layout, found, element_offset))
         report.write(text.write_element, shown[0].layout, found, element_offset)
     if check_path is not None:
-        stated = read_stated_layout(check_path)
+        stated = read_stated_layout(check_path, geometries[0].name)
         check = check_stated_layout(
             stated, geometries[0], page_size=page_size, num_layers=num_layers, num_pages=num_pages
         )
@@ -197,28 +205,27 @@ def layout(
 
 
 class _Report:
-    """Text as it comes, or all of it at the end as one JSON object; then the exit code."""
+    """Text as it comes; at the end the same as one JSON object, where a file was asked for, and the exit code."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, json_path: Path | None) -> None:
+        outlive_reader(json_path)
         self.findings = 0
-        self._values: dict[str, Any] | None = {"schema_version": SCHEMA_VERSION} if as_json else None
-        self._console = Console(highlight=False)
+        self._json_path = json_path
+        self._values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        self._console = Console(file=sys.stdout, highlight=False)
 
     def add(self, name: str, value: dict[str, Any]) -> None:
-        if self._values is not None:
-            self._values.setdefault(name, []).append(value)
+        self._values.setdefault(name, []).append(value)
 
     def set(self, name: str, value: dict[str, Any]) -> None:
-        if self._values is not None:
-            self._values[name] = value
+        self._values[name] = value
 
     def write(self, writer: Any, *arguments: Any) -> None:
-        if self._values is None:
-            writer(self._console, *arguments)
+        writer(self._console, *arguments)
 
     def finish(self) -> None:
-        if self._values is not None:
-            sys.stdout.write(json.dumps(self._values, indent=2) + "\n")
+        if self._json_path is not None:
+            write_whole(self._json_path, json.dumps(self._values, indent=2) + "\n", "--json")
         if self.findings:
             click.get_current_context().exit(EXIT_FINDINGS)
 

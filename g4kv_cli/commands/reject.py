@@ -27,9 +27,8 @@ from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records.run import CaseResult, summarise
-from g4kv_cli.report.json import JsonRecord
-from g4kv_cli.report.junit import write_junit
 from g4kv_cli.report.reject import RejectConsole
+from g4kv_cli.report.result_files import ResultFiles
 
 MAX_DEFAULT_JOBS = {"emulated": 2, "cuda": 8}
 """Trap processes at once. On a GPU they mostly wait for a context to come up."""
@@ -113,26 +112,23 @@ def reject(
         run = collect_run_info(opened, kernels, SEED)
         for source in dict.fromkeys(source for entry in selection.entries for source in REJECT_ENTRIES[entry].sources):
             compile_image(find_source(source, kernels), arch=opened.info.arch, kind=opened.image_kind)
-        record = JsonRecord(json_path, run, planned, SECONDS_BETWEEN_RECORDS) if json_path is not None else None
+        files = ResultFiles(
+            json_path, junit_path, run, planned, command="reject", seconds_between_records=SECONDS_BETWEEN_RECORDS
+        )
         results: list[CaseResult] = []
-        if junit_path is not None:
-            write_junit(junit_path, results, planned, "reject")
         console = RejectConsole(quiet=quiet)
         console.start(run)
         try:
             for result in _run(selection, opened, device_spec_of(opened), kernels, jobs, no_isolate):
                 results.append(result)
+                files.add(result)
                 console.add(result)
-                if record is not None:
-                    record.add(result)
         finally:
-            if record is not None:
-                record.finish("finished" if len(results) == planned else "ended early")
-            if junit_path is not None:
-                write_junit(junit_path, results, planned, "reject")
+            files.finish()
         console.finish()
     finally:
         opened.close()
+    files.require_whole()
     return _exit_code(results)
 
 

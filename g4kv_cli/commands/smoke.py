@@ -25,8 +25,8 @@ from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import SmokeConsole
-from g4kv_cli.report.json import EarlierRun, JsonRecord, read_record
-from g4kv_cli.report.junit import write_junit
+from g4kv_cli.report.json import EarlierRun, read_record
+from g4kv_cli.report.result_files import ResultFiles
 
 DEFAULT_GEOMETRY = "12b-local"
 SAME_BITS_OPTION = "--same-bits-as"
@@ -143,30 +143,25 @@ def smoke(
             kernels_directory=kernels,
             rerun=request.rerun(device_spec_of(opened)),
         )
-        record = JsonRecord(json_path, run, len(cases)) if json_path is not None else None
+        files = ResultFiles(json_path, junit_path, run, len(cases), command="smoke")
         results: list[CaseResult] = []
-        if junit_path is not None:
-            write_junit(junit_path, results, len(cases))
         console = SmokeConsole(len(cases), quiet=quiet)
         console.start(run)
         try:
             for result in run_cases(cases, settings, opened, _jobs(jobs)):
                 judged = _judge_bits(result, earlier)
                 results.append(judged)
-                if record is not None:
-                    record.add(judged)
+                files.add(judged)
                 console.add(judged)
         except BaseException:
             console.abort()
             raise
         finally:
-            if record is not None:
-                record.finish("finished" if len(results) == len(cases) else "ended early")
-            if junit_path is not None:
-                write_junit(junit_path, results, len(cases))
+            files.finish()
         console.finish()
     finally:
         opened.close()
+    files.require_whole()
     return _exit_code(results)
 
 

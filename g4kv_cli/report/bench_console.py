@@ -94,9 +94,9 @@ class BenchConsole:
             for line in analysis.missing:
                 self._out.print(Text(f"  {line}"))
 
-    def written(self, label: str, path: Path) -> None:
-        """Where something was written."""
-        self._line(f"{label:<9}", str(path))
+    def written(self, label: str, path: Path, note: str = "") -> None:
+        """Where something was written, and what it lacks."""
+        self._line(f"{label:<9}", f"{path}, {note}" if note else str(path))
 
     def comparison(self, comparison: Comparison) -> None:
         """Every cell that changed or is undecided, then the counts."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_console import cell_lines, place_text, rule_lines
 from g4kv_cli.report.bench_format import bytes_text, ceilings_text, rate_text, share_text, time_text
-from g4kv_cli.report.bench_plots import Plot, plots_of, render
+from g4kv_cli.report.bench_plots import Plot, missing_matplotlib, plots_of, render
 from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.format import digest_text
 
@@ -38,22 +38,24 @@ Renderer = Callable[[Plot, str], bytes]
 
 
 def write_html(analysis: Analysis, path: Path, option: str) -> None:
-    """Write the page. Raises UsageError without matplotlib or where it cannot be written."""
-    write_whole(path, page(analysis), option)
+    """Write the page, without plots where matplotlib is missing. Raises UsageError where it cannot be written."""
+    write_whole(path, page(analysis, None if missing_matplotlib() else render), option)
 
 
-def page(analysis: Analysis, renderer: Renderer = render) -> str:
-    """The whole page. ``renderer`` makes a plot's SVG."""
+def page(analysis: Analysis, renderer: Renderer | None = render) -> str:
+    """The whole page. ``renderer`` makes a plot's SVG; with None the page has no plots, and says so."""
     record = analysis.record
     plots = {plot.name: plot for plot in plots_of(analysis)}
     title = f"g4kv bench, {record.run.device.name}, {record.run.date[:10]}"
     parts = [f"<h1>{_text(title)}</h1>", _facts(analysis)]
+    if renderer is None:
+        parts.append("<p>This page was written where matplotlib is not installed, so it has no plots.</p>")
     for verdict in analysis.verdicts:
         parts += [f"<h2>{_text(verdict.geometry)}: which decode form</h2>", _verdict(verdict)]
         for name in (f"{verdict.geometry}-winners", f"{verdict.geometry}-time"):
-            parts.append(_figure(plots.pop(name), renderer))
-    if "roofline" in plots:
-        parts += ["<h2>Roofline</h2>", _figure(plots["roofline"], renderer)]
+            parts += _figure(plots.pop(name), renderer)
+    if "roofline" in plots and renderer is not None:
+        parts += ["<h2>Roofline</h2>", *_figure(plots["roofline"], renderer)]
     if analysis.missing:
         parts += ["<h2>Without a time</h2>", _list(analysis.missing)]
     parts += ["<h2>All measurements</h2>", *_tables(analysis.rows)]
@@ -104,7 +106,9 @@ def _verdict(verdict: GeometryVerdict) -> str:
     return _list([*verdict.sentences, *rule_lines(verdict)]) + "\n" + table
 
 
-def _figure(plot: Plot, renderer: Renderer) -> str:
+def _figure(plot: Plot, renderer: Renderer | None) -> list[str]:
+    if renderer is None:
+        return []
     svg = renderer(plot, "svg").decode()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Ids are document-wide: two inlined plots must not share them.
@@ -112,7 +116,7 @@ def _figure(plot: Plot, renderer: Renderer) -> str:
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", svg)
     label = html.escape(plot.alt, quote=True)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return f"<figure>\n{svg.rstrip()}\n<figcaption>{_text(plot.title)}. {_text(plot.alt)}.</figcaption>\n</figure>"
+    return [f"<figure>\n{svg.rstrip()}\n<figcaption>{_text(plot.title)}. {_text(plot.alt)}.</figcaption>\n</figure>"]
 
 
 def _tables(rows: Sequence[Row]) -> Iterable[str]:

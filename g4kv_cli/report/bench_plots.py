@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
+from g4kv_cli.report.files import unwritable, write_whole
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
 
@@ -64,6 +66,13 @@ def plots_of(analysis: Analysis) -> list[Plot]:
     return plots
 
 
+def missing_matplotlib() -> str:
+    """What to do where matplotlib is not installed; empty where it is."""
+    if find_spec("matplotlib") is not None:
+        return ""
+    return f"plots need matplotlib; install it with: {PIP_LINE}"
+
+
 def write_plots(analysis: Analysis, directory: Path, option: str) -> list[Path]:
     """A PNG for each plot. Raises UsageError without matplotlib, or where the directory cannot be written."""
     paths = []
@@ -71,20 +80,20 @@ def write_plots(analysis: Analysis, directory: Path, option: str) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for plot in plots_of(analysis):
             path = directory / f"{plot.name}.png"
-            path.write_bytes(render(plot, "png"))
+            write_whole(path, render(plot, "png"), option)
             paths.append(path)
     except OSError as error:
-        raise UsageError(f"{option} {directory}: {error.strerror or error}; name a directory to write to") from error
+        raise unwritable(directory, option, error) from error
     return paths
 
 
 def render(plot: Plot, kind: str) -> bytes:
     """The plot as ``png`` or ``svg``; the same record gives the same bytes. Raises UsageError without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(f"plots need matplotlib ({error}); install it with: {PIP_LINE}") from error
+    if missing := missing_matplotlib():
+        raise UsageError(missing)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     settings: Any = {"svg.hashsalt": "g4kv", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                 "axes.spines.right": False, "axes.titlesize": 10}  # fmt: skip
     with matplotlib.rc_context(settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
@@ -13,27 +14,40 @@ _SYSTEM = frozenset(("dev", "proc", "sys"))
 """Top directories whose files are no files: /dev/stdout may well be a link to one."""
 
 
-def write_whole(path: Path, text: str, option: str) -> None:
-    """Replace ``path`` by ``text`` in one step. Raises UsageError, naming ``option``, if that is impossible.
+def write_whole(path: Path, content: str | bytes, option: str) -> None:
+    """Replace ``path`` by ``content`` in one step. Raises UsageError, naming ``option``, if that is impossible.
 
     A symbolic link stays one: the file that it points to is replaced.
     """
     given, path = path, Path(os.path.realpath(path))
     if (path.exists() and not path.is_file()) or _SYSTEM.intersection(given.absolute().parts[1:2]):
         raise UsageError(f"{option} {given}: not a file; name a file that can be replaced")
+    data = content.encode() if isinstance(content, str) else content
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
         if temporary:
             with suppress(OSError):
                 os.unlink(temporary)
-        why = error.strerror or str(error)
-        raise UsageError(f"{option} {given}: cannot write: {why}; name a file in a directory that exists") from error
+        raise unwritable(given, option, error) from error
+
+
+def unwritable(path: Path, option: str, error: OSError) -> UsageError:
+    """The error for a file or directory that cannot be written: why, and what to do about that."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        todo = "free some space there, or name a file elsewhere"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        todo = "name one in a directory that you may write to"
+    elif error.errno == errno.ENAMETOOLONG:
+        todo = "name it shorter"
+    else:
+        todo = "name one in a directory that exists"
+    return UsageError(f"{option} {path}: cannot write: {error.strerror or error}; {todo}")
 
 
 def _umask() -> int:

@@ -8,17 +8,18 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from g4kv_cli.records.run import CaseResult
+from g4kv_cli.records.run import CaseResult, RunInfo
 from g4kv_cli.report.console import mismatch_lines
 from g4kv_cli.report.files import write_whole
 
 OPTION = "--junit"
 
 
-def write_junit(path: Path, results: Sequence[CaseResult], planned: int, command: str = "smoke") -> None:
+def write_junit(path: Path, run: RunInfo, results: Sequence[CaseResult], planned: int, command: str = "smoke") -> None:
     """Replace ``path`` by the XML of these results of ``g4kv <command>``. Raises UsageError if it cannot be written.
 
-    Fewer results than ``planned`` end in a test case of their own, which is an error: half a run is no success.
+    Every suite has the properties of run_properties. Fewer results than ``planned`` end in a test case of their own,
+    which is an error: half a run is no success.
     """
     xml = JUnitXml(f"g4kv {command}")
     for geometry in dict.fromkeys(result.geometry for result in results):
@@ -26,17 +27,42 @@ def write_junit(path: Path, results: Sequence[CaseResult], planned: int, command
         for result in results:
             if result.geometry == geometry:
                 suite.add_testcase(_test_case(result))
-        xml.add_testsuite(suite)
+        _add_suite(xml, suite, run)
     if len(results) < planned:
         case = TestCase("the whole run", classname=f"g4kv {command}")
         case.result = [Error(f"the run ended after {len(results)} of {planned} cases")]
         suite = TestSuite(f"g4kv {command}")
         suite.add_testcase(case)
-        xml.add_testsuite(suite)
+        _add_suite(xml, suite, run)
     statistics: Any = xml  # junitparser has no annotations
     statistics.update_statistics()
     text = statistics.tostring()
     write_whole(path, text.decode() if isinstance(text, bytes) else text, OPTION)
+
+
+def run_properties(run: RunInfo) -> dict[str, str]:
+    """What tells two runs apart: device, kernels, seed, and the versions of what took part."""
+    device = run.device
+    return {
+        "device": device.name,
+        "device_kind": device.kind,
+        "arch": device.arch,
+        "driver": device.driver,
+        "nvrtc": run.nvrtc,
+        "kernels": run.kernels_directory or "built in",
+        "kernels_digest": run.kernels_digest,
+        "git_commit": run.git_commit,
+        "seed": str(run.seed),
+        "date": run.date,
+        **{f"version_{package}": version for package, version in run.versions.items()},
+    }
+
+
+def _add_suite(xml: Any, suite: Any, run: RunInfo) -> None:
+    for name, value in run_properties(run).items():
+        if value:
+            suite.add_property(name, value)
+    xml.add_testsuite(suite)
 
 
 def _test_case(result: CaseResult) -> TestCase:

@@ -12,7 +12,7 @@ from rich.text import Text
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import Coordinate, KvLayout
 from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
-from g4kv_cli.model.stated_layout import StatedCheck
+from g4kv_cli.model.stated_layout import GEOMETRY, StatedCheck
 from g4kv_cli.records.run import DeviceInfo, Mismatch
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout, layout_numbers, size_text
 from g4kv_cli.report.layout_picture import page_picture
@@ -92,7 +92,7 @@ def write_element(console: Console, layout: KvLayout, coordinate: Coordinate, el
 def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> None:
     """Each contradiction with got and want, and how many statements agree."""
     stated = check.stated
-    wrong = {contradiction.field.split(".")[0] for contradiction in check.contradictions}
+    wrong = {_statement_of(contradiction.field) for contradiction in check.contradictions}
     for contradiction in check.contradictions:
         console.print(
             Text.assemble(
@@ -109,6 +109,11 @@ def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> Non
         ),
         soft_wrap=True,
     )
+
+
+def _statement_of(field: str) -> str:
+    """A sample is one statement however much of it is wrong; each field of the geometry is one."""
+    return field if field.startswith(f"{GEOMETRY}.") else field.split(".")[0]
 
 
 def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]) -> None:

@@ -44,6 +44,14 @@ def test_a_row_for_each_kernel(tmp_path: Path) -> None:
     assert "paged_decode_hd512_groups4" in result.stdout
 
 
+@pytest.mark.parametrize(("asked", "want"), [("sm_90", ["sm_90a"]), ("sm_90a,sm_80,sm_90", ["sm_90a", "sm_80"])])
+def test_an_arch_may_be_written_with_or_without_its_suffix(asked: str, want: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "kernels.json"
+    assert invoke("--arch", asked, "--json", str(path)).return_value == 0
+    archs = dict.fromkeys(row["arch"] for row in json.loads(path.read_text(encoding="utf-8"))["kernels"])
+    assert list(archs) == want
+
+
 def test_a_kernel_that_does_not_fit_a_card_says_so(tmp_path: Path) -> None:
     path = tmp_path / "kernels.json"
     assert invoke("--arch", "sm_86", "--json", str(path)).return_value == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ def invoke(*arguments: str) -> Result:
 
 
 def values(*arguments: str) -> dict[str, Any]:
-    result = invoke("--json", *arguments)
-    assert result.exit_code == 0
-    content: dict[str, Any] = json.loads(result.stdout)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "layout.json"
+        result = invoke("--json", str(path), *arguments)
+        assert result.exit_code == 0
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     assert content["schema_version"] == 1
     return content
 
@@ -171,13 +174,61 @@ def test_check_reports_each_contradiction(tmp_path: Path) -> None:
     assert "wrong layer_stride: got 32768, want 65536\n" in result.stdout
     assert "wrong page_stride: got 1310720, want 2621440\n" in result.stdout
     assert "1 of 3 statements agree" in result.stdout
-    as_json = invoke("--check", str(path), "--json")
-    assert as_json.exit_code == 1
-    assert json.loads(as_json.stdout)["check"]["contradictions"] == [
+    written = tmp_path / "check.json"
+    assert invoke("--check", str(path), "--json", str(written)).exit_code == 1
+    assert json.loads(written.read_text())["check"]["contradictions"] == [
         {"field": "layer_stride", "got": 32768, "want": 65536},
         {"field": "page_stride", "got": 1310720, "want": 2621440},
     ]
     assert invoke("--check", str(path), "--page-size", "32").exit_code == 1
+
+
+@pytest.mark.parametrize("pages", [[], ["--num-pages", "7"]])
+@pytest.mark.parametrize("page_size", ["16", "5"])
+def test_check_takes_what_layout_wrote(tmp_path: Path, pages: list[str], page_size: str) -> None:
+    """Every number of it is held against the derived one, so a change of any is a contradiction."""
+    path = tmp_path / "layout.json"
+    made = ["--geometry", "12b,e2b-global", "--page-size", page_size, *pages]
+    assert invoke("--no-probe", *made, "--context", "4096", "--json", str(path)).exit_code == 0
+    record = json.loads(path.read_text())
+    names = [one["geometry"]["name"] for one in record["layouts"]]
+    assert names == ["12b-local", "12b-global", "e2b-global"]
+    for name, one in zip(names, record["layouts"], strict=True):
+        agrees = invoke("--geometry", name, "--check", str(path))
+        assert agrees.exit_code == 0, agrees.stdout
+        statements = len(one) - 1 + len(one["geometry"])
+        assert f"{statements} of {statements} statements agree with {name}" in agrees.stdout
+    one = record["layouts"][1]
+    for holder, key in [*((one, key) for key in one), *((one["geometry"], key) for key in one["geometry"])]:
+        kept = holder[key]
+        if (holder is one and key in ("geometry", "page_size", "num_pages")) or key == "name":
+            continue
+        holder[key] = kept + 1 if isinstance(kept, int) else "else"
+        path.write_text(json.dumps(record))
+        assert invoke("--geometry", "12b-global", "--check", str(path)).exit_code == 1, key
+        holder[key] = kept
+
+
+def test_check_takes_the_elements_that_layout_answered_for(tmp_path: Path) -> None:
+    path = tmp_path / "at.json"
+    assert invoke("--at", AT.replace("page=0", "page=9"), "--offset", "4711", "--json", str(path)).exit_code == 0
+    assert "2 of 2 statements agree" in invoke("--check", str(path)).stdout
+    record = json.loads(path.read_text())
+    record["at"]["byte_offset"] += 2
+    record["offset"]["element_offset"] += 1
+    path.write_text(json.dumps(record))
+    wrong = invoke("--check", str(path))
+    assert wrong.exit_code == 1
+    assert "wrong at.byte_offset: got 47185922, want 47185920" in wrong.stdout
+    assert "wrong offset.element_offset: got 4712, want 4711" in wrong.stdout
+
+
+def test_a_record_without_the_geometry_is_no_agreement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "layout.json"
+    invoke("--no-probe", "--geometry", "12b", "--json", str(path))
+    assert main.run(["layout", "--geometry", "31b-local", "--check", str(path)]) == 2
+    words = "holds no layout of 31b-local but of 12b-local, 12b-global; choose one with --geometry"
+    assert words in capsys.readouterr().err
 
 
 AT = "page=0,layer=0,kv=k,slot=0,head=0,dim=0"
@@ -199,7 +250,9 @@ AT = "page=0,layer=0,kv=k,slot=0,head=0,dim=0"
         (["--context", "9", "--slots", "0"], "--slots must be at least 1"),
         (["--context", "9", "--num-layers", "2"], "leave out --num-layers"),
         (["--at", "page=1"], "--at lacks layer, kv, slot, head, dim"),
-        (["--at", ""], "--at: '' is none of page=.., layer=.."),
+        (["--at", ""], "--at is empty; give it a value or leave it out"),
+        (["--geometry="], "--geometry is empty; give it a value or leave it out"),
+        (["--at", "plane=1"], "--at: 'plane=1' is none of page=.., layer=.."),
         (["--at", f"{AT},dim=1"], "--at names dim twice"),
         (["--at", AT.replace("kv=k", "kv=0")], "--at: kv must be k or v, got '0'"),
         (["--at", AT.replace("dim=0", "dim=x")], "--at: dim must be an integer, got 'x'"),

@@ -133,7 +133,7 @@ def test_what_is_no_record(tmp_path: Path, text: str, words: str) -> None:
 
 def test_junit(tmp_path: Path) -> None:
     path = tmp_path / "run.xml"
-    write_junit(path, EVERY, len(EVERY))
+    write_junit(path, RUN, EVERY, len(EVERY))
     root = ElementTree.parse(path).getroot()
     assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "5",
@@ -148,9 +148,25 @@ def test_junit(tmp_path: Path) -> None:
     assert "again: g4kv two" in str(failure.text)
 
 
+def test_every_suite_of_a_junit_file_says_what_ran_where(tmp_path: Path) -> None:
+    path = tmp_path / "run.xml"
+    write_junit(path, RUN, [PASSED, ERROR], 3)
+    suites = list(ElementTree.parse(path).getroot())
+    assert [suite.get("name") for suite in suites] == ["12b-local", "12b-global", "g4kv smoke"]
+    for suite in suites:
+        held = {one.get("name"): one.get("value") for one in suite.iter("property")}
+        assert held["device"] == RUN.device.name
+        assert held["arch"] == RUN.device.arch
+        assert held["kernels_digest"] == RUN.kernels_digest
+        assert held["seed"] == str(RUN.seed)
+        for package, version in RUN.versions.items():
+            assert held[f"version_{package}"] == version
+        assert "driver" not in held
+
+
 def test_junit_of_half_a_run_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run.xml"
-    write_junit(path, [PASSED], 3)
+    write_junit(path, RUN, [PASSED], 3)
     root = ElementTree.parse(path).getroot()
     assert (root.get("tests"), root.get("errors")) == ("2", "1")
     error = root.find(".//testcase[@name='the whole run']/error")

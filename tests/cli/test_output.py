@@ -1,0 +1,206 @@
+"""Where the output goes astray: a reader that leaves, a full disk, an interrupt while modules are imported."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from g4kv_cli import main
+from g4kv_cli.report import files
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BENCH_RECORD = REPOSITORY / "tests" / "data" / "bench" / "sample.json"
+SMOKE = ["smoke", "--device", "emulated", "--jobs", "1", "--case", "prep/12b-local/prefill/*form*"]
+REJECT = ["reject", "--device", "emulated", "--host-only", "--case", "reject/*/gqa_group/*"]
+COMMANDS = {
+    "smoke": (SMOKE, "--json"),
+    "smoke to XML": (SMOKE, "--junit"),
+    "reject": (REJECT, "--json"),
+    "reject to XML": (REJECT, "--junit"),
+    "layout": (["layout", "--no-probe", "--geometry", "all"], "--json"),
+    "kernels": (["kernels", "--arch", "sm_90"], "--json"),
+    "bench": (["bench", "--from", str(BENCH_RECORD)], "--dispatch"),
+}
+
+
+def run_into(output: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``g4kv`` with this file descriptor for its standard output."""
+    return subprocess.run(
+        [sys.executable, "-m", "g4kv_cli", *arguments],
+        cwd=REPOSITORY, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def closed_pipe():  # type: ignore[no-untyped-def]
+    """The writing end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.fixture
+def full_disk():  # type: ignore[no-untyped-def]
+    with open("/dev/full", "wb") as stream:
+        yield stream.fileno()
+
+
+def require_whole(path: Path, name: str) -> None:
+    if name.endswith("XML"):
+        root = ElementTree.parse(path).getroot()
+        assert int(root.get("tests", "0")) > 0
+        assert root.get("errors") == "0"
+    else:
+        assert json.loads(path.read_text(encoding="utf-8")).get("ended", "finished") == "finished"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_closed_pipe_is_no_finding_and_costs_no_file(name: str, closed_pipe: int, tmp_path: Path) -> None:
+    arguments, option = COMMANDS[name]
+    path = tmp_path / "file"
+    done = run_into(closed_pipe, *arguments, option, str(path))
+    assert (done.returncode, done.stderr) == (141, "")
+    require_whole(path, name)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["smoke", "reject", "layout", "kernels", "bench"])
+def test_a_closed_pipe_ends_a_command_that_writes_no_file(name: str, closed_pipe: int) -> None:
+    done = run_into(closed_pipe, *COMMANDS[name][0])
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["smoke", "--list"], ["reject", "--list"], ["--help"], ["bench", "--dry-run"]])
+def test_a_closed_pipe_ends_what_only_prints(arguments: list[str], closed_pipe: int) -> None:
+    done = run_into(closed_pipe, *arguments)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("name", ["smoke", "reject", "layout", "kernels", "bench"])
+def test_a_full_disk_under_the_output_is_one_line_and_costs_no_file(name: str, full_disk: int, tmp_path: Path) -> None:
+    arguments, option = COMMANDS[name]
+    path = tmp_path / "file"
+    want = "g4kv: error: cannot write to standard output: No space left on device; free some space\n"
+    for more in ([option, str(path)], []):
+        done = run_into(full_disk, *arguments, *more)
+        assert (done.returncode, done.stderr) == (2, want)
+    require_whole(path, name)
+
+
+def test_nobody_reads_the_error_line(closed_pipe: int) -> None:
+    """2>&1 | head -0"""
+    done = subprocess.run(
+        [sys.executable, "-m", "g4kv_cli", "smoke", "--geometry", "nowhere"],
+        cwd=REPOSITORY, stdout=closed_pipe, stderr=closed_pipe, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+
+
+def test_a_closed_output_is_an_error_and_a_closed_stderr_none() -> None:
+    for redirection, code in ((">&-", 2), ("2>&-", 0), (">/dev/null 2>&-", 0)):
+        line = f'"{sys.executable}" -m g4kv_cli layout --no-probe {redirection}'
+        done = subprocess.run(["sh", "-c", line], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert done.returncode == code, redirection
+        want = "g4kv: error: cannot write to standard output: Bad file descriptor; send it to a file or a pipe\n"
+        assert done.stderr == (want if code else "")
+
+
+@pytest.fixture
+def disk_full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """From the given write on there is no space for result files."""
+
+    def fill(whole_writes: int) -> None:
+        move, done = os.replace, []
+
+        def replace(source: str, target: str) -> None:
+            done.append(target)
+            if len(done) > whole_writes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            move(source, target)
+
+        monkeypatch.setattr(files.os, "replace", replace)
+        monkeypatch.setenv("G4KV_CACHE_DIR", "")
+
+    return fill
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit"])
+@pytest.mark.parametrize("arguments", [SMOKE, REJECT], ids=["smoke", "reject"])
+def test_a_disk_that_fills_costs_the_file_and_no_verdict(
+    arguments: list[str],
+    option: str,
+    disk_full_after: Callable[[int], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "file"
+    disk_full_after(1)
+    assert main.run([*arguments, option, str(path)]) == 2
+    shown = capsys.readouterr()
+    assert " 0 failed, 0 error, 0 skipped" in shown.out.splitlines()[-1]
+    why = "cannot write: No space left on device; free some space there, or name a file elsewhere"
+    assert shown.err == f"g4kv: error: {option} {path}: {why}\n"
+    assert list(tmp_path.iterdir()) == [path]
+    if option == "--json":
+        assert json.loads(path.read_text(encoding="utf-8"))["ended"] == "still running, or killed"
+    else:
+        assert "the run ended after 0 of" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", [SMOKE, REJECT], ids=["smoke", "reject"])
+def test_a_disk_that_is_full_from_the_start_is_known_before_the_first_case(
+    arguments: list[str],
+    disk_full_after: Callable[[int], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("the record of yesterday", encoding="utf-8")
+    disk_full_after(0)
+    assert main.run([*arguments, "--json", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert path.read_text(encoding="utf-8") == "the record of yesterday"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_costs_a_page_and_no_table(
+    disk_full_after: Callable[[int], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, dispatch = tmp_path / "page.html", tmp_path / "dispatch.json"
+    disk_full_after(1)
+    words = ["bench", "--from", str(BENCH_RECORD), "--html", str(page), "--dispatch", str(dispatch)]
+    assert main.run(words) == 2
+    shown = capsys.readouterr()
+    assert "which decode form" in shown.out
+    assert shown.err.startswith(f"g4kv: error: --html {page}: cannot write: No space left on device; free")
+    assert list(tmp_path.iterdir()) == [dispatch]
+
+
+@pytest.mark.parametrize("module", ["click", "g4kv_cli.main", "numpy", "rich.console"])
+def test_ctrl_c_while_modules_are_imported_ends_the_process_without_a_word(module: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv[1:] = ['smoke', '--list']\n"
+        "from g4kv_cli.start import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
