@@ -11,10 +11,10 @@ from g4kv_cli.bench.noise_data import BF16
 from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.device.interface import Device, DeviceArray
-from g4kv_cli.entries import attention
-from g4kv_cli.entries.attention import SplitWorkspace
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import entry_named
+from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model.prefill_plan import PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 
@@ -33,37 +33,26 @@ class AttentionCall:
 
     def queue(self, pool: int) -> None:
         """One call on this pool."""
-        hd256 = self.problem.shape.head_dim == 256
-        common: dict[str, Any] = {
+        entry = entry_named(self.variant.entry)
+        arguments: dict[str, Any] = {
             "q": self.problem.q,
             "plan": self.plan,
             "pool": self.problem.pools[pool],
             "layer": 0,
             "out": self.out,
         }
-        form = self.variant.form
-        if form == "b":
-            entry = attention.batch_decode_paged_window_hd256_into if hd256 else attention.batch_decode_paged_hd512_into
-            entry(self.library, **common)
-        elif self.workspace is not None:
-            split = (
-                attention.batch_decode_split_paged_window_hd256_into
-                if hd256
-                else attention.batch_decode_split_paged_hd512_into
-            )
-            split(self.library, **common, num_splits=self.variant.num_splits, workspace=self.workspace)
-        else:
-            prefill = (
-                attention.batch_prefill_paged_window_hd256_into if hd256 else attention.batch_prefill_paged_hd512_into
-            )
-            prefill(self.library, **common, cta_tile_q=self.variant.tile or None)
+        if self.workspace is not None:
+            arguments |= {"num_splits": self.variant.num_splits, "workspace": self.workspace}
+        if entry.takes_tile:
+            arguments["cta_tile_q"] = self.variant.tile or None
+        entry(self.library, **arguments)
 
     def poison(self) -> None:
         """Output and workspace."""
         device = self.library.device
         device.fill(self.out, POISON_BYTE)
         if self.workspace is not None:
-            for scratch in (self.workspace.partial_out, self.workspace.partial_max, self.workspace.partial_sum):
+            for scratch in self.workspace.by_name().values():
                 device.fill(scratch, POISON_BYTE)
 
     def output(self) -> npt.NDArray[Any]:
@@ -72,12 +61,12 @@ class AttentionCall:
 
 
 def attention_call(problem: AttentionProblem, library: KernelLibrary, variant: Variant) -> AttentionCall:
-    """Make the plan, the output and, for form c, the workspace. Raises what the device and the contract raise."""
+    """Make the plan, the output and, for a split form, the workspace. Raises what the device and the contract raise."""
     shape, device = problem.shape, library.device
     plan = plan_of(problem, device, variant.tile)
     out = device.allocate((problem.tokens, shape.num_qo_heads, shape.head_dim), BF16, "out")
     workspace = None
-    if variant.form == "c":
+    if entry_named(variant.entry).takes_splits:
         workspace = SplitWorkspace.allocate(
             device,
             tokens=problem.tokens,

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.problem import CheckedRow
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries import prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
@@ -50,7 +50,7 @@ class PrepProblem:
 
     shape: Shape
     geometry: Geometry
-    entry: PrepEntry
+    entry: Entry
     arena: NoiseArena
     layout: KvLayout
     pools: tuple[PagedPool, ...]
@@ -69,12 +69,12 @@ class PrepProblem:
     def make(cls, shape: Shape, geometry: Geometry, arena: NoiseArena, num_sets: int, *, seed: int) -> PrepProblem:
         """Lay the sets out and allocate outputs. Raises what the device raises."""
         device, tokens, head_dim = arena.device, shape.tokens, shape.head_dim
-        entry = PREP_ENTRIES[shape.id.split("/")[2]]
+        entry = entry_named(shape.id.split("/")[2])
         layout = KvLayout.derive(
             page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=head_dim
         )
         random = np.random.Generator(np.random.PCG64([seed, 11, tokens]))
-        if entry.form == "paged_decode":
+        if entry.metadata == "batch":
             # Each token is a request of its own, at the same position: one page each.
             positions = np.full(tokens, START_POS, np.int64)
             num_pages = tokens
@@ -84,7 +84,7 @@ class PrepProblem:
         pages = random.permutation(num_pages).astype(np.int32)
         q_shape = (tokens, shape.num_qo_heads, head_dim)
         k_shape = (tokens, shape.num_kv_heads, head_dim)
-        contiguous = entry.form == "contiguous"
+        contiguous = entry.metadata == "none"
         pools, q_outs, k_outs = [], [], []
         for index in range(num_sets):
             q_outs.append(device.allocate(q_shape, BF16, f"q_out {index}"))
@@ -134,7 +134,7 @@ class PrepProblem:
     def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Page and slot of every token, int64 [tokens] each."""
         index, slots = np.divmod(self.positions, self.shape.page_size)
-        if self.entry.form == "paged_decode":
+        if self.entry.metadata == "batch":
             index = np.arange(self.shape.tokens)
         return self.pages[index].astype(np.int64), slots
 
@@ -149,7 +149,7 @@ class PrepProblem:
     def written(self, pool: int) -> Array:
         """What ``check`` takes: the checked tokens' rows in q_out and in the pool (or k_out) of a set."""
         device, heads, head_dim = self.arena.device, self.shape.num_kv_heads, self.shape.head_dim
-        pages, slots = self.places() if self.entry.form != "contiguous" else (None, None)
+        pages, slots = self.places() if self.entry.metadata != "none" else (None, None)
         rows = []
         for row in self.rows:
             parts = [device.read(_row(self.q_outs[pool], row.token, self.shape.num_qo_heads, head_dim))]
@@ -213,7 +213,7 @@ class PrepCall:
         problem = self.problem
         self.pool = pool
         q, k, v = problem.inputs(pool)
-        entry = getattr(prep, problem.entry.name)
+        entry = problem.entry
         arguments: dict[str, Any] = {
             "q": q,
             "k": k,
@@ -224,9 +224,9 @@ class PrepCall:
             "q_out": problem.q_outs[pool],
             **self.metadata,
         }
-        if problem.entry.value_source == "raw_v":
+        if problem.entry.has_v_input:
             arguments["v"] = v
-        if problem.entry.form == "contiguous":
+        if problem.entry.metadata == "none":
             arguments["k_out"] = problem.k_outs[pool]
         else:
             arguments |= {"pool": problem.pools[pool], "layer": 0}
@@ -247,12 +247,12 @@ def _row(array: DeviceArray, token: int, heads: int, head_dim: int) -> DeviceArr
 
 def prep_call(problem: PrepProblem, library: KernelLibrary) -> PrepCall:
     """Make the metadata of the entry's form."""
-    device, shape, form = library.device, problem.shape, problem.entry.form
-    if form == "contiguous":
+    device, shape, takes = library.device, problem.shape, problem.entry.metadata
+    if takes == "none":
         metadata: dict[str, Any] = {"start_pos": START_POS}
-    elif form == "paged_prefill":
+    elif takes == "page_row":
         metadata = {"start_pos": START_POS, "page_row": PageRow.from_host(device, problem.pages.tolist())}
-    elif form == "paged_decode":
+    elif takes == "batch":
         batch = PagedBatch.from_host(
             device, positions=problem.positions.tolist(), page_lists=[[page] for page in problem.pages.tolist()]
         )

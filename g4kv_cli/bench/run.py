@@ -25,6 +25,7 @@ from g4kv_cli.bench.workloads import (
     with_baseline,
 )
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.entry import Target
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
@@ -33,8 +34,8 @@ from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
 
-H200_SHARED_BYTES = 227 * 1024
-"""What a plan without a device takes for the largest block of shared memory."""
+H200 = Target("cuda", "sm_90", 227 * 1024)
+"""The card of a plan without a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,18 @@ class Plan:
     variants: Mapping[str, Mapping[str, Variant]]
 
 
-def make_plan(request: Request, max_shared_bytes: int = H200_SHARED_BYTES) -> Plan:
+def make_plan(request: Request, target: Target = H200) -> Plan:
     """Every shape with every configuration. Raises UsageError for overrides that the workload does not have."""
     if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
         raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
     shapes: list[Shape] = []
     for geometry in request.geometries:
         shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
+    geometries = {geometry.name: geometry for geometry in request.geometries}
     variants: dict[str, dict[str, Variant]] = {}
     cells: list[Measurement] = []
     for shape in shapes:
-        ours = variants_of(shape, max_shared_bytes, request.splits)
+        ours = variants_of(shape, geometries[shape.geometry], target, request.splits)
         if request.with_baseline:
             ours = with_baseline(ours, BASELINE_SUFFIX)
         variants[shape.id] = {one.name: one for one in ours}

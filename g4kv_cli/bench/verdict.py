@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
 from g4kv_cli.records.findings import CellVerdict, GeometryVerdict, SplitRule
 
 MIN_NOISE = 0.005
 """A run's rounds seldom disagree by less than this against the next run's: medians of 126 repeated timings on an H200
 differed by 0.2 % in the median and 3.3 % in the 90th percentile."""
-PREFERENCE = ("b", "a", "c")
-"""Among ties: b needs neither a tile list nor a workspace, a no workspace."""
 RULE_TARGETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 RULE_KEYS = (512, 256, 128, 64)
 
@@ -55,15 +54,16 @@ def decide_cell(record: BenchRecord, shape: Shape) -> CellVerdict | None:
         return None
     fastest = min(times, key=_seconds)
     candidates = (fastest, *tied_with(fastest, times))
-    chosen = min(candidates, key=lambda item: (PREFERENCE.index(item.form), _seconds(item)))
+    chosen = min(candidates, key=lambda item: (_rank(item), _seconds(item)))
     tied = tuple(item for item in candidates if item is not chosen)
-    other_kind = [item for item in times if (item.form == "c") != (chosen.form == "c")]
+    other_kind = [item for item in times if _is_split(item) != _is_split(chosen)]
     rival = min(other_kind, key=_seconds, default=None)
     peer = best_peer(record, shape)
     return CellVerdict(
         shape=shape,
         configuration=chosen.configuration,
         form=chosen.form,
+        is_split=_is_split(chosen),
         num_splits=chosen.num_splits,
         seconds=_seconds(chosen),
         noise=chosen.graph.noise if chosen.graph is not None else 0.0,
@@ -103,7 +103,7 @@ def sentences(cells: Sequence[CellVerdict]) -> tuple[str, ...]:
 def _kind(cell: CellVerdict) -> str:
     if not cell.decided:
         return "undecided"
-    return "split (c)" if cell.form == "c" else f"unsplit ({cell.form})"
+    return f"{'split' if cell.is_split else 'unsplit'} ({cell.form})"
 
 
 def _pattern(row: Sequence[CellVerdict]) -> str:
@@ -159,10 +159,20 @@ def splits_by_rule(shape: Shape, target_blocks: int, least_keys: int) -> int:
 def _by_rule(times: Sequence[Measurement], shape: Shape, target: int, least_keys: int) -> Measurement | None:
     """What the rule chooses among what was measured: the nearest split count not above it, else unsplit."""
     wanted = splits_by_rule(shape, target, least_keys)
-    split = [item for item in times if item.form == "c" and item.num_splits <= wanted]
+    split = [item for item in times if _is_split(item) and item.num_splits <= wanted]
     if wanted > 1 and split:
         return max(split, key=lambda item: item.num_splits)
-    return min((item for item in times if item.form != "c"), key=lambda item: PREFERENCE.index(item.form), default=None)
+    return min((item for item in times if not _is_split(item)), key=_rank, default=None)
+
+
+def _rank(item: Measurement) -> int:
+    """The table's preference among decode forms; one that it does not know comes last."""
+    return min((form.preference for form in decode_forms() if form.label == item.form), default=len(decode_forms()))
+
+
+def _is_split(item: Measurement) -> bool:
+    """Whether the keys of a request were split over blocks."""
+    return any(form.takes_splits for form in decode_forms() if form.label == item.form)
 
 
 def _seconds(item: Measurement) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from g4kv_cli.entries.attention_table import DECODE_TILE_ROWS, prefill_tiles
-from g4kv_cli.entries.table import PREP_ENTRIES, PrepEntry
+from g4kv_cli.entries.entry import Entry, Target
+from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.bench import Shape
 
@@ -28,10 +28,11 @@ MIN_KEYS_PER_SPLIT = 64
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A configuration of ours at a shape. ``form`` a, b, c: the decode forms; else the tile or the entry's name."""
+    """A configuration of ours at a shape. ``form``: the label of a decode form; else the tile or the entry's name."""
 
     name: str
     form: str
+    entry: str
     num_splits: int = 1
     tile: int = 0
 
@@ -76,7 +77,7 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Sh
     if workload in ("prefill", "all"):
         found += [prefill_shape(geometry, chunk, history) for chunk, history in _PREFILL[preset]]
     if workload in ("prep", "all"):
-        found += [prep_shape(geometry, entry, tokens) for entry in prep_entries(geometry) for tokens in
+        found += [prep_shape(geometry, entry, tokens) for entry in entries_for(geometry, "prep") for tokens in
                   _PREP_TOKENS[preset]]  # fmt: skip
     return found
 
@@ -134,15 +135,7 @@ def _attention_shape(
     )
 
 
-def prep_entries(geometry: Geometry) -> list[PrepEntry]:
-    """The prep entries that the geometry's layers call."""
-    if geometry.family == "local":
-        return [entry for entry in PREP_ENTRIES.values() if entry.head_dim == 256]
-    source = "raw_k" if geometry.k_eq_v else "raw_v"
-    return [entry for entry in PREP_ENTRIES.values() if entry.head_dim == 512 and entry.value_source == source]
-
-
-def prep_shape(geometry: Geometry, entry: PrepEntry, tokens: int) -> Shape:
+def prep_shape(geometry: Geometry, entry: Entry, tokens: int) -> Shape:
     """``tokens`` rows: Q, K (and V) read once and written once, V also where it is made from K."""
     q_row = geometry.num_qo_heads * geometry.head_dim * ELEMENT_BYTES
     kv_row = geometry.num_kv_heads * geometry.head_dim * ELEMENT_BYTES
@@ -153,7 +146,7 @@ def prep_shape(geometry: Geometry, entry: PrepEntry, tokens: int) -> Shape:
         kind="prep",
         geometry=geometry.name,
         family=geometry.family,
-        batch=tokens if entry.form == "paged_decode" else 1,
+        batch=tokens if entry.metadata == "batch" else 1,
         tokens=tokens,
         kv_len=tokens,
         visible_keys=0,
@@ -168,16 +161,24 @@ def prep_shape(geometry: Geometry, entry: PrepEntry, tokens: int) -> Shape:
     )
 
 
-def variants_of(shape: Shape, max_shared_bytes: int, splits: Sequence[int] | None = None) -> list[Variant]:
+def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequence[int] | None = None) -> list[Variant]:
     """Our configurations at a shape. ``splits`` replaces the split counts that are worth a try."""
     if shape.kind == "prep":
         entry = shape.id.split("/")[2]
-        return [Variant("kernel", entry)]
+        return [Variant("kernel", entry, entry)]
     if shape.kind == "prefill":
-        tiles = [tile for tile in prefill_tiles(shape.head_dim, max_shared_bytes) if tile != DECODE_TILE_ROWS]
-        return [Variant(f"tile{tile}", f"tile{tile}", tile=tile) for tile in tiles]
+        entry = entry_for(geometry, "attention", "prefill").name
+        # The smallest tile is the decode kernel's.
+        tiles = prefill_tiles(shape.head_dim, target)[1:]
+        return [Variant(f"tile{tile}", f"tile{tile}", entry, tile=tile) for tile in tiles]
     counts = splits_worth_trying(shape) if splits is None else tuple(splits)
-    return [Variant("a", "a"), Variant("b", "b"), *(Variant(f"c{count}", "c", num_splits=count) for count in counts)]
+    found = []
+    for form in decode_entries(geometry):
+        if form.takes_splits:
+            found += [Variant(f"{form.label}{count}", form.label, form.name, num_splits=count) for count in counts]
+        else:
+            found.append(Variant(form.label, form.label, form.name))
+    return found
 
 
 def splits_worth_trying(shape: Shape) -> tuple[int, ...]:

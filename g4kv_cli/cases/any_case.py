@@ -11,9 +11,8 @@ from g4kv_cli.cases.prep.case import Case
 from g4kv_cli.cases.prep.run import run_case
 from g4kv_cli.cases.serve.run import run_serve_case
 from g4kv_cli.cases.serve.table import ServeCase
-from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.entries.table import entries, entry_named, sources_of
 from g4kv_cli.records.run import CaseResult
 
 SmokeCase: TypeAlias = Case | AttentionCase | ServeCase | EndToEndCase
@@ -30,15 +29,6 @@ def run_any(case: SmokeCase, library: KernelLibrary, rerun: str) -> CaseResult:
     return run_end_to_end(case, library, rerun)
 
 
-def sources_of(case: SmokeCase) -> tuple[str, ...]:
-    """The kernel sources that a case may launch from."""
-    if isinstance(case, Case):
-        return (PREP_ENTRIES[case.entry].source,)
-    if not isinstance(case, AttentionCase):
-        return (*PREP_SOURCES, *ATTENTION_SOURCES)
-    return ATTENTION_SOURCES if case.form == "prefill" else DECODE_SOURCES
-
-
-PREP_SOURCES = tuple(dict.fromkeys(entry.source for entry in PREP_ENTRIES.values()))
-DECODE_SOURCES = tuple(dict.fromkeys(kernel.source for kernel in ATTENTION_KERNELS if kernel.form != "prefill"))
-ATTENTION_SOURCES = tuple(dict.fromkeys(kernel.source for kernel in ATTENTION_KERNELS))
+def sources_of_case(case: SmokeCase) -> tuple[str, ...]:
+    """The kernel sources that a case may launch from: a run of many entries, of all of them."""
+    return sources_of([entry_named(case.entry)] if isinstance(case, Case | AttentionCase) else entries())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from g4kv_cli.cases.any_case import SmokeCase, run_any, sources_of
+from g4kv_cli.cases.any_case import SmokeCase, run_any, sources_of_case
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
@@ -39,7 +39,7 @@ def device_spec_of(device: Device) -> str:
 
 def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[SmokeCase]) -> None:
     """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
-    for source in dict.fromkeys(source for case in cases for source in sources_of(case)):
+    for source in dict.fromkeys(source for case in cases for source in sources_of_case(case)):
         compile_image(find_source(source, kernels_directory), arch=device.info.arch, kind=device.image_kind)
 
 

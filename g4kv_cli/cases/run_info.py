@@ -13,14 +13,8 @@ from g4kv_cli import __version__
 from g4kv_cli.compiler.sources import kernels_digest
 from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.device.interface import Device
-from g4kv_cli.entries.attention_table import ATTENTION_KERNELS
-from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.entries.table import entries, sources_of
 from g4kv_cli.records.run import RunInfo
-
-VERIFIED_SOURCES = tuple(
-    sorted({entry.source for entry in PREP_ENTRIES.values()} | {kernel.source for kernel in ATTENTION_KERNELS})
-)
-"""The translation units whose kernels the cases launch: what a record's digest stands for."""
 
 _PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings")
 
@@ -36,7 +30,8 @@ def collect_run_info(device: Device, kernels_directory: Path | None, seed: int) 
     return RunInfo(
         device=device.info,
         nvrtc=nvrtc_version(),
-        kernels_digest=kernels_digest(VERIFIED_SOURCES, kernels_directory),
+        # The translation units whose kernels the cases launch: what a record's digest stands for.
+        kernels_digest=kernels_digest(sources_of(entries()), kernels_directory),
         kernels_directory="" if kernels_directory is None else str(kernels_directory),
         git_commit=_git_commit(),
         versions=versions,

@@ -23,6 +23,7 @@ from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import device_options, kernels_option
+from g4kv_cli.entries.entry import Target
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
@@ -256,7 +257,7 @@ def bench(
         libraries = [KernelLibrary(opened, kernels)]
         if request.with_baseline:
             libraries.append(KernelLibrary(opened, _baseline_directory(cast(str, baseline), kernels)))
-        plan = make_plan(request, opened.limits.max_shared_bytes_per_block)
+        plan = make_plan(request, Target.of(opened))
         before = clocks()
         run = BenchRun(plan, request, opened, libraries, seed=seed, cold=not no_cold)
         info = _with_versions(collect_run_info(opened, kernels, seed))

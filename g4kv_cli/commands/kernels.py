@@ -11,15 +11,15 @@ from g4kv_cli.commands.options import kernels_option
 from g4kv_cli.compiler import compile_with_log, find_source, kernels_digest, resource_usage, source_names
 from g4kv_cli.compiler.occupancy import SM_LIMITS, occupancy
 from g4kv_cli.compiler.toolkit import nvrtc_version
-from g4kv_cli.entries.attention_table import ATTENTION_KERNELS, MERGE_THREADS
+from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
 from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels
 from g4kv_cli.report.output import outlive_reader
 
 DEFAULT_ARCH = "sm_90a"
-PREP_THREADS = 256
-"""The largest block of the prep kernels (8 warps), and of the small ones."""
+OTHER_THREADS = 256
+"""The block of kernels that are in no row of the table: the probes, the ceilings, and a directory's own."""
 
 
 @click.command()
@@ -87,12 +87,12 @@ def _gpu_arch() -> str:
 
 def _rows(name: str, arch: str, directory: Path | None) -> list[KernelRow]:
     unit = compile_with_log(find_source(name, directory), arch=arch, kind="cubin")
-    attention = {kernel.symbol: kernel for kernel in ATTENTION_KERNELS}
+    table = kernel_variants()
     rows = []
     for usage in resource_usage(unit.log):
-        known = attention.get(usage.kernel)
+        known = table.get(usage.kernel)
         dynamic = 0 if known is None else known.shared_bytes
-        threads = known.threads if known is not None else _other_threads(usage.kernel)
+        threads = known.threads if known is not None else OTHER_THREADS
         bound = occupancy(
             SM_LIMITS[arch],
             threads=threads,
@@ -117,7 +117,3 @@ def _rows(name: str, arch: str, directory: Path | None) -> list[KernelRow]:
             )
         )
     return rows
-
-
-def _other_threads(kernel: str) -> int:
-    return MERGE_THREADS if kernel.startswith("merge_splits") else PREP_THREADS

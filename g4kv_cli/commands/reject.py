@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
 from g4kv_cli.cases.reject.run import RejectCase, RejectRunner, reject_cases
 from g4kv_cli.cases.reject.valid import SEED
 from g4kv_cli.cases.run import device_spec_of
@@ -25,6 +24,7 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records.run import CaseResult, summarise
 from g4kv_cli.report.reject import RejectConsole
@@ -110,7 +110,7 @@ def reject(
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, SEED)
-        for source in dict.fromkeys(source for entry in selection.entries for source in REJECT_ENTRIES[entry].sources):
+        for source in dict.fromkeys(source for entry in selection.entries for source in entry_named(entry).sources):
             compile_image(find_source(source, kernels), arch=opened.info.arch, kind=opened.image_kind)
         files = ResultFiles(
             json_path, junit_path, run, planned, command="reject", seconds_between_records=SECONDS_BETWEEN_RECORDS

@@ -14,11 +14,14 @@ class KernelLibrary:
     """What an entry needs to launch: a device, and where the kernel sources are.
 
     ``kernels_directory`` overlays the built-in sources: a file found there is used in place of the built-in one.
+    ``variant`` leaves only the kernels of one path (``portable``, ``sm_90a``) or symbol to entries that have several;
+    empty: the first that runs.
     """
 
-    def __init__(self, device: Device, kernels_directory: Path | None = None) -> None:
+    def __init__(self, device: Device, kernels_directory: Path | None = None, variant: str = "") -> None:
         self.device = device
         self.kernels_directory = kernels_directory
+        self.variant = variant
         self._kernels: dict[tuple[str, str, bool], LoadedKernel] = {}
 
     def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:

@@ -17,7 +17,7 @@ import numpy as np
 
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import INT32, require_array
-from g4kv_cli.entries.attention_table import prefill_tiles
+from g4kv_cli.entries.entry import Target
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32, require_type
@@ -191,7 +191,10 @@ def plan_tiles(device: Device, shape: object) -> tuple[int, ...]:
         head_dim = operator.index(getattr(shape, "head_dim", None))  # type: ignore[arg-type]
     except TypeError:
         return CTA_TILES_Q
-    return prefill_tiles(head_dim, device.limits.max_shared_bytes_per_block) or CTA_TILES_Q
+    # Late: the table's functions take plans.
+    from g4kv_cli.entries.table import prefill_tiles
+
+    return prefill_tiles(head_dim, Target.of(device)) or CTA_TILES_Q
 
 
 def require_plan(device: Device, plan: object) -> tuple[PlanBounds, dict[str, DeviceArray]]:

@@ -25,17 +25,17 @@ from g4kv_cli.entries.arguments import (
     require_host_copy,
     require_no_overlap,
 )
+from g4kv_cli.entries.entry import Entry, choose_variant
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.prep_parameters import PrepParameters
-from g4kv_cli.entries.table import PrepEntry
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayoutParameters
 from g4kv_cli.model.prefill_plan import check_plan_use, first_repeated_slot
 
-MAX_WARPS_PER_BLOCK = 8
+WARP_THREADS = 32
 WIDE_LAUNCH_ELEMS = 2**21
 """From this many input elements on a warp serves four head rows instead of one: fewer loads of tables and weights,
 where there are warps enough. Measured on an H200: below it one row a warp is faster, above it four."""
@@ -46,7 +46,7 @@ class PrepRequest:
     """One call while it is being checked: the arrays by name and the parameter struct as it fills."""
 
     library: KernelLibrary
-    entry: PrepEntry
+    entry: Entry
     tokens: int
     num_qo_heads: int
     num_kv_heads: int
@@ -56,14 +56,14 @@ class PrepRequest:
     parameters: PrepParameters
 
 
-def first_wide_token_count(entry: PrepEntry, num_qo_heads: int, num_kv_heads: int) -> int:
+def first_wide_token_count(entry: Entry, num_qo_heads: int, num_kv_heads: int) -> int:
     """The fewest tokens for which the entry launches the variant with several head rows a warp."""
     return -(-WIDE_LAUNCH_ELEMS // ((num_qo_heads + entry.kv_bands * num_kv_heads) * entry.head_dim))
 
 
 def check_rows(
     library: KernelLibrary,
-    entry: PrepEntry,
+    entry: Entry,
     q: DeviceArray,
     k: DeviceArray,
     v: DeviceArray | None,
@@ -89,7 +89,9 @@ def check_rows(
         f"a positive multiple of {num_kv_heads}",
     )
     inputs = {"q": q, "k": k, "q_norm_weight": q_norm_weight, "k_norm_weight": k_norm_weight}
-    if entry.value_source == "raw_v":
+    if not entry.has_v_input and v is not None:
+        raise TypeError(f"{entry.name} takes no v: V is made of the raw K")
+    if entry.has_v_input:
         inputs["v"] = require_array(device, "v", v, BF16, (tokens, num_kv_heads, head_dim))
     require_array(device, "q_norm_weight", q_norm_weight, BF16, (head_dim,))
     require_array(device, "k_norm_weight", k_norm_weight, BF16, (head_dim,))
@@ -323,15 +325,17 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
         return
     entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads
     wide = request.tokens >= first_wide_token_count(entry, num_qo_heads, num_kv_heads)
-    rows = entry.rows_per_warp[wide]
+    few, many = sorted(kernel.rows_per_warp for kernel in entry.kernels)
+    rows = many if wide else few
+    kernel = choose_variant(entry, request.library.device, rows_per_warp=rows)
     groups = -(-num_qo_heads // rows) + entry.kv_bands * -(-num_kv_heads // rows)
-    warps = min(groups, MAX_WARPS_PER_BLOCK)
+    warps = min(groups, kernel.threads // WARP_THREADS)
     launch(
         request.library,
-        entry.source,
-        entry.symbol(rows),
+        kernel.source,
+        kernel.symbol,
         grid=(request.tokens, -(-groups // warps), 1),
-        block=(32 * warps, 1, 1),
+        block=(WARP_THREADS * warps, 1, 1),
         arguments=(request.parameters,),
         must_write=[
             array.view((request.tokens, *array.shape[1:])) for name, array in request.outputs.items() if name != "pool"

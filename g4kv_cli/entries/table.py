@@ -1,60 +1,178 @@
-"""Every kernel on one screen: its entry, source, head_dim, metadata form, and where V comes from."""
+"""Every entry on one screen: what it does, what it takes, and the kernels that do it, the preferred one first.
+
+Whatever runs over entries (smoke, reject, serving, end to end, bench, reports) is driven by these rows. A kernel's
+threads and bytes are those of its source, which tests compare. A new form is a row here and its kernel file, and a
+function of its own only if no row has its signature yet.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
 
-Form = Literal["contiguous", "paged_prefill", "paged_decode", "paged_batch_prefill"]
-ValueSource = Literal["none", "raw_v", "raw_k"]
+from g4kv_cli.entries import attention_request, prep_forms
+from g4kv_cli.entries.entry import Entry, KernelVariant, Metadata, Operation, Target, ValueSource
+from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import Geometry
 
+_V = KernelVariant
+_PREFILL, _DECODE = "prefill.cu", "decode.cu"
 
-@dataclass(frozen=True, slots=True)
-class PrepEntry:
-    """One prep entry. ``rows_per_warp`` are the compiled variants (few tokens, many tokens).
-
-    ``kernel`` names the entry whose kernels it launches, where it has none of its own.
-    """
-
-    name: str
-    source: str
-    head_dim: int
-    form: Form
-    value_source: ValueSource
-    rows_per_warp: tuple[int, int]
-    kernel: str = ""
-
-    @property
-    def writes_v(self) -> bool:
-        """True if the kernel writes V (all but the contiguous oracle form)."""
-        return self.value_source != "none"
-
-    @property
-    def kv_bands(self) -> int:
-        """Inputs with KV heads: K, and V where it is an input of its own."""
-        return 2 if self.value_source == "raw_v" else 1
-
-    def symbol(self, rows: int) -> str:
-        """The kernel's name in the compiled image."""
-        return f"{self.kernel or self.name}_rows{rows}"
-
-
-_PREP = "prep.cu"
+_MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", _DECODE, 128),) for head_dim in (256, 512)}
 # fmt: off
-PREP_ENTRIES: dict[str, PrepEntry] = {entry.name: entry for entry in (
-    PrepEntry("qk_norm_rope_prefill_hd256_plain_into",                 _PREP, 256, "contiguous",    "none",  (1, 4)),
-    PrepEntry("qkv_norm_rope_paged_prefill_hd256_plain_into",          _PREP, 256, "paged_prefill", "raw_v", (1, 4)),
-    PrepEntry("qkv_norm_rope_paged_decode_hd256_plain_into",           _PREP, 256, "paged_decode",  "raw_v", (1, 4)),
-    PrepEntry("qkv_norm_rope_paged_prefill_hd512_plain_into",          _PREP, 512, "paged_prefill", "raw_v", (1, 4)),
-    PrepEntry("qkv_norm_rope_paged_decode_hd512_plain_into",           _PREP, 512, "paged_decode",  "raw_v", (1, 4)),
-    PrepEntry("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",    _PREP, 512, "paged_prefill", "raw_k", (1, 4)),
-    PrepEntry("qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into",     _PREP, 512, "paged_decode",  "raw_k", (1, 4)),
-    # A ragged batch by plan: the decode kernels, each token naming its request.
-    PrepEntry("qkv_norm_rope_paged_batch_prefill_hd256_plain_into",    _PREP, 256, "paged_batch_prefill",
-              "raw_v", (1, 4), kernel="qkv_norm_rope_paged_decode_hd256_plain_into"),
-    PrepEntry("qkv_norm_rope_paged_batch_prefill_hd512_plain_into",    _PREP, 512, "paged_batch_prefill",
-              "raw_v", (1, 4), kernel="qkv_norm_rope_paged_decode_hd512_plain_into"),
-    PrepEntry("qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into", _PREP, 512, "paged_batch_prefill",
-              "raw_k", (1, 4), kernel="qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"),
-)}
+_ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        _PREFILL, 128,  81920, tile_rows=64),)
+_ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824, tile_rows=64),
+             _V("batch_prefill_paged_hd512_tile64_keys32", _PREFILL, 256, 135680, tile_rows=64),
+             _V("batch_prefill_paged_hd512_tile32",        _PREFILL, 128, 100608, tile_rows=32))
+_KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
+_KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
+             _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))
+_PART_256 = (_V("paged_decode_split_hd256_groups4",        _DECODE,  128,  74240, tile_rows=16),)
+_PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376, tile_rows=16),
+             _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16))
 # fmt: on
+
+
+def _prep(name: str, head_dim: int, form: str, value_source: ValueSource, what: str, kernels_of: str = "") -> Entry:
+    """A prep entry. Its kernels have its name, or that of the entry ``kernels_of``, and 1 or 4 head rows a warp."""
+    function, metadata = _PREP_FORMS[form]
+    kernels = tuple(_V(f"{kernels_of or name}_rows{rows}", "prep.cu", 256, rows_per_warp=rows) for rows in (1, 4))
+    return Entry(name, function, "prep", form, head_dim, metadata, kernels, value_source, what=what)
+
+
+_PREP_FORMS: dict[str, tuple[Callable[..., None], Metadata]] = {
+    "contiguous": (prep_forms.contiguous, "none"),
+    "prefill": (prep_forms.paged_prefill, "page_row"),
+    "decode": (prep_forms.paged_decode, "batch"),
+    "batch_prefill": (prep_forms.paged_batch_prefill, "plan"),
+}
+
+
+def _prefill(name: str, head_dim: int, kernels: Sequence[KernelVariant], what: str) -> Entry:
+    """Decode form (a) is this entry at one token a request, with the smallest tile."""
+    return Entry(name, attention_request.prefill, "attention", "prefill", head_dim, "plan", tuple(kernels),
+                 label="a", preference=1, what=what)  # fmt: skip
+
+
+def _decode(name: str, head_dim: int, kernels: Sequence[KernelVariant], what: str) -> Entry:
+    return Entry(name, attention_request.decode, "attention", "decode", head_dim, "plan", tuple(kernels),
+                 one_token_each=True, label="b", what=what)  # fmt: skip
+
+
+def _split(name: str, head_dim: int, kernels: Sequence[KernelVariant], what: str) -> Entry:
+    return Entry(name, attention_request.decode_split, "attention", "decode-split", head_dim, "plan", tuple(kernels),
+                 one_token_each=True, merge_kernels=_MERGE[head_dim], label="c", preference=2, what=what)  # fmt: skip
+
+
+def _merge(name: str, head_dim: int, what: str) -> Entry:
+    return Entry(name, attention_request.merge, "merge", "merge", head_dim, "none", _MERGE[head_dim], what=what)
+
+
+_BATCH = (
+    "Chunks of several requests, ragged, in one launch, by a plan: the decode kernels, each token naming its request."
+)
+# fmt: off
+ENTRIES: tuple[Entry, ...] = (
+    _prep("qk_norm_rope_prefill_hd256_plain_into", 256, "contiguous", "none",
+          "Q and K to contiguous token-major outputs: the oracle form."),
+    _prep("qkv_norm_rope_paged_prefill_hd256_plain_into", 256, "prefill", "raw_v",
+          "One request's chunk: Q to q_out, K and V into the layer's blocks of its pages."),
+    _prep("qkv_norm_rope_paged_decode_hd256_plain_into", 256, "decode", "raw_v",
+          "Batched decode: each token is its own request."),
+    _prep("qkv_norm_rope_paged_prefill_hd512_plain_into", 512, "prefill", "raw_v",
+          "One request's chunk at head_dim 512 with a V projection of its own (E2B, E4B)."),
+    _prep("qkv_norm_rope_paged_decode_hd512_plain_into", 512, "decode", "raw_v",
+          "Batched decode at head_dim 512 with a V projection of its own (E2B, E4B)."),
+    _prep("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into", 512, "prefill", "raw_k",
+          "One request's chunk of K=V layers (12B, 26B-A4B, 31B): V is the same raw K, normed without weight or turn."),
+    _prep("qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into", 512, "decode", "raw_k",
+          "Batched decode of K=V layers (12B, 26B-A4B, 31B)."),
+    _prep("qkv_norm_rope_paged_batch_prefill_hd256_plain_into", 256, "batch_prefill", "raw_v", _BATCH,
+          "qkv_norm_rope_paged_decode_hd256_plain_into"),
+    _prep("qkv_norm_rope_paged_batch_prefill_hd512_plain_into", 512, "batch_prefill", "raw_v", _BATCH,
+          "qkv_norm_rope_paged_decode_hd512_plain_into"),
+    _prep("qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into", 512, "batch_prefill", "raw_k", _BATCH,
+          "qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"),
+    _prefill("batch_prefill_paged_window_hd256_into", 256, (*_ROWS_256, *_KEYS_256),
+             "A ragged batch of chunks with history, local family."),
+    _prefill("batch_prefill_paged_hd512_into", 512, (*_ROWS_512, *_KEYS_512),
+             "A ragged batch of chunks with history, global family."),
+    _decode("batch_decode_paged_window_hd256_into", 256, _KEYS_256, "Every request has one new token, local family."),
+    _decode("batch_decode_paged_hd512_into", 512, _KEYS_512, "Every request has one new token, global family."),
+    _split("batch_decode_split_paged_window_hd256_into", 256, _PART_256,
+           "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; local family."),
+    _split("batch_decode_split_paged_hd512_into", 512, _PART_512,
+           "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; global family."),
+    _merge("merge_splits_hd256_into", 256, "The splits' partial results as one, local family."),
+    _merge("merge_splits_hd512_into", 512, "The splits' partial results as one, global family."),
+)
+# fmt: on
+
+
+def entries(operation: Operation | None = None, *, head_dim: int | None = None) -> list[Entry]:
+    """The rows of an operation and head_dim, in the table's order; None is any."""
+    return [entry for entry in ENTRIES if operation in (None, entry.operation) and head_dim in (None, entry.head_dim)]
+
+
+def entries_for(geometry: Geometry, operation: Operation | None = None) -> list[Entry]:
+    """The rows that layers of a geometry can call."""
+    return [entry for entry in entries(operation) if entry.serves(geometry)]
+
+
+def entry_for(geometry: Geometry, operation: Operation, form: str) -> Entry:
+    """The row that serves a geometry in a form. UsageError where there is none (contiguous at head_dim 512)."""
+    found = [entry for entry in entries_for(geometry, operation) if entry.form == form]
+    if not found:
+        raise UsageError(f"no {operation} entry for head_dim {geometry.head_dim} in the {form} form")
+    return found[0]
+
+
+def entry_named(name: str) -> Entry:
+    """The row of this name. KeyError if there is none."""
+    for entry in ENTRIES:
+        if entry.name == name:
+            return entry
+    raise KeyError(name)
+
+
+def decode_entries(geometry: Geometry) -> list[Entry]:
+    """The decode forms of a geometry: attention rows with a label, in the order of the labels."""
+    return sorted((entry for entry in entries_for(geometry, "attention") if entry.label), key=lambda entry: entry.label)
+
+
+def decode_entry(geometry: Geometry, label: str) -> Entry:
+    """A decode form by its label; the preferred one where the family has none of that label."""
+    forms = decode_entries(geometry)
+    return next((entry for entry in forms if entry.label == label), min(forms, key=lambda entry: entry.preference))
+
+
+def decode_forms() -> list[Entry]:
+    """One row of each decode form, for what its families share (label, splits, preference), in the labels' order."""
+    return sorted({entry.label: entry for entry in ENTRIES if entry.label}.values(), key=lambda entry: entry.label)
+
+
+def sources_of(rows: Iterable[Entry]) -> tuple[str, ...]:
+    """The translation units that calls of these entries may launch from."""
+    return tuple(dict.fromkeys(source for entry in rows for source in entry.sources))
+
+
+def kernel_variants() -> dict[str, KernelVariant]:
+    """Every kernel of the table by its symbol."""
+    return {kernel.symbol: kernel for entry in ENTRIES for kernel in (*entry.kernels, *entry.merge_kernels)}
+
+
+def prefill_tiles(head_dim: int, target: Target) -> tuple[int, ...]:
+    """The cta_tile_q that the device can run, smallest first.
+
+    The smallest is the key-parallel kernel's: the prefill entry at one token a request is decode form (a).
+    """
+    return tuple(
+        sorted(
+            {
+                kernel.tile_rows
+                for entry in entries("attention", head_dim=head_dim)
+                if entry.takes_tile
+                for kernel in entry.kernels
+                if not kernel.lacking(target)
+            }
+        )
+    )

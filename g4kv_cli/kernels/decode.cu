@@ -1,11 +1,11 @@
 // Attention of tiles of up to 16 packed query rows, one line a variant: head_dim, warp groups, stages of each group's
 // ring. A second variant serves cards whose shared memory is too small for the first. Names, threads and bytes stand
-// again in entries/attention_table.py.
+// again in entries/table.py.
 #include "decode_body.cuh"
 
 #define G4KV_DECODE(name, head_dim, groups, stages, split, blocks, bytes)                                           \
   static_assert(g4kv::DecodeShape<head_dim, groups, stages>::kSharedBytes == bytes,                                 \
-                "entries/attention_table.py states these bytes");                                                   \
+                "entries/table.py states these bytes");                                                             \
   extern "C" __global__ void __launch_bounds__(g4kv::DecodeShape<head_dim, groups, stages>::kThreads, blocks)       \
       name(const g4kv::AttentionParams params) {                                                                    \
     g4kv::attend_keys<head_dim, groups, stages, split>(params);                                                     \

@@ -1,11 +1,11 @@
 // Prefill attention with large tiles, one line a variant: head_dim, row groups, 16-row tiles a warp, warps that share
 // a row group's columns, keys a step. A tile size has a second variant where a card's shared memory is too small for
-// the first. Names, threads and bytes stand again in entries/attention_table.py.
+// the first. Names, threads and bytes stand again in entries/table.py.
 #include "prefill_body.cuh"
 
 #define G4KV_PREFILL(name, head_dim, row_groups, row_tiles, column_warps, keys, blocks, bytes)                    \
   static_assert(g4kv::PrefillShape<head_dim, row_groups, row_tiles, column_warps, keys>::kSharedBytes == bytes,   \
-                "entries/attention_table.py states these bytes");                                                 \
+                "entries/table.py states these bytes");                                                           \
   extern "C" __global__ void __launch_bounds__(                                                                   \
       g4kv::PrefillShape<head_dim, row_groups, row_tiles, column_warps, keys>::kThreads, blocks)                  \
       name(const g4kv::AttentionParams params) {                                                                  \

@@ -140,7 +140,7 @@ def derive_cta_tile_q(packed_rows: int, num_requests: int, tiles: Sequence[int])
     """Packed query rows of a tile: the smallest of ``tiles`` that holds a request of average length, else the largest.
 
     Integer arithmetic, as FlashInfer's FA2DetermineCtaTileQ decides by the average too. ``tiles`` are those that the
-    device has the shared memory for (entries/attention_table.py), smallest first.
+    device has the shared memory for (entries/table.py), smallest first.
     """
     average = -(-packed_rows // num_requests)
     return next((tile for tile in tiles if average <= tile), tiles[-1])

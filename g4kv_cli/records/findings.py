@@ -42,6 +42,7 @@ class CellVerdict:
     shape: Shape
     configuration: str
     form: str
+    is_split: bool
     num_splits: int
     seconds: float
     noise: float

@@ -215,7 +215,7 @@ def cell_lines(cell: CellVerdict) -> list[str]:
     ``flashinfer-tc 1.04x``; undecided, ``~b 38.1 us`` and no margin."""
     lines = [f"{'' if cell.decided else '~'}{cell.configuration} {time_text(cell.seconds)}"]
     if cell.margin is not None and cell.decided:
-        lines.append(f"{'split' if cell.form != 'c' else 'unsplit'} {signed_share_text(cell.margin)}")
+        lines.append(f"{'unsplit' if cell.is_split else 'split'} {signed_share_text(cell.margin)}")
     if cell.peer_seconds is not None:
         lines.append(f"{cell.best_peer.removeprefix(PEER_PREFIX)} {cell.peer_seconds / cell.seconds:.2f}x")
     return lines

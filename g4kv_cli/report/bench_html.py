@@ -28,7 +28,7 @@ th { text-align: left; color: #555; font-weight: 600; border-bottom: 1px solid #
 th, td { padding: .15rem .8rem .15rem 0; white-space: nowrap; } td.n, th.n { text-align: right; }
 tr.first td { border-top: 1px solid #ddd; } tr.best td { font-weight: 600; color: #1d6b34; }
 tr.tie td { color: #1d6b34; } tr.peer td { color: #0b6479; } tr.none td { color: #8a5a00; }
-td.c { background: #fbe3d0; } td.b { background: #dbe9f6; } td.u { background: #e8e8e8; }
+td.split { background: #fbe3d0; } td.unsplit { background: #dbe9f6; } td.undecided { background: #e8e8e8; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .87rem; }
 ul { margin: .5rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: #333; }
@@ -99,7 +99,7 @@ def _verdict(verdict: GeometryVerdict) -> str:
             if cell is None:
                 cells.append("<td></td>")
                 continue
-            kind = "u" if not cell.decided else "c" if cell.form == "c" else "b"
+            kind = "undecided" if not cell.decided else "split" if cell.is_split else "unsplit"
             cells.append(f'<td class="{kind}">{"<br>".join(map(_text, cell_lines(cell)))}</td>')
         rows.append(f'<tr><td class="n">{kv_len}</td>{"".join(cells)}</tr>')
     table = f'<div class="scroll"><table><tr><th class="n">kv_len</th>{head}</tr>{"".join(rows)}</table></div>'

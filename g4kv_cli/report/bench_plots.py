@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
@@ -16,10 +18,34 @@ from g4kv_cli.report.files import unwritable, write_whole
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
 
-COLORS = {"a": "#7f7f7f", "b": "#1f77b4", "c": "#d95f02", "peer": "#2a9d5c", "floor": "#222222"}
-"""One color a form, the same in every plot; told apart in greyscale too."""
-FORM_LABELS = {"a": "a, prefill entry", "b": "b, unsplit", "c": "c, best split", "peer": "best peer"}
-FORM_STYLES = {"a": ":", "b": "-", "c": "-", "peer": "--"}
+PEER = "peer"
+PEER_COLOR, FLOOR_COLOR = "#2a9d5c", "#222222"
+SPLIT_COLOR, UNSPLIT_COLOR, UNDECIDED_COLOR = "#d95f02", "#1f77b4", "#bbbbbb"
+MORE_COLORS = ("#7f7f7f", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How a form is drawn, the same in every plot; told apart in greyscale too."""
+
+    label: str
+    color: str
+    style: str
+
+
+def lines_of_forms() -> dict[str, Line]:
+    """The decode forms of the table and the best peer. The first unsplit and the first split form have the colors of
+    the two kinds."""
+    more, found = iter(itertools.cycle(MORE_COLORS)), {}
+    taken: set[bool] = set()
+    for form in sorted(decode_forms(), key=lambda form: form.preference):
+        is_first = form.takes_splits not in taken
+        taken.add(form.takes_splits)
+        kind, color = ("best split", SPLIT_COLOR) if form.takes_splits else ("unsplit", UNSPLIT_COLOR)
+        what = "prefill entry" if form.takes_tile else kind if is_first else form.form
+        line = Line(f"{form.label}, {what}", color if is_first else next(more), "-" if is_first else ":")
+        found[form.label] = line
+    return {label: found[label] for label in sorted(found)} | {PEER: Line("best peer", PEER_COLOR, "--")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +145,7 @@ def _roofline(figure: Any, analysis: Analysis, rows: Sequence[Row]) -> None:
     high = max([*map(intensity, chosen), 500.0]) * 2
     roof = ceilings.gemm_flops_per_second or float("inf")
     xs = [low * (high / low) ** (step / 200) for step in range(201)]
-    axes.plot(xs, [min(x * ceilings.read_bytes_per_second, roof) / 1e12 for x in xs], color=COLORS["floor"], lw=1.2)
+    axes.plot(xs, [min(x * ceilings.read_bytes_per_second, roof) / 1e12 for x in xs], color=FLOOR_COLOR, lw=1.2)
     axes.annotate(
         f"read {ceilings.read_bytes_per_second / 1e12:.2f} TB/s",
         (low * 1.6, low * 1.6 * ceilings.read_bytes_per_second / 1e12),
@@ -138,8 +164,8 @@ def _roofline(figure: Any, analysis: Analysis, rows: Sequence[Row]) -> None:
             intensity(row),
             row.shape.flops / seconds / 1e12,
             markers[row.shape.kind],
-            color=COLORS["peer"] if peer else COLORS["b"],
-            mfc="none" if peer else COLORS["b"],
+            color=PEER_COLOR if peer else UNSPLIT_COLOR,
+            mfc="none" if peer else UNSPLIT_COLOR,
             ms=5,
             alpha=0.8,
             label=label if label not in seen else None,
@@ -155,18 +181,18 @@ def _times(figure: Any, rows: Sequence[Row]) -> None:
     for axes, batch in zip(panels, batches, strict=False):
         here = [row for row in rows if row.shape.batch == batch]
         lengths = sorted({row.shape.kv_len for row in here})
-        for form in ("a", "b", "c", "peer"):
+        for form, line in lines_of_forms().items():
             best = [row for row in (_fastest(here, kv_len, form) for kv_len in lengths) if row is not None]
             timings = [row.measurement.graph for row in best if row.measurement.graph is not None]
             if not timings:
                 continue
             xs = [row.shape.kv_len for row in best]
-            axes.plot(xs, [timing.median * 1e6 for timing in timings], FORM_STYLES[form], color=COLORS[form],
-                      marker="o", ms=3, label=FORM_LABELS[form], lw=1.4)  # fmt: skip
+            axes.plot(xs, [timing.median * 1e6 for timing in timings], line.style, color=line.color,
+                      marker="o", ms=3, label=line.label, lw=1.4)  # fmt: skip
             axes.fill_between(xs, [timing.q1 * 1e6 for timing in timings], [timing.q3 * 1e6 for timing in timings],
-                              color=COLORS[form], alpha=0.25, lw=0)  # fmt: skip
+                              color=line.color, alpha=0.25, lw=0)  # fmt: skip
         floors = [next(row.floor_seconds for row in here if row.shape.kv_len == kv_len) * 1e6 for kv_len in lengths]
-        axes.plot(lengths, floors, color=COLORS["floor"], lw=0.8, ls=(0, (1, 2)), label="floor")
+        axes.plot(lengths, floors, color=FLOOR_COLOR, lw=0.8, ls=(0, (1, 2)), label="floor")
         axes.set(xscale="log", yscale="log", title=f"batch {batch}", xlabel="kv_len")
         axes.set_xticks(lengths, [_thousands(value) for value in lengths], rotation=45)
         axes.minorticks_off()
@@ -195,7 +221,9 @@ def _winners(figure: Any, verdict: GeometryVerdict) -> None:
     for cell in verdict.cells:
         x, y = batches.index(cell.shape.batch), lengths.index(cell.shape.kv_len)
         strength = 0.25 + 0.75 * min(1.0, (cell.margin or 0.0) / 0.5)
-        color, alpha = (COLORS["c" if cell.form == "c" else "b"], strength) if cell.decided else ("#bbbbbb", 0.6)
+        color, alpha = SPLIT_COLOR if cell.is_split else UNSPLIT_COLOR, strength
+        if not cell.decided:
+            color, alpha = UNDECIDED_COLOR, 0.6
         axes.add_patch(_square(x, y, color, alpha))
         text = cell.configuration if cell.decided else f"~{cell.configuration}"
         lines = [text, f"{cell.seconds * 1e6:.1f} us"]
@@ -209,7 +237,7 @@ def _winners(figure: Any, verdict: GeometryVerdict) -> None:
     axes.set_yticks(range(len(lengths)), [_thousands(value) for value in lengths])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title("orange: split (c); blue: unsplit (a, b); grey ~: undecided; the stronger, the larger the margin",
+    axes.set_title("orange: split; blue: unsplit; grey ~: undecided; the stronger, the larger the margin",
                    fontsize=8, loc="left")  # fmt: skip
 
 

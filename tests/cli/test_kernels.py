@@ -35,7 +35,7 @@ def test_a_row_for_each_kernel(tmp_path: Path) -> None:
     rows = {row["kernel"]: row for row in record["kernels"]}
     assert result.stdout.splitlines()[-1].strip() == f"{len(rows)} kernels on 1 arch, none spills"
     decode = rows["paged_decode_hd512_groups4"]
-    # entries/attention_table.py: 256 threads and 147968 bytes: one block of the 227 KiB that an SM has.
+    # entries/table.py: 256 threads and 147968 bytes: one block of the 227 KiB that an SM has.
     assert (decode["threads"], decode["dynamic_shared_bytes"], decode["blocks_per_sm"]) == (256, 147968, 1)
     assert decode["occupancy"] == pytest.approx(8 / 64)
     assert decode["registers"] > 100

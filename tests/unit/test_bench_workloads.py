@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from g4kv_cli.bench.roofline import floor_of, is_impossible
-from g4kv_cli.bench.run import Request, free_name, make_plan, record_directory
+from g4kv_cli.bench.run import H200, Request, free_name, make_plan, record_directory
 from g4kv_cli.bench.workloads import (
     MAX_PRESET_TOKENS,
     decode_shape,
     prefill_shape,
-    prep_entries,
     prep_shape,
     shapes_of,
     splits_worth_trying,
     variants_of,
 )
-from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.entries.entry import Target
+from g4kv_cli.entries.table import entries_for, entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, select_geometries
 from g4kv_cli.records.bench import Ceilings
@@ -61,19 +61,19 @@ def test_prefill_counts_the_pairs_that_are_visible(geometry, chunk, history, pai
 
 
 def test_prep_reads_k_once_where_v_is_made_from_it() -> None:
-    entry = PREP_ENTRIES["qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into"]
+    entry = entry_named("qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into")
     shape = prep_shape(G12, entry, 10)
     assert shape.read_bytes == 10 * (16 + 1) * 512 * 2
     assert shape.write_bytes == 10 * (16 + 2) * 512 * 2
-    contiguous = PREP_ENTRIES["qk_norm_rope_prefill_hd256_plain_into"]
+    contiguous = entry_named("qk_norm_rope_prefill_hd256_plain_into")
     shape = prep_shape(L12, contiguous, 10)
     assert shape.read_bytes == shape.write_bytes == 10 * (16 + 8) * 256 * 2
 
 
 def test_a_geometry_gets_the_entries_its_layers_call() -> None:
-    assert {entry.head_dim for entry in prep_entries(L12)} == {256}
-    assert {entry.value_source for entry in prep_entries(G12)} == {"raw_k"}
-    assert {entry.value_source for entry in prep_entries(GEOMETRIES["e2b-global"])} == {"raw_v"}
+    assert {entry.head_dim for entry in entries_for(L12, "prep")} == {256}
+    assert {entry.value_source for entry in entries_for(G12, "prep")} == {"raw_k"}
+    assert {entry.value_source for entry in entries_for(GEOMETRIES["e2b-global"], "prep")} == {"raw_v"}
 
 
 def test_the_floor_is_the_largest_term() -> None:
@@ -84,7 +84,7 @@ def test_the_floor_is_the_largest_term() -> None:
     prefill = prefill_shape(G12, 8192, 0)
     assert floor_of(prefill, CEILINGS).bound == "compute"
     assert floor_of(prefill, Ceilings(4e12, 3e12)).bound == "read"
-    prep = prep_shape(L12, prep_entries(L12)[1], 8192)
+    prep = prep_shape(L12, entries_for(L12, "prep")[1], 8192)
     assert floor_of(prep, CEILINGS).bound == "copy"
     assert floor_of(prep, CEILINGS).seconds == pytest.approx((prep.read_bytes + prep.write_bytes) / 3e12)
 
@@ -116,12 +116,12 @@ def test_splits_that_are_worth_a_try(geometry, batch, kv_len, splits) -> None:  
 
 def test_configurations() -> None:
     shape = decode_shape(L12, 1, 256)
-    assert [one.name for one in variants_of(shape, 227 * 1024)] == ["a", "b", "c2", "c4"]
-    assert [one.name for one in variants_of(shape, 227 * 1024, (3,))] == ["a", "b", "c3"]
+    assert [one.name for one in variants_of(shape, L12, H200)] == ["a", "b", "c2", "c4"]
+    assert [one.name for one in variants_of(shape, L12, H200, (3,))] == ["a", "b", "c3"]
     # A card with less shared memory has a smaller tile at head_dim 512.
     prefill = prefill_shape(G12, 512, 0)
-    assert [one.name for one in variants_of(prefill, 99 * 1024)] == ["tile32"]
-    assert "tile64" in [one.name for one in variants_of(prefill, 227 * 1024)]
+    assert [one.name for one in variants_of(prefill, G12, Target("cuda", "sm_86", 99 * 1024))] == ["tile32"]
+    assert "tile64" in [one.name for one in variants_of(prefill, G12, H200)]
 
 
 def test_presets_stay_inside_the_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.entries import example_geometry
 from g4kv_cli.cases.reject.request import Draft, RejectBench
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import ContractError
 
 
@@ -29,7 +31,7 @@ class CountingDevice(EmulatedDevice):
 class NoKernels(KernelLibrary):
     """Kernels that are named and never compiled."""
 
-    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         return LoadedKernel(symbol, image=None, handle=None)  # type: ignore[arg-type]
 
 
@@ -120,22 +122,26 @@ def spoil(draft: Draft, data: st.DataObject, value: Any) -> str:
 @pytest.fixture(scope="module")
 def benches() -> Iterator[dict[str, RejectBench]]:
     device, foreign = CountingDevice(), EmulatedDevice()
-    yield {name: RejectBench(NoKernels(device), name, foreign) for name in REJECT_ENTRIES}
+    library = NoKernels(device)
+    yield {
+        entry.name: RejectBench(library, entry, geometry, foreign)
+        for entry in entries()
+        if (geometry := example_geometry(entry)) is not None
+    }
     device.close()
     foreign.close()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=garbage)
-@pytest.mark.parametrize("entry", sorted(REJECT_ENTRIES))
+@pytest.mark.parametrize("entry", sorted(entry.name for entry in entries()))
 def test_no_other_exception_escapes(
     entry: str, data: st.DataObject, value: Any, benches: dict[str, RejectBench]
 ) -> None:
     bench = benches[entry]
     draft = bench.draft()
     place = spoil(draft, data, value)
-    accepted_by = getattr(REJECT_ENTRIES[entry].function, "__kwdefaults__", None) or {}
-    known = set(REJECT_ENTRIES[entry].function.__annotations__) | set(accepted_by)
+    known = inspect.signature(bench.entry.function).parameters
     # A keyword that the entry does not have is Python's own affair.
     draft.arguments = {name: given for name, given in draft.arguments.items() if name in known}
     launches = bench.device.launch_count

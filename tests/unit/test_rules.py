@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 import g4kv_cli
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
 from g4kv_cli.cases.reject.run import RejectCase, RejectRunner, reject_cases
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
-from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import ContractError
 from g4kv_cli.model.rules import RULES, Rule, shown
 
@@ -26,9 +25,9 @@ VALIDATION = (
     "model/checked.py",
     "model/prefill_plan.py",
     "entries/arguments.py",
-    "entries/attention.py",
+    "entries/attention_request.py",
     "entries/plan.py",
-    "entries/prep.py",
+    "entries/prep_forms.py",
     "entries/prep_request.py",
 )
 """Where requests are checked."""
@@ -46,7 +45,7 @@ class CountingDevice(EmulatedDevice):
 class NoKernels(KernelLibrary):
     """Kernels that are named and never compiled."""
 
-    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         return LoadedKernel(symbol, image=None, handle=None)  # type: ignore[arg-type]
 
 
@@ -88,12 +87,9 @@ def test_the_catalogue_is_as_large_as_was_asked_for() -> None:
 
 
 def test_every_entry_has_cases() -> None:
-    entries = {name for module in (prep, attention) for name in vars(module) if name.endswith("_into")}
-    assert len(entries) == 16
-    assert entries == set(REJECT_ENTRIES)
-    assert {case.entry for case in CASES} == entries
+    assert {case.entry for case in CASES} == {entry.name for entry in entries()}
     # The attention kernels have no traps: the host is their only defence.
-    assert {case.entry for case in trap_cases()} == {name for name in vars(prep) if name.endswith("_into")}
+    assert {case.entry for case in trap_cases()} == {entry.name for entry in entries("prep")}
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
@@ -105,10 +101,10 @@ def test_a_case_turns_red_without_the_rule(code: str, runner: RejectRunner, monk
             require(self, holds, field, got, want)
 
     cases = [case for case in CASES if case.rule == code]
-    assert runner.refuse(cases[0], runner.bench_of(cases[0].entry)) == []
+    assert runner.refuse(cases[0], runner.bench_of(cases[0])) == []
     monkeypatch.setattr(Rule, "require", without_one)
     # The first red one is enough; those after it might ask for memory that no machine has.
-    assert any(runner.refuse(case, runner.bench_of(case.entry)) for case in cases)
+    assert any(runner.refuse(case, runner.bench_of(case)) for case in cases)
 
 
 def test_every_check_is_seen_rejecting() -> None:
@@ -125,7 +121,7 @@ def test_every_check_is_seen_rejecting() -> None:
 
 def _lines_of_refusal(case: RejectCase, runner: RejectRunner) -> set[tuple[str, int]]:
     """(module, line) of every frame of the validation code on the way to the error."""
-    draft = runner.bench_of(case.entry).draft()
+    draft = runner.bench_of(case).draft()
     try:
         case.spoiled.change(draft)
         draft.call()

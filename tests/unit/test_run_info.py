@@ -12,10 +12,6 @@ from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 
 
-def test_the_verified_sources_are_those_with_entries() -> None:
-    assert run_info.VERIFIED_SOURCES == ("decode.cu", "prefill.cu", "prep.cu")
-
-
 def test_the_digest_follows_what_is_launched_and_nothing_else(tmp_path: Path) -> None:
     with_probe, with_prep = tmp_path / "probe", tmp_path / "prep"
     for directory, name in ((with_probe, "layout_probe.cu"), (with_prep, "prep.cu")):

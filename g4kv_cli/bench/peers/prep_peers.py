@@ -112,7 +112,7 @@ def make_flashinfer_chain(configuration: str, problem: PrepProblem, device: Cuda
     weights, tables, positions, _ = _constants(problem, device)
     shape, where = problem.shape, place_of(device)
     head_dim, half = shape.head_dim, tables[0].shape[-1] // 2
-    is_decode = problem.entry.form == "paged_decode"
+    is_decode = problem.entry.metadata == "batch"
     with torch.cuda.stream(stream_of(device)):
         # [positions][cos of the first half, sin of the first half], float32
         cache = torch.cat([table[:, :half].float() for table in tables], dim=-1).contiguous()
@@ -132,11 +132,11 @@ def make_flashinfer_chain(configuration: str, problem: PrepProblem, device: Cuda
         inputs = problem.inputs(pool)
         q, k = (tensor_of(array, device) for array in inputs[:2])
         q_out, kv_out = _outputs(problem, device, pool)
-        k_out = kv_out if problem.entry.form == "contiguous" else keys
+        k_out = kv_out if problem.entry.metadata == "none" else keys
         rmsnorm(q.view(-1, head_dim), weights[0], EPS, out=q_out.view(-1, head_dim))
         rmsnorm(k.view(-1, head_dim), weights[1], EPS, out=k_out.view(-1, head_dim))
         rope(positions, q_out.view(shape.tokens, -1), k_out.view(shape.tokens, -1), head_dim, cache, is_neox=True)
-        if problem.entry.form == "contiguous":
+        if problem.entry.metadata == "none":
             return
         v = k if inputs[2] is None else tensor_of(inputs[2], device)
         rmsnorm(v.view(-1, head_dim), ones, EPS, out=values.view(-1, head_dim))
@@ -154,7 +154,7 @@ def _constants(
     weights = tuple(tensor_of(array, device) for array in problem.weight_arrays)
     tables = (tensor_of(problem.rope.cos, device), tensor_of(problem.rope.sin, device))
     places = None
-    if problem.entry.form != "contiguous":
+    if problem.entry.metadata != "none":
         page, slot = (torch.as_tensor(values, device=where) for values in problem.places())
         places = (page, slot)
     return (weights[0], weights[1]), tables, torch.as_tensor(problem.positions, device=where), places
@@ -164,7 +164,7 @@ def _outputs(problem: PrepProblem, device: CudaDevice, pool: int) -> tuple[Any, 
     """q_out, and k_out or the pool [pages, 2, slots, KV heads, head_dim], of a set."""
     shape = problem.shape
     q_out = tensor_of(problem.q_outs[pool], device)
-    if problem.entry.form == "contiguous":
+    if problem.entry.metadata == "none":
         return q_out, tensor_of(problem.k_outs[pool], device)
     rows = (-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
     return q_out, tensor_of(problem.pools[pool].data, device).view(rows)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
+from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.model.geometry import Geometry
-
-AttentionForm = Literal["prefill", "decode", "decode-split"]
-ATTENTION_FORMS: tuple[AttentionForm, ...] = ("prefill", "decode", "decode-split")
 
 KeyKind = Literal["spread", "needles", "large", "equal"]
 """spread: scores around +-2, so that many keys count. needles: the oldest and the newest key that a query sees outweigh
@@ -50,16 +49,16 @@ class KvRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts in the
-    split form only; ``cta_tile_q`` None leaves the prefill form's tile to the plan. ``padding_rows`` stand behind the
-    tokens in q and out; ``empty_splits`` saw no key (merge check). ``golden`` names a recording that replaces ``kind``
-    and ``seed``.
+    """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts where
+    the entry takes splits; ``cta_tile_q`` None leaves the tile to the plan. ``padding_rows`` stand behind the tokens in
+    q and out; ``empty_splits`` saw no key (merge check). ``golden`` names a recording that replaces ``kind`` and
+    ``seed``.
     """
 
     id: str
     entry: str
     geometry: Geometry
-    form: AttentionForm
+    form: str
     kind: KeyKind
     seed: int
     requests: tuple[KvRequest, ...]
@@ -78,6 +77,11 @@ class AttentionCase:
 
     trap: ClassVar[None] = None
     """No attention case ends in a trap."""
+
+    @property
+    def row(self) -> Entry:
+        """The entry's row of the table."""
+        return entry_named(self.entry)
 
     @property
     def num_tokens(self) -> int:
@@ -99,17 +103,6 @@ class AttentionCase:
     def is_sparse(self) -> bool:
         """True if the pool is too large to be made on the host."""
         return self.pool_bytes > SPARSE_POOL_BYTES
-
-
-def attention_entry(head_dim: int, form: AttentionForm) -> str:
-    """The entry that serves a family in a form."""
-    family = "window_hd256" if head_dim == 256 else "hd512"
-    stem = {
-        "prefill": "batch_prefill_paged",
-        "decode": "batch_decode_paged",
-        "decode-split": "batch_decode_split_paged",
-    }
-    return f"{stem[form]}_{family}_into"
 
 
 def with_heads(geometry: Geometry, num_kv_heads: int, group: int | None = None) -> Geometry:

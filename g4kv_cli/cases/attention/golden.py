@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionCase, KvRequest, attention_entry
+from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.inputs import AttentionTensors
 from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.cases.prep.golden import PAGE_SIZE_TOKENS, Recording, read_recording
+from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import Axes
@@ -85,9 +86,9 @@ def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
     if recorded is None:
         return
     positions = [int(position) for position in recording.positions]
-    for form in ATTENTION_FORMS:
+    for entry in entries_for(recording.geometry, "attention"):
         chunks = [(len(recorded.k_cache), len(positions))]
-        if form != "prefill":
+        if entry.one_token_each:
             chunks = [(position + 1, 1) for position in positions]
         requests, used = [], 0
         for kv_len, q_len in chunks:
@@ -96,10 +97,10 @@ def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
             requests.append(KvRequest(kv_len, q_len, 0, tuple(reversed(range(used + 1, used + 1 + count)))))
             used += count
         yield AttentionCase(
-            id=f"golden/{recording.path.stem}/attention-{form}",
-            entry=attention_entry(recording.geometry.head_dim, form),
+            id=f"golden/{recording.path.stem}/attention-{entry.form}",
+            entry=entry.name,
             geometry=recording.geometry,
-            form=form,
+            form=entry.form,
             kind="spread",
             seed=0,
             requests=tuple(requests),
@@ -108,7 +109,7 @@ def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
             num_layers=2,
             layer=1,
             window_left=recorded.window_left,
-            num_splits=NUM_SPLITS if form == "decode-split" else 1,
+            num_splits=NUM_SPLITS if entry.takes_splits else 1,
             golden=recording.path,
         )
 

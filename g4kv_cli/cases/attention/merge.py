@@ -6,7 +6,6 @@ rely on it: a split that saw no key has maximum -infinity and sum 0, its output 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,41 +15,30 @@ from g4kv_cli.cases.attention.case import AttentionCase
 from g4kv_cli.cases.attention.inputs import AttentionTensors
 from g4kv_cli.cases.session import Session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries.attention_parameters import AttentionParameters
-from g4kv_cli.entries.attention_table import MERGE_COLUMNS, MERGE_THREADS, merge_symbol
-from g4kv_cli.entries.launch import launch
+from g4kv_cli.entries.table import entry_for
+from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.oracle.attention import visible_keys
 
 Array = npt.NDArray[Any]
 
-MERGE_SOURCE = "decode.cu"
-
 
 def launch_merge(session: Session, case: AttentionCase, tensors: AttentionTensors) -> tuple[DeviceArray, DeviceArray]:
     """Merge the case's partial results; (out, lse) on the device, as the split entry leaves them."""
-    rows, head_dim = case.num_tokens * case.geometry.num_qo_heads, case.geometry.head_dim
     partial_out, partial_max, partial_sum = partial_results(case, tensors)
-    out = session.poisoned((case.num_tokens, case.geometry.num_qo_heads, head_dim), "out")
+    out = session.poisoned((case.num_tokens, case.geometry.num_qo_heads, case.geometry.head_dim), "out")
     lse = session.poisoned(out.shape[:2], "lse", np.float32)
-    parameters = AttentionParameters(
-        out=out.address,
-        lse=lse.address,
-        partial_out=session.upload(partial_out, "partial_out").address,
-        partial_max=session.upload(partial_max, "partial_max").address,
-        partial_sum=session.upload(partial_sum, "partial_sum").address,
-        num_qo_heads=case.geometry.num_qo_heads,
-        num_kv_heads=case.geometry.num_kv_heads,
-        num_splits=case.num_splits,
-        scale_log2=case.sm_scale * math.log2(math.e),
+    workspace = SplitWorkspace(
+        session.upload(partial_out, "partial_out"),
+        session.upload(partial_max, "partial_max"),
+        session.upload(partial_sum, "partial_sum"),
     )
-    launch(
+    entry_for(case.geometry, "merge", "merge")(
         session.library,
-        MERGE_SOURCE,
-        merge_symbol(head_dim),
-        grid=(rows, head_dim // MERGE_COLUMNS, 1),
-        block=(MERGE_THREADS, 1, 1),
-        arguments=(parameters,),
-        must_write=(out, lse),
+        workspace=workspace,
+        num_splits=case.num_splits,
+        out=out,
+        lse=lse,
+        sm_scale=case.sm_scale,
     )
     return out, lse
 

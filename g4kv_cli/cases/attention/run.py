@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionCase, KvRequest, attention_entry
+from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
 from g4kv_cli.cases.attention.merge import launch_merge
 from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
 from g4kv_cli.cases.session import Session, Skip, run_session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries import attention
 from g4kv_cli.entries.arguments import PagedPool
-from g4kv_cli.entries.attention import SplitWorkspace
-from g4kv_cli.entries.attention_table import prefill_tiles
+from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import entries_for, prefill_tiles
+from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import ExpectedAttention
@@ -61,7 +61,7 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
             have, need = device.limits.memory_bytes, case.pool_bytes
             raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
-        fitting = _with_a_tile_of(case, device.limits.max_shared_bytes_per_block)
+        fitting = _with_a_tile_of(case, Target.of(device))
         tensors = make_attention_inputs(fitting) if case.golden is None else recorded_tensors(fitting)
         expected = expected_attention(fitting, tensors)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
@@ -69,9 +69,9 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
     return run_session(case, rerun, library.device, make, _execute)
 
 
-def _with_a_tile_of(case: AttentionCase, max_shared_bytes: int) -> AttentionCase:
+def _with_a_tile_of(case: AttentionCase, target: Target) -> AttentionCase:
     """The case with the largest tile of a card that has not the shared memory for the one it names."""
-    tiles = prefill_tiles(case.geometry.head_dim, max_shared_bytes)
+    tiles = prefill_tiles(case.geometry.head_dim, target)
     if case.cta_tile_q is None or case.cta_tile_q in tiles or not tiles:
         return case
     return dataclasses.replace(case, cta_tile_q=tiles[-1])
@@ -134,7 +134,7 @@ def plan_shape(case: AttentionCase) -> PlanShape:
         page_size=case.page_size,
         window_left=case.window_left,
         sm_scale=case.sm_scale,
-        cta_tile_q=case.cta_tile_q if case.form == "prefill" else None,
+        cta_tile_q=case.cta_tile_q if case.row.takes_tile else None,
     )
 
 
@@ -168,7 +168,7 @@ class Call:
     """A call that can be made again: its arguments on the device."""
 
     session: AttentionSession
-    entry: Any
+    entry: Entry
     arguments: dict[str, Any]
     out: DeviceArray
     lse: DeviceArray
@@ -210,12 +210,12 @@ def prepare(
         "out": out,
         "lse": lse,
     }
-    if case.form == "prefill" and case.cta_tile_q is not None:
+    if case.row.takes_tile and case.cta_tile_q is not None:
         arguments["cta_tile_q"] = case.cta_tile_q
-    if case.form == "decode-split":
+    if case.row.takes_splits:
         arguments["num_splits"] = case.num_splits
         arguments["workspace"] = workspace(session, rows, geometry.num_qo_heads, case.num_splits, geometry.head_dim)
-    return Call(session, getattr(attention, case.entry), arguments, out, lse)
+    return Call(session, case.row, arguments, out, lse)
 
 
 def workspace(session: Session, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int) -> SplitWorkspace:
@@ -247,20 +247,16 @@ def _compare_alone(session: AttentionSession, pool: DeviceArray, outputs: Output
 
 def _compare_forms(session: AttentionSession, pool: DeviceArray, outputs: Outputs) -> None:
     """Every form on the same requests is within the row limits of this one; all are held against the oracle too."""
-    for form in ATTENTION_FORMS:
-        for num_splits in (2, 5) if form == "decode-split" else (1,):
-            if form == session.case.form:
+    case = session.case
+    for entry in entries_for(case.geometry, "attention"):
+        for num_splits in (2, 5) if entry.takes_splits else (1,):
+            if entry.name == case.entry:
                 continue
-            other = dataclasses.replace(
-                session.case,
-                form=form,
-                entry=attention_entry(session.case.geometry.head_dim, form),
-                num_splits=num_splits,
-            )
+            other = dataclasses.replace(case, form=entry.form, entry=entry.name, num_splits=num_splits)
             got = call(session, other, pool, session.tensors.q)
             judge(session, got)
             want = outputs.out[: session.case.num_tokens].astype(np.float64)
-            operation = f"out of {form} against {session.case.form}"
+            operation = f"out of {entry.form} against {case.form}"
             session.found(compare_rows(operation, got.out[: session.case.num_tokens], want, _axes(session.case)))
             session.digest.update(got.out.tobytes())
 

@@ -1,8 +1,8 @@
 """The attention table: every case of every attention entry of a geometry, as data.
 
-Three forms read the same requests: prefill (a chunk of each), decode (one token each) and decode-split. Each line names
-one thing that has gone wrong in such kernels. The model's heads are used where heads matter; elsewhere one KV head with
-its group stands for all, since the heads are blocks of their own.
+Every form reads the same requests: prefill a chunk of each, the decode forms one token each. Each line names one thing
+that has gone wrong in such kernels. The model's heads are used where heads matter; elsewhere one KV head with its group
+stands for all, since the heads are blocks of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from g4kv_cli.cases.attention.case import AttentionCase, AttentionForm, KeyKind, KvRequest, attention_entry, with_heads
+from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest, with_heads
+from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.table import entries_for
 from g4kv_cli.model.geometry import MODELS, Geometry
 
 GROUPS = (1, 2, 4, 5, 6, 7, 8, 16)
@@ -39,12 +41,17 @@ def attention_cases(
     """All attention cases of one geometry. ``page_size`` replaces the default and leaves only it in the sweep."""
     table = _Table(geometry, seed, default_page_size if page_size is None else page_size)
     sizes = PAGE_SIZES if page_size is None else (page_size,)
-    return [
-        *table.decode("decode", sizes),
-        *table.decode("decode-split", sizes),
-        *table.splits(),
-        *table.prefill(sizes),
-    ]
+    rows = entries_for(geometry, "attention")
+    cases: list[AttentionCase] = []
+    for entry in rows:
+        if entry.one_token_each:
+            cases.extend(table.decode(entry, sizes))
+            if entry.takes_splits:
+                cases.extend(table.splits(entry))
+    for entry in rows:
+        if not entry.one_token_each:
+            cases.extend(table.prefill(entry, sizes))
+    return cases
 
 
 class _Table:
@@ -60,9 +67,9 @@ class _Table:
 
     # --- one token a request ----------------------------------------------------------------------------------
 
-    def decode(self, form: AttentionForm, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
-        """Both decode forms on the same requests."""
-        size, splits = self.span, 3 if form == "decode-split" else 1
+    def decode(self, form: Entry, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
+        """Every decode form on the same requests."""
+        size, splits = self.span, 3 if form.takes_splits else 1
         lengths: Sequence[int]
         for name, window, lengths in self._needle_lengths():
             yield self.case(form, f"needle/{name}", _ones(lengths), kind="needles", geometry=self.one_head,
@@ -96,15 +103,14 @@ class _Table:
         yield self.case(form, "plan/graph-replay", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
                         check="graph", num_splits=splits)  # fmt: skip
         yield self._large_pool(form, splits)
-        if form == "decode":
+        if not form.takes_splits:
             yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}", _ones(range(1, SWEEP_KEYS + 1)), geometry=self.one_head)
             lengths = (2 * size + 3, 50, 1, 4 * size)
             yield self.case(form, "forms-agree", _ones(lengths), geometry=with_heads(self.geometry, 2), check="forms",
                             kind="needles")  # fmt: skip
 
-    def splits(self) -> Iterator[AttentionCase]:
+    def splits(self, form: Entry) -> Iterator[AttentionCase]:
         """What only several splits of one request can get wrong."""
-        form: AttentionForm = "decode-split"
         size = self.span
         for splits in _sweep_splits(self.geometry):
             yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}/splits{splits}", _ones(range(1, SWEEP_KEYS + 1)),
@@ -119,9 +125,8 @@ class _Table:
 
     # --- chunks -----------------------------------------------------------------------------------------------
 
-    def prefill(self, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
+    def prefill(self, form: Entry, page_sizes: Sequence[int]) -> Iterator[AttentionCase]:
         """Chunks with history, through the small tile (the decode kernel's) and the large one."""
-        form: AttentionForm = "prefill"
         size, one = self.span, self.one_head
         group = self.geometry.gqa_group
         chunks: Sequence[Chunk]
@@ -180,7 +185,7 @@ class _Table:
         chunks = [(self.window - 1 + tokens, tokens), (self.window + tokens // 2, tokens), (2 * self.window, 2)]
         yield f"window{self.window}", self.window, chunks
 
-    def _values(self, form: AttentionForm, chunks: Sequence[Chunk], splits: int) -> Iterator[AttentionCase]:
+    def _values(self, form: Entry, chunks: Sequence[Chunk], splits: int) -> Iterator[AttentionCase]:
         """Magnitudes and scales."""
         yield self.case(form, "scores/to-80", chunks, kind="large", geometry=self.one_head, num_splits=splits)
         yield self.case(form, "scores/all-equal", chunks, kind="equal", geometry=self.one_head, num_splits=splits)
@@ -188,21 +193,21 @@ class _Table:
             yield self.case(form, f"sm-scale/{scale}", chunks, geometry=self.one_head, sm_scale=scale,
                             num_splits=splits)  # fmt: skip
 
-    def _large_pool(self, form: AttentionForm, splits: int) -> AttentionCase:
+    def _large_pool(self, form: Entry, splits: int) -> AttentionCase:
         """A pool whose element offsets leave int32 (uint32 in decode), with all of the model's layers."""
         geometry, size, layers = self.geometry, self.page_size, self.geometry.num_kv_layers
         page_stride = layers * 2 * size * geometry.num_kv_heads * geometry.head_dim
-        bits = 32 if form == "decode" else 31
+        bits = 32 if form.one_token_each and not form.takes_splits else 31
         straddling = (1 << bits) // page_stride
         pages = (straddling - 1, straddling + 2, straddling)
-        q_len = 3 if form == "prefill" else 1
+        q_len = 1 if form.one_token_each else 3
         request = KvRequest(2 * size + 1 + size // 2, q_len, 0, pages)
         name = f"pool/past-{'u' if bits == 32 else ''}int32"
         return self._made(form, name, (request,), geometry=geometry, page_size=size, num_pages=straddling + 3,
                           num_layers=layers, layer=layers - 1, window=self.window, num_splits=splits)  # fmt: skip
 
     def case(
-        self, form: AttentionForm, name: str, chunks: Iterable[Chunk], *, kind: KeyKind = "spread",
+        self, form: Entry, name: str, chunks: Iterable[Chunk], *, kind: KeyKind = "spread",
         geometry: Geometry | None = None, window: int | None = 0, page_size: int | None = None, num_layers: int = 1,
         padding: int = 0, tile: int | None = None, **rest: Any,
     ) -> AttentionCase:  # fmt: skip
@@ -226,14 +231,14 @@ class _Table:
                           cta_tile_q=tile, **rest)  # fmt: skip
 
     def _made(
-        self, form: AttentionForm, name: str, requests: tuple[KvRequest, ...], *, geometry: Geometry,
+        self, form: Entry, name: str, requests: tuple[KvRequest, ...], *, geometry: Geometry,
         window: int | None, kind: KeyKind = "spread", **rest: Any,
     ) -> AttentionCase:  # fmt: skip
         return AttentionCase(
-            id=f"attention/{self.geometry.name}/{form}/{name}",
-            entry=attention_entry(geometry.head_dim, form),
+            id=f"attention/{self.geometry.name}/{form.form}/{name}",
+            entry=form.name,
             geometry=geometry,
-            form=form,
+            form=form.form,
             kind=kind,
             seed=self.seed,
             requests=requests,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.host_model import Projections, embed, finish_layer, logits_of, project
 from g4kv_cli.cases.e2e.recorded_model import Array, Float32, Int64, RecordedLayer, RecordedModel
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import decode_entry
 from g4kv_cli.errors import DeviceFault
-
-DecodeForm = Literal["a", "b", "c"]
-"""(a) the prefill entry at one token a request, (b) decode, (c) split decode and merge."""
 
 MakeCache = Callable[..., FamilyCache]
 
@@ -30,11 +28,12 @@ MakeCache = Callable[..., FamilyCache]
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a run serves. ``prefill_chunk`` 0: the whole prompt at once. ``bucket_width``: rows of every decode batch,
-    padding included. ``num_splits`` counts in form c."""
+    padding included. ``decode_form`` is a label of the table; a family without it takes its preferred form.
+    ``num_splits`` counts where the form takes splits."""
 
     page_size: int = 16
     prefill_chunk: int = 0
-    decode_form: DecodeForm = "b"
+    decode_form: str = "b"
     num_splits: int = 1
     bucket_width: int = 1
     num_requests: int = 1
@@ -116,7 +115,7 @@ class ModelBatch:
                 cos_max_pos=context_tokens,
                 max_rows=max(settings.num_requests * step_tokens, settings.bucket_width),
                 max_requests=max(settings.num_requests, settings.bucket_width),
-                num_splits=settings.num_splits if settings.decode_form == "c" else 0,
+                num_splits=settings.num_splits if decode_entry(geometry, settings.decode_form).takes_splits else 0,
             )
 
     def admit(self, name: str) -> Request:

@@ -5,20 +5,20 @@ Buffers live as long as the run, metadata is updated in place, and every output 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from g4kv_cli.cases.e2e.caches import FamilyCache
 from g4kv_cli.cases.e2e.recorded_model import Array
-from g4kv_cli.cases.prep.case import Form, entry_name
 from g4kv_cli.device.interface import Device, DeviceArray
-from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.arguments import INT32, Int32Array, PagedBatch, PageRow, RopeTables
-from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import decode_entry, entry_for
+from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
@@ -130,12 +130,12 @@ class FamilyLaunches:
     def prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> Array:
         """Attention of a prefill step's rows, bf16 [tokens, num_qo_heads, head_dim]."""
         self.write_prefill(layer, q, k, v)
-        return self._attend(f"batch_prefill_paged_{self._family}_into", layer)
+        return self._attend(entry_for(self.geometry, "attention", "prefill"), layer)
 
     def write_prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> None:
         """Prep alone. One request goes through the one-request entry, several through the ragged one."""
         if self._page_row is None:
-            form: Form = "batch_prefill"
+            form = "batch_prefill"
             metadata: dict[str, Any] = {"plan": self._plan}
         else:
             form = "prefill"
@@ -145,11 +145,11 @@ class FamilyLaunches:
         self._write(layer, form, q, k, v, metadata)
 
     def decode(self, layer: int, q: Array, k: Array, v: Array | None, form: str) -> Array:
-        """Attention of a decode step's rows (those of the padding last); ``form`` a, b or c."""
+        """Attention of a decode step's rows (those of the padding last); ``form``: see decode_entry."""
         self._write(layer, "decode", q, k, v, {"batch": self._batch})
-        stem = {"a": "batch_prefill_paged", "b": "batch_decode_paged", "c": "batch_decode_split_paged"}[form]
-        more = {"num_splits": self.num_splits, "workspace": self._workspace} if form == "c" else {}
-        return self._attend(f"{stem}_{self._family}_into", layer, **more)
+        entry = decode_entry(self.geometry, form)
+        more = {"num_splits": self.num_splits, "workspace": self._workspace} if entry.takes_splits else {}
+        return self._attend(entry, layer, **more)
 
     def rotated_queries(self) -> Array:
         """q_out of the last prep."""
@@ -164,19 +164,14 @@ class FamilyLaunches:
         self._device.free_all(arrays)
         self._plan.free()
 
-    @property
-    def _family(self) -> str:
-        """The family in the names of the attention entries."""
-        return "window_hd256" if self.geometry.head_dim == 256 else "hd512"
-
     def _rows(self) -> DeviceArray:
         if self._q_out is None:
             raise ValueError("prep was not launched yet")
         return self._q_out
 
-    def _write(self, layer: int, form: Form, q: Array, k: Array, v: Array | None, metadata: dict[str, Any]) -> None:
+    def _write(self, layer: int, form: str, q: Array, k: Array, v: Array | None, metadata: dict[str, Any]) -> None:
         """Run prep."""
-        entry: Callable[..., None] = getattr(prep, entry_name(self.geometry, form))
+        entry = entry_for(self.geometry, "prep", form)
         inputs = {"q": self._input("q", q), "k": self._input("k", k)}
         if v is not None:
             inputs["v"] = self._input("v", v)
@@ -195,9 +190,8 @@ class FamilyLaunches:
             q_out=self._q_out,
         )
 
-    def _attend(self, name: str, layer: int, **more: Any) -> Array:
+    def _attend(self, entry: Entry, layer: int, **more: Any) -> Array:
         """Run attention on what prep wrote last."""
-        entry: Callable[..., None] = getattr(attention, name)
         q = self._rows()
         out = self._poisoned("out", q.shape)
         entry(self.library, q=q, plan=self._plan, pool=self.cache.pool, layer=layer, out=out, **more)

@@ -25,6 +25,7 @@ from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.recorded_model import Array
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import decode_entries
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
@@ -50,7 +51,6 @@ ATTENTION_CHUNK = 48
 SCORE_DEVIATION = 3.0
 """Of q.k: a few of a thousand keys make most of a row, so that a key too many or too few shows."""
 NUM_SPLITS = 5
-DECODE_FORMS = ("a", "b", "c")
 
 RANKS = (("12b-local", 8), ("12b-global", 8), ("e4b-local", 2), ("e4b-global", 2))
 """Geometries and the tensor-parallel ranks that leave one KV head."""
@@ -59,16 +59,17 @@ RANKS = (("12b-local", 8), ("12b-global", 8), ("e4b-local", 2), ("e4b-global", 2
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Positions from ``start`` on: ``written`` tokens by prep alone, ``asked`` tokens in chunks with attention, then
-    one decode step in each form."""
+    one decode step in each of ``decoded`` forms."""
 
     start: int
     written: int
     asked: int
+    decoded: int
 
     @property
     def end(self) -> int:
         """The position behind the last."""
-        return self.start + self.written + self.asked + len(DECODE_FORMS)
+        return self.start + self.written + self.asked + self.decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,11 @@ def far_cases() -> list[FarCase]:
     cases = []
     for name, ranks in RANKS:
         geometry = GEOMETRIES[name].for_rank(ranks)
-        near = Walk(0, NEAR_GLOBAL_TOKENS, ATTENTION_CHUNK)
+        forms = len(decode_entries(geometry))
+        near = Walk(0, NEAR_GLOBAL_TOKENS, ATTENTION_CHUNK, forms)
         if geometry.window is not None:
             # Attention starts before the window's edge meets key 0, and ends two pages after the first release.
-            near = Walk(0, geometry.window - ATTENTION_CHUNK // 2, 2 * ATTENTION_CHUNK)
+            near = Walk(0, geometry.window - ATTENTION_CHUNK // 2, 2 * ATTENTION_CHUNK, forms)
         cases.append(FarCase(f"{PREFIX}/{name}/from-zero", geometry, near))
         if geometry.window is None:
             geometry = dataclasses.replace(geometry, window=FAR_GLOBAL_WINDOW)
@@ -102,9 +104,10 @@ def far_cases() -> list[FarCase]:
 def _far_walk(geometry: Geometry) -> Walk:
     """Up to the last position of all; the first query sees a whole window of written keys."""
     window = geometry.window or 0
-    tokens = window + ATTENTION_CHUNK + len(DECODE_FORMS)
+    forms = len(decode_entries(geometry))
+    tokens = window + ATTENTION_CHUNK + forms
     start = (geometry.max_positions - tokens) // PAGE_SIZE * PAGE_SIZE
-    return Walk(start, geometry.max_positions - ATTENTION_CHUNK - len(DECODE_FORMS) - start, ATTENTION_CHUNK)
+    return Walk(start, geometry.max_positions - ATTENTION_CHUNK - forms - start, ATTENTION_CHUNK, forms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,8 +128,8 @@ def _execute(run: FarRun) -> None:
         walker.write(walk.written)
         for count in _chunks(walk.asked, ATTENTION_CHUNK):
             walker.ask(count)
-        for form in DECODE_FORMS:
-            walker.decode(form)
+        for entry in decode_entries(run.case.geometry):
+            walker.decode(entry.label)
     finally:
         with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
             walker.launches.free()

@@ -17,6 +17,7 @@ from g4kv_cli.cases.e2e.batch import Settings
 from g4kv_cli.cases.e2e.model_reader import read_model
 from g4kv_cli.cases.e2e.recorded_model import RecordedModel
 from g4kv_cli.cases.npz import npz_files
+from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.model.geometry import Geometry, model_families
 
 ENTRY = "greedy_decode_replay"
@@ -29,6 +30,8 @@ TURN_STEPS = 16
 BUCKET_WIDTH = 4
 PREFILL_CHUNKS = (1, 5, 16)
 SPLITS = (1, 2, 5)
+DECODE_NAMES = {"prefill": "prefill-entry", "decode-split": "splits"}
+"""Forms whose cases are not called as the form is."""
 PAGE_SIZES = (1, 64)
 
 
@@ -83,9 +86,13 @@ def _cases_of(model: RecordedModel) -> Iterator[ReplayCase]:
     yield case(f"first{FIRST_STEPS}", steps=FIRST_STEPS)
     for chunk in PREFILL_CHUNKS:
         yield case(f"prefill/chunk{chunk}", prefill_chunk=chunk)
-    yield case("decode/prefill-entry", decode_form="a")
-    for splits in SPLITS:
-        yield case(f"decode/splits{splits}", decode_form="c", num_splits=splits)
+    for form in decode_forms():
+        name = f"decode/{DECODE_NAMES.get(form.form, form.form)}"
+        if form.takes_splits:
+            for splits in SPLITS:
+                yield case(f"{name}{splits}", decode_form=form.label, num_splits=splits)
+        elif form.label != default.decode_form:
+            yield case(name, decode_form=form.label)
     for page_size in PAGE_SIZES:
         yield case(f"page-size/{page_size}", page_size=page_size)
     # All at once, so that the ways of serving also meet each other.

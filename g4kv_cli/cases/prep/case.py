@@ -6,13 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from g4kv_cli.errors import UsageError
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
-
-Form = Literal["contiguous", "prefill", "decode", "batch_prefill"]
 
 SPARSE_POOL_BYTES = 192 << 20
 """Pools above this are never copied to the host as a whole on a device that records what was written."""
@@ -64,7 +60,7 @@ class Case:
     id: str
     entry: str
     geometry: Geometry
-    form: Form
+    form: str
     kind: InputKind
     seed: int
     positions: tuple[int, ...]
@@ -114,18 +110,3 @@ class Case:
     def is_sparse(self) -> bool:
         """True if the pool is too large to be filled, read and compared as one host array."""
         return self.pool_bytes > SPARSE_POOL_BYTES
-
-
-def entry_name(geometry: Geometry, form: Form) -> str:
-    """The entry that serves a geometry in a form. UsageError where there is none (contiguous at head_dim 512)."""
-    if geometry.head_dim == 256:
-        return (
-            "qk_norm_rope_prefill_hd256_plain_into"
-            if form == "contiguous"
-            else (f"qkv_norm_rope_paged_{form}_hd256_plain_into")
-        )
-    if geometry.head_dim != 512 or form == "contiguous":
-        raise UsageError(f"no prep entry for head_dim {geometry.head_dim} in the {form} form")
-    if geometry.k_eq_v:
-        return f"qk_norm_rope_paged_{form}_hd512_k_eq_v_plain_into"
-    return f"qkv_norm_rope_paged_{form}_hd512_plain_into"

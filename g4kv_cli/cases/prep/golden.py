@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.npz import load_npz, npz_files
-from g4kv_cli.cases.prep.case import Case, Form, Placement, entry_name
+from g4kv_cli.cases.prep.case import Case, Placement
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -84,11 +85,11 @@ def _cases_of(recording: Recording, page_size: int) -> list[Case]:
     logical = [position // page_size for position in positions]
     cases: list[Case] = []
 
-    def add(form: Form, placement: Placement | None) -> None:
+    def add(form: str, placement: Placement | None) -> None:
         cases.append(
             Case(
                 id=f"golden/{recording.path.stem}/{form}",
-                entry=entry_name(recording.geometry, form),
+                entry=entry_for(recording.geometry, "prep", form).name,
                 geometry=recording.geometry,
                 form=form,
                 kind="random",

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.prep.case import Case, Placement, RawMetadata, entry_name
+from g4kv_cli.cases.prep.case import Case, Placement, RawMetadata
 from g4kv_cli.cases.prep.pool import PoolCheck
 from g4kv_cli.cases.prep.problem import Problem, build_problem
 from g4kv_cli.cases.session import Session, Skip, run_session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries import prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import entry_for, entry_named
 from g4kv_cli.errors import DeviceFault
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
@@ -77,7 +76,7 @@ def _execute(run: _Run) -> None:
 
 def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
     k_out = run.poisoned(run.problem.inputs.k.shape, "k_out")
-    _entry(run.case.entry)(run.library, **arguments, start_pos=run.case.positions[0], k_out=k_out)
+    entry_named(run.case.entry)(run.library, **arguments, start_pos=run.case.positions[0], k_out=k_out)
     _check_rows(run, "q_out", run.device.read(q_out), run.problem.q)
     _check_rows(run, "k_out", run.device.read(k_out), run.problem.k)
 
@@ -87,15 +86,16 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
     check = PoolCheck(case, placement)
     pool = run.keep(check.allocate(device))
     paged = arguments | _pool_arguments(run, placement, pool)
-    if case.form == "prefill":
+    metadata = entry_named(case.entry).metadata
+    if metadata == "page_row":
         paged["start_pos"] = case.positions[0]
         paged["page_row"] = _page_row(run, placement)
         paged["page_origin"] = placement.origins[0]
-    elif case.form == "decode":
+    elif metadata == "batch":
         paged["batch"] = _batch(run, placement)
     else:
         paged["plan"] = _plan(run, placement)
-    _entry(case.entry)(run.library, **paged)
+    entry_named(case.entry)(run.library, **paged)
 
     rows = device.read(q_out)
     q = rows[: len(case.positions)]
@@ -130,9 +130,10 @@ def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metada
     pool = run.keep(PoolCheck(case, placement).allocate(device))
     paged = arguments | _pool_arguments(run, placement, pool)
     indices = run.upload(np.asarray(metadata.page_indices, dtype=np.int32), "page_indices")
-    if case.form == "prefill":
+    takes = entry_named(case.entry).metadata
+    if takes == "page_row":
         paged |= {"start_pos": case.positions[0], "page_row": PageRow.from_device(indices)}
-    elif case.form == "batch_prefill":
+    elif takes == "plan":
         plan = _plan(run, placement)
         device.write(plan.buffers.token_requests, np.asarray([metadata.token_request], dtype=np.int32))
         paged["plan"] = plan
@@ -142,7 +143,7 @@ def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metada
         origins = run.upload(np.asarray([metadata.page_origin], dtype=np.int32), "page_origins")
         paged["batch"] = PagedBatch.from_device(positions, indices, indptr, origins)
     try:
-        _entry(case.entry)(run.library, **paged)
+        entry_named(case.entry)(run.library, **paged)
         device.synchronize()
     except DeviceFault as fault:
         if set(fault.kinds) != {"trap"}:
@@ -159,7 +160,7 @@ def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: 
     """The serving form must give the bits of the contiguous oracle form."""
     q_out = run.poisoned(q.shape, "q_out of the contiguous form")
     k_out = run.poisoned(run.problem.inputs.k.shape, "k_out of the contiguous form")
-    contiguous = _entry(entry_name(run.case.geometry, "contiguous"))
+    contiguous = entry_for(run.case.geometry, "prep", "contiguous")
     contiguous(run.library, **arguments | {"q_out": q_out, "k_out": k_out, "start_pos": run.case.positions[0]})
     run.found(compare_bits("q_out against the contiguous form", q, run.device.read(q_out), _token_axes(run)))
     run.found(compare_bits("K in the pool against the contiguous form", k, run.device.read(k_out), check.row_axes))
@@ -183,11 +184,6 @@ def _check_pool_rows(run: _Run, check: PoolCheck, operation: str, got: Array, ex
 
 def _token_axes(run: _Run) -> Axes:
     return Axes(ROWS, per_token={"position": run.case.positions})
-
-
-def _entry(name: str) -> Callable[..., None]:
-    entry: Callable[..., None] = getattr(prep, name)
-    return entry
 
 
 def _inputs_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 
-from g4kv_cli.cases.prep.case import Case, Form, Placement, entry_name
+from g4kv_cli.cases.prep.case import Case, Placement
 from g4kv_cli.cases.prep.traps import trap_cases
 from g4kv_cli.entries.prep_request import first_wide_token_count
-from g4kv_cli.entries.table import PREP_ENTRIES
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
@@ -160,23 +160,23 @@ class _Table:
 
     # --- how one case is put together ------------------------------------------------------------------------
 
-    def _token_counts(self, form: Form) -> list[int]:
+    def _token_counts(self, form: str) -> list[int]:
         wide = self._first_wide_tokens(form)
         # The kernels change to several head rows a warp at a size of their own: both sides of it are run.
         return list(dict.fromkeys((1, 2, 5, self.page_size, self.page_size + 1, 257, max(wide, 257))))
 
-    def _first_wide_tokens(self, form: Form) -> int:
-        entry = PREP_ENTRIES[entry_name(self.geometry, form)]
+    def _first_wide_tokens(self, form: str) -> int:
+        entry = entry_for(self.geometry, "prep", form)
         return first_wide_token_count(entry, self.geometry.num_qo_heads, self.geometry.num_kv_heads)
 
     def _case(
-        self, form: Form, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
+        self, form: str, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
         seed: int | None = None, rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
         against_contiguous: bool = False,
     ) -> Case:  # fmt: skip
         return Case(
             id=f"prep/{self.geometry.name}/{form}/{name}",
-            entry=entry_name(self.geometry, form),
+            entry=entry_for(self.geometry, "prep", form).name,
             geometry=self.geometry,
             form=form,
             kind=kind,
@@ -270,7 +270,7 @@ class _Table:
         placement = Placement(size, 8, 2, 1, rows, (0,) * len(rows), padding_page=0)
         return self._decode("padding/shared-page", "random", positions, placement=placement)
 
-    def _large_pools(self, form: Form) -> Iterator[Case]:
+    def _large_pools(self, form: str) -> Iterator[Case]:
         """Pools whose element offsets leave int32 (prefill) and uint32 (decode), with all of the model's layers.
 
         Three tokens' pages: one before the edge, the one that straddles it, and the last of the pool.

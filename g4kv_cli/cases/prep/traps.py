@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from g4kv_cli.cases.prep.case import Case, Form, Placement, RawMetadata, entry_name
+from g4kv_cli.cases.prep.case import Case, Placement, RawMetadata
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import Geometry
 
 _NUM_PAGES = 4
@@ -23,13 +24,13 @@ def trap_cases(geometries: Sequence[Geometry], page_size: int, *, once_an_entry:
     cases: list[Case] = []
     seen: set[str] = set()
     for geometry in geometries:
-        forms: tuple[tuple[Form, _Builder], ...] = (
+        forms: tuple[tuple[str, _Builder], ...] = (
             ("prefill", _prefill),
             ("decode", _decode),
             ("batch_prefill", _batch_prefill),
         )
         for form, build in forms:
-            entry = entry_name(geometry, form)
+            entry = entry_for(geometry, "prep", form).name
             if not once_an_entry or entry not in seen:
                 seen.add(entry)
                 cases.extend(build(geometry, page_size))
@@ -69,10 +70,10 @@ def _batch_prefill(geometry: Geometry, page_size: int) -> Iterator[Case]:
         yield _case(geometry, "batch_prefill", name, page_size, RawMetadata((2, 1), token_request=request))
 
 
-def _case(geometry: Geometry, form: Form, name: str, page_size: int, metadata: RawMetadata) -> Case:
+def _case(geometry: Geometry, form: str, name: str, page_size: int, metadata: RawMetadata) -> Case:
     return Case(
         id=f"trap/{geometry.name}/{form}/{name}",
-        entry=entry_name(geometry, form),
+        entry=entry_for(geometry, "prep", form).name,
         geometry=geometry,
         form=form,
         kind="random",

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import array_names, dtype_of
 from g4kv_cli.device.interface import DeviceArray, contiguous_strides
 from g4kv_cli.entries.arguments import INT32, RopeTables
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.oracle.compare import POISON_BYTE
 
@@ -21,7 +21,7 @@ VECTOR_ELEMS = 8
 """bf16 elements of one 16-byte access."""
 
 
-def array_cases(entry: RejectEntry) -> list[Spoiled]:
+def array_cases(entry: Entry) -> list[Spoiled]:
     """Every rule of an array on every array argument where it can be broken there."""
     names = array_names(entry)
     indices = [name for name in names if dtype_of(name) == INT32]
@@ -53,7 +53,8 @@ def array_cases(entry: RejectEntry) -> list[Spoiled]:
     add("inside_allocation", "before-the-begin", ["q", "k"], lambda _, array: array.view(array.shape, offset_elems=-8))
     add("inside_allocation", "past-the-end", ["pool"], lambda _, array: array.view((2 * array.size,)))
     cases += _shape_cases(entry, names)
-    cases += _prep_overlap_cases(entry) if entry.is_prep else _attention_overlap_cases(entry)
+    overlaps = {"prep": _prep_overlap_cases, "attention": _attention_overlap_cases, "merge": _merge_overlap_cases}
+    cases += overlaps[entry.operation](entry)
     return cases
 
 
@@ -116,7 +117,7 @@ def _to_the_end(draft: Draft, array: DeviceArray) -> DeviceArray:
     return last
 
 
-def _shape_cases(entry: RejectEntry, names: tuple[str, ...]) -> list[Spoiled]:
+def _shape_cases(entry: Entry, names: tuple[str, ...]) -> list[Spoiled]:
     """Widths, rows and ranks. What a request is measured by (q's rows and heads, k's heads) is other rules' affair."""
     head_dim = entry.head_dim
 
@@ -128,6 +129,13 @@ def _shape_cases(entry: RejectEntry, names: tuple[str, ...]) -> list[Spoiled]:
             tuple(extent + step for extent, step in zip(array.shape, steps, strict=True)), array.dtype
         )
 
+    results = [
+        shape("out", "other-head-dim", lambda draft, array: draft.fresh((*array.shape[:2], 768 - head_dim))),
+        shape("lse", "one-row-less", dims(-1, 0)),
+        shape("lse", "with-columns", lambda _, array: array.view((*array.shape, 1))),
+    ]
+    if entry.operation == "merge":
+        return [*results, shape("out", "flat", lambda _, array: array.view((array.size,)))]
     cases = [
         shape("q", "flat", lambda _, array: array.view((array.size,))),
         shape("q", "other-head-dim", lambda draft, array: draft.fresh((*array.shape[:2], 768 - head_dim))),
@@ -139,9 +147,7 @@ def _shape_cases(entry: RejectEntry, names: tuple[str, ...]) -> list[Spoiled]:
             shape("pool", "by-pages", lambda _, array: array.view((1, array.size))),
             shape("out", "one-row-less", dims(-1, 0, 0)),
             shape("out", "one-head-more", dims(0, 1, 0)),
-            shape("out", "other-head-dim", lambda draft, array: draft.fresh((*array.shape[:2], 768 - head_dim))),
-            shape("lse", "one-row-less", dims(-1, 0)),
-            shape("lse", "with-columns", lambda _, array: array.view((*array.shape, 1))),
+            *results,
         ]
     cases += [
         shape("k", "one-row-less", dims(-1, 0, 0)),
@@ -219,18 +225,15 @@ def _plan_in(output: str) -> Change:
     return change
 
 
-def _attention_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
-    def lse_in_out(draft: Draft) -> None:
-        draft.arguments["lse"] = draft.arguments["out"].as_type(np.float32, draft.arguments["lse"].shape)
-
+def _attention_overlap_cases(entry: Entry) -> list[Spoiled]:
     cases = [
         Spoiled("no_overlap", "out-is-q", "out", _is_q("out")),
         Spoiled("no_overlap", "last-row-of-q", "out", _sharing_rows("out", 1), _sharing_rows("out", 0)),
         Spoiled("no_overlap", "out-in-pool", "out", _in_pool("out")),
-        Spoiled("no_overlap", "lse-in-out", "out", lse_in_out),
+        Spoiled("no_overlap", "lse-in-out", "out", _lse_in_out),
         Spoiled("no_overlap", "plan-in-out", "out", _plan_in("out")),
     ]
-    if entry.form == "attention_split":
+    if entry.takes_splits:
 
         def one_scratch(draft: Draft) -> None:
             draft.workspace = replace(draft.workspace, partial_sum=draft.workspace.partial_max)
@@ -239,7 +242,22 @@ def _attention_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
     return cases
 
 
-def _prep_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
+def _merge_overlap_cases(entry: Entry) -> list[Spoiled]:
+    def out_in_scratch(draft: Draft) -> None:
+        out = draft.arguments["out"]
+        draft.arguments["out"] = draft.workspace.partial_out.as_type(out.dtype, out.shape)
+
+    return [
+        Spoiled("no_overlap", "lse-in-out", "out", _lse_in_out),
+        Spoiled("no_overlap", "out-in-partial_out", "out", out_in_scratch),
+    ]
+
+
+def _lse_in_out(draft: Draft) -> None:
+    draft.arguments["lse"] = draft.arguments["out"].as_type(np.float32, draft.arguments["lse"].shape)
+
+
+def _prep_overlap_cases(entry: Entry) -> list[Spoiled]:
     def in_weights(draft: Draft) -> None:
         weight = draft.arguments["q_norm_weight"]
         draft.arguments["q_norm_weight"] = draft.arguments["q_out"].view(weight.shape)
@@ -249,7 +267,7 @@ def _prep_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
         Spoiled("no_overlap", "last-row-of-q", "q_out", _sharing_rows("q_out", 1), _sharing_rows("q_out", 0)),
         Spoiled("no_overlap", "weight-in-q_out", "q_out", in_weights),
     ]
-    if entry.form == "contiguous":
+    if not entry.has_pool:
 
         def k_out_in_k(draft: Draft) -> None:
             draft.arguments["k_out"] = draft.arguments["k"]
@@ -269,7 +287,7 @@ def _prep_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
             Spoiled("no_overlap", "k-in-pool", "pool", _in_pool("k")),
             Spoiled("no_overlap", "q_out-in-pool", "q_out", _in_pool("q_out")),
         ]
-    if entry.form == "paged_prefill":
+    if entry.metadata == "page_row":
 
         def row_in_q_out(draft: Draft) -> None:
             row = draft.page_row()
@@ -277,6 +295,6 @@ def _prep_overlap_cases(entry: RejectEntry) -> list[Spoiled]:
             draft.replaced["page_row"] = replace(row, indices=as_int)
 
         cases.append(Spoiled("no_overlap", "page_row-in-q_out", "q_out", row_in_q_out))
-    if entry.form == "paged_batch_prefill":
+    if entry.takes_plan:
         cases.append(Spoiled("no_overlap", "plan-in-q_out", "q_out", _plan_in("q_out")))
     return cases

@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_SPLITS, PLAN_REQUESTS
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.model.prefill_plan import PlanRequest
 
 U32 = 2**32
 MAX_GROUP = 16
 
 
-def attention_cases(entry: RejectEntry) -> list[Spoiled]:
-    """Cases of the attention forms; none elsewhere."""
+def attention_cases(entry: Entry) -> list[Spoiled]:
+    """Cases of the attention forms and of the merge; none elsewhere."""
     if entry.is_prep:
         return []
+    if entry.operation == "merge":
+        return [*_split_cases(entry.head_dim), *_merge_scale_cases()]
     cases = [
         Spoiled("gqa_group", "one-more", "q heads", _heads_a_kv_head(MAX_GROUP + 1)),
         Spoiled("sm_scale", "zero", "plan.sm_scale", _scale(0.0), _scale(1e-30)),
@@ -28,14 +30,29 @@ def attention_cases(entry: RejectEntry) -> list[Spoiled]:
         Spoiled("sm_scale", "infinite-in-base-2", "plan.sm_scale", _scale(3e38)),
         Spoiled("kv_heads", "plan-of-other-heads", "layout.num_kv_heads", _other_kv_heads),
     ]
-    if entry.form != "attention_prefill":
+    if entry.one_token_each:
         cases += [
             Spoiled("q_len_one", "two-tokens", "plan", _requests(*PLAN_REQUESTS[:1])),
             Spoiled("q_len_one", "no-token", "plan", _one_without_a_token),
         ]
-    if entry.form == "attention_split":
+    if entry.takes_splits:
         cases += _split_cases(entry.head_dim)
     return cases
+
+
+def _merge_scale_cases() -> list[Spoiled]:
+    def scale(value: Any) -> Change:
+        def change(draft: Draft) -> None:
+            draft.arguments["sm_scale"] = value
+
+        return change
+
+    return [
+        Spoiled("sm_scale", "zero", "sm_scale", scale(0.0), scale(1e-30)),
+        Spoiled("sm_scale", "negative", "sm_scale", scale(-1.0)),
+        Spoiled("sm_scale", "infinite-in-base-2", "sm_scale", scale(3e38)),
+        Spoiled("sm_scale", "none", "sm_scale", scale(None)),
+    ]
 
 
 def _split_cases(head_dim: int) -> list[Spoiled]:

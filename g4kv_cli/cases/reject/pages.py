@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import DECODE_POSITIONS, NUM_PAGES, PAGE_ROW, TABLE_POSITIONS
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
+from g4kv_cli.entries.entry import Entry
 
 I32 = 2**31
 U32 = 2**32
@@ -18,11 +18,11 @@ SENTINEL = 9999
 """A page id that no pool here has."""
 
 
-def page_cases(entry: RejectEntry) -> list[Spoiled]:
+def page_cases(entry: Entry) -> list[Spoiled]:
     """Cases of the forms that take page metadata without a plan."""
-    if entry.form == "paged_prefill":
+    if entry.metadata == "page_row":
         return _row_cases()
-    return _batch_cases() if entry.form == "paged_decode" else []
+    return _batch_cases() if entry.metadata == "batch" else []
 
 
 def _row_cases() -> list[Spoiled]:

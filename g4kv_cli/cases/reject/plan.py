@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import OUTPUTS, Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.prefill_plan import PlanRequest, check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE
@@ -18,7 +18,7 @@ I32 = 2**31
 U32 = 2**32
 
 
-def plan_cases(entry: RejectEntry) -> list[Spoiled]:
+def plan_cases(entry: Entry) -> list[Spoiled]:
     """Cases of every form that takes a plan; none elsewhere."""
     if not entry.takes_plan:
         return []
@@ -29,7 +29,7 @@ def plan_cases(entry: RejectEntry) -> list[Spoiled]:
     return [*built, *_use_cases(entry), *_type_cases()]
 
 
-def _shape_cases(entry: RejectEntry) -> list[Spoiled]:
+def _shape_cases(entry: Entry) -> list[Spoiled]:
     def shape(rule: str, variant: str, field: str, value: Any, twin: Any = ...) -> Spoiled:
         in_range = None if twin is ... else _shape(**{field: twin})
         return Spoiled(rule, f"plan-{field}-{variant}", field, _shape(**{field: value}), in_range)
@@ -128,7 +128,7 @@ def _capacity_cases() -> list[Spoiled]:
     return cases
 
 
-def _use_cases(entry: RejectEntry) -> list[Spoiled]:
+def _use_cases(entry: Entry) -> list[Spoiled]:
     cases = [
         Spoiled("plan_set", "preallocated", "plan", _unset, _refilled()),
         Spoiled("plan_tile", "plan-overridden", "plan.cta_tile_q", _shape(cta_tile_q=64), _shape(cta_tile_q=16)),

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_LAYERS, NUM_PAGES, PAGE_SIZE
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.model.kv_layout import KvLayout
 
 I32 = 2**31
 U32 = 2**32
 
 
-def pool_cases(entry: RejectEntry) -> list[Spoiled]:
+def pool_cases(entry: Entry) -> list[Spoiled]:
     """Cases of every paged form; none in the contiguous form."""
     if not entry.has_pool:
         return []
@@ -75,7 +75,7 @@ def pool_cases(entry: RejectEntry) -> list[Spoiled]:
     return cases
 
 
-def _product_cases(entry: RejectEntry) -> list[Spoiled]:
+def _product_cases(entry: Entry) -> list[Spoiled]:
     """Products past the width that a kernel keeps them in."""
     cases = [
         Spoiled("fits_i64", "page_stride", "layout.page_stride", _derived(I32 - 1, I32 - 1)),

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
 from g4kv_cli.cases.reject.valid import (
     DECODE_ORIGINS,
     DECODE_PAGES,
@@ -33,11 +32,12 @@ from g4kv_cli.cases.reject.valid import (
 )
 from g4kv_cli.device.interface import Allocation, Device, DeviceArray, contiguous_strides
 from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedBatch, PagedPool, PageRow, RopeTables
-from g4kv_cli.entries.attention import SplitWorkspace
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
-from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.prefill_plan import PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 
@@ -87,15 +87,15 @@ class Draft:
             arguments["rope"] = self.rope
         if entry.has_pool:
             arguments["pool"] = self.replaced.get("pool", PagedPool(self.layout, self.pool_data))
-        if entry.form == "paged_prefill":
+        if entry.metadata == "page_row":
             arguments["page_row"] = self.page_row()
-        elif entry.form == "paged_decode":
+        elif entry.metadata == "batch":
             arguments["batch"] = self.batch()
         elif entry.takes_plan:
             arguments["plan"] = self.plan()
-        if entry.form == "attention_split":
+        if entry.takes_splits:
             arguments["workspace"] = self.workspace
-        entry.function(self.library, **arguments)
+        entry(self.library, **arguments)
 
     def page_row(self) -> Any:
         """The prefill form's row."""
@@ -233,12 +233,12 @@ class Spoiled:
 class RejectBench:
     """One entry's valid request on a device: arrays made once, and drafts of the call that use them."""
 
-    def __init__(self, library: KernelLibrary, entry_name: str, foreign: Device) -> None:
+    def __init__(self, library: KernelLibrary, entry: Entry, geometry: Geometry, foreign: Device) -> None:
         self.library = library
         self.device = library.device
         self.foreign = foreign
-        self.entry = REJECT_ENTRIES[entry_name]
-        self.geometry = GEOMETRIES[self.entry.geometry]
+        self.entry = entry
+        self.geometry = geometry
         self.claimed_bytes = 0
         self._arrays: dict[str, DeviceArray] = {}
         self._contents: dict[str, Array] = {}
@@ -256,9 +256,9 @@ class RejectBench:
     @property
     def positions(self) -> tuple[int, ...]:
         """Position of each token."""
-        if self.entry.form == "paged_decode":
+        if self.entry.metadata == "batch":
             return DECODE_POSITIONS
-        if self.entry.takes_plan:
+        if self.entry.takes_plan or not self.entry.is_prep:
             return plan_positions(plan_requests(self.entry))
         return tuple(range(START_POS, START_POS + PREFILL_TOKENS))
 
@@ -289,11 +289,11 @@ class RejectBench:
         if entry.is_prep:
             draft.rope = RopeTables(arrays["cos"], arrays["sin"])
             draft.arguments["rotary_dim"] = self.geometry.rotary_dim
-        if entry.form in ("contiguous", "paged_prefill"):
+        if entry.is_prep and entry.metadata in ("none", "page_row"):
             draft.arguments["start_pos"] = START_POS
         if entry.has_pool:
             draft.arguments["layer"] = LAYER
-        if entry.form == "attention_split":
+        if entry.takes_splits:
             draft.arguments["num_splits"] = NUM_SPLITS
             draft.workspace = SplitWorkspace(arrays["partial_out"], arrays["partial_max"], arrays["partial_sum"])
         return draft
@@ -309,7 +309,7 @@ class RejectBench:
     def restore_outputs(self) -> None:
         """Fill with the poison again what a launch writes."""
         for name, array in self._arrays.items():
-            if name in OUTPUTS or name.startswith("partial_") or (name == "pool" and self.entry.writes_pool):
+            if self._writes(name):
                 self.device.fill(array, POISON_BYTE)
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ class RejectBench:
                 positions=positions,
                 rotary_dim=geometry.rotary_dim,
                 table_positions=TABLE_POSITIONS,
-                with_v=self.entry.has_v,
+                with_v=self.entry.has_v_input,
             )
 
         own = inputs(self.positions)
@@ -350,16 +350,30 @@ class RejectBench:
     def _make_attention(self) -> None:
         geometry, rows = self.geometry, (self.tokens, self.geometry.num_qo_heads)
         random = np.random.Generator(np.random.PCG64(SEED))
-        self._upload("q", random.standard_normal((*rows, geometry.head_dim), np.float32).astype(BF16))
-        # Every slot is finite, those of other pages and layers too: which of them a twin reads is its own affair.
-        pool_elems = reject_layout(geometry).pool_elems(NUM_PAGES)
-        self._upload("pool", random.standard_normal(pool_elems, np.float32).astype(BF16))
+        if self.layout is not None:
+            self._upload("q", random.standard_normal((*rows, geometry.head_dim), np.float32).astype(BF16))
+            # Every slot is finite, those of other pages and layers too: which of them a twin reads is its own affair.
+            self._upload("pool", random.standard_normal(self.layout.pool_elems(NUM_PAGES), np.float32).astype(BF16))
         self._poisoned("out", (*rows, geometry.head_dim))
         self._poisoned("lse", rows, FLOAT32)
-        if self.entry.form == "attention_split":
-            self._poisoned("partial_out", (*rows, NUM_SPLITS, geometry.head_dim), FLOAT32)
-            self._poisoned("partial_max", (*rows, NUM_SPLITS), FLOAT32)
-            self._poisoned("partial_sum", (*rows, NUM_SPLITS), FLOAT32)
+        if not self.entry.takes_splits:
+            return
+        for name, shape in (
+            ("partial_out", (*rows, NUM_SPLITS, geometry.head_dim)),
+            ("partial_max", (*rows, NUM_SPLITS)),
+            ("partial_sum", (*rows, NUM_SPLITS)),
+        ):
+            if self._writes(name):
+                self._poisoned(name, shape, FLOAT32)
+            else:
+                # The merge reads them: sums are above zero.
+                self._upload(name, 0.5 + random.random(shape, np.float32))
+
+    def _writes(self, name: str) -> bool:
+        """True for an array that a launch writes."""
+        if name == "pool":
+            return self.entry.writes_pool
+        return name in OUTPUTS or (name.startswith("partial_") and self.entry.operation != "merge")
 
     def _upload(self, name: str, values: Array) -> None:
         self._contents[name] = values

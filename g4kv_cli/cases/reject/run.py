@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from g4kv_cli.cases.reject.arrays import array_cases
 from g4kv_cli.cases.reject.attention import attention_cases
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES
+from g4kv_cli.cases.reject.entries import example_geometry
 from g4kv_cli.cases.reject.pages import page_cases
 from g4kv_cli.cases.reject.plan import plan_cases
 from g4kv_cli.cases.reject.pool import pool_cases
@@ -20,7 +20,9 @@ from g4kv_cli.cases.reject.request import Draft, RejectBench, Spoiled
 from g4kv_cli.cases.reject.values import value_cases
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries, entry_named
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault
+from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult, Status
 
 
@@ -29,6 +31,7 @@ class RejectCase:
     """One contradictory request of one entry."""
 
     entry: str
+    geometry: Geometry
     spoiled: Spoiled
 
     @property
@@ -41,18 +44,14 @@ class RejectCase:
         """Code of the rule that refuses it."""
         return self.spoiled.rule
 
-    @property
-    def geometry(self) -> str:
-        """The head counts it is made with."""
-        return REJECT_ENTRIES[self.entry].geometry
 
-
-def reject_cases() -> list[RejectCase]:
-    """The whole catalogue, entry by entry."""
+def reject_cases(geometries: Sequence[Geometry] | None = None) -> list[RejectCase]:
+    """The whole catalogue, entry by entry, each entry at one of the geometries that it serves."""
     tables = (value_cases, array_cases, pool_cases, page_cases, plan_cases, attention_cases)
     return [
-        RejectCase(name, spoiled)
-        for name, entry in REJECT_ENTRIES.items()
+        RejectCase(entry.name, geometry, spoiled)
+        for entry in entries()
+        if (geometry := example_geometry(entry, geometries)) is not None
         for table in tables
         for spoiled in table(entry)
     ]
@@ -95,11 +94,11 @@ class RejectRunner:
         def result(status: Status, reasons: Sequence[str] = ()) -> CaseResult:
             seconds = time.perf_counter() - begin
             rerun = self._rerun(case.id)
-            return CaseResult(case.id, case.entry, case.geometry, status, seconds, "\n".join(reasons), rerun=rerun)
+            return CaseResult(case.id, case.entry, case.geometry.name, status, seconds, "\n".join(reasons), rerun=rerun)
 
         if self._lost_by:
             return result("error", [f"not run: the GPU's context was lost by {self._lost_by}"])
-        bench = self.bench_of(case.entry)
+        bench = self.bench_of(case)
         reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
         if not reasons:
             return result("passed")
@@ -148,13 +147,15 @@ class RejectRunner:
         if bench is not None and not self._lost_by:
             bench.close()
 
-    def bench_of(self, entry: str) -> RejectBench:
-        """The arrays of an entry: those at hand, or new ones."""
-        if self._bench is None or self._bench.entry.name != entry:
+    def bench_of(self, case: RejectCase) -> RejectBench:
+        """The arrays of a case's entry: those at hand, or new ones."""
+        at_hand = self._bench
+        if at_hand is None or (at_hand.entry.name, at_hand.geometry) != (case.entry, case.geometry):
             self.close()
-            self._bench = RejectBench(self._library, entry, self._foreign)
+            self._bench = RejectBench(self._library, entry_named(case.entry), case.geometry, self._foreign)
             self._twins = {}
-        return self._bench
+            return self._bench
+        return at_hand
 
     def _accept_twin(self, spoiled: Spoiled, bench: RejectBench) -> list[str]:
         """Launch the in-range twin; what is wrong with it. A twin that several cases share is launched once."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.entries.arguments import BF16, FLOAT32, INT32
+from g4kv_cli.entries.attention_request import PARTIALS
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest
@@ -45,9 +46,9 @@ DECODE_PLAN_REQUESTS = (
 NUM_SPLITS = 2
 
 
-def plan_requests(entry: RejectEntry) -> tuple[PlanRequest, ...]:
+def plan_requests(entry: Entry) -> tuple[PlanRequest, ...]:
     """The valid requests of an entry that takes a plan."""
-    return DECODE_PLAN_REQUESTS if entry.form in ("attention_decode", "attention_split") else PLAN_REQUESTS
+    return DECODE_PLAN_REQUESTS if entry.one_token_each else PLAN_REQUESTS
 
 
 def plan_positions(requests: Sequence[PlanRequest]) -> tuple[int, ...]:
@@ -65,19 +66,19 @@ def reject_layout(geometry: Geometry) -> KvLayout:
     )
 
 
-def array_names(entry: RejectEntry) -> tuple[str, ...]:
+def array_names(entry: Entry) -> tuple[str, ...]:
     """The array arguments of an entry, by the names that errors give them."""
     if not entry.is_prep:
-        scratch = ("workspace.partial_out", "workspace.partial_max", "workspace.partial_sum")
-        return ("q", "pool", "out", "lse", *(scratch if entry.form == "attention_split" else ()))
-    names = ["q", "k", *(["v"] if entry.has_v else [])]
+        read = ("q", "pool") if entry.has_pool else ()
+        return (*read, "out", "lse", *(PARTIALS if entry.takes_splits else ()))
+    names = ["q", "k", *(["v"] if entry.has_v_input else [])]
     names += ["q_norm_weight", "k_norm_weight", "rope.cos", "rope.sin", "q_out"]
     names += {
-        "contiguous": ["k_out"],
-        "paged_prefill": ["pool", "page_row"],
-        "paged_decode": ["pool", "positions", "page_indices", "page_indptr", "page_origins"],
-        "paged_batch_prefill": ["pool"],
-    }[entry.form]
+        "none": ["k_out"],
+        "page_row": ["pool", "page_row"],
+        "batch": ["pool", "positions", "page_indices", "page_indptr", "page_origins"],
+        "plan": ["pool"],
+    }[entry.metadata]
     return tuple(names)
 
 

@@ -8,23 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import RejectEntry
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import PREFILL_TOKENS, TABLE_POSITIONS
+from g4kv_cli.entries.entry import Entry
 
 I32 = 2**31
 U32 = 2**32
 
 
-def value_cases(entry: RejectEntry) -> list[Spoiled]:
+def value_cases(entry: Entry) -> list[Spoiled]:
     """Cases of all forms; those of start_pos where the form has one."""
+    if entry.operation == "merge":
+        return [
+            *_library_cases(),
+            Spoiled("fits_i32", "out-tokens", "out tokens", _claim("out", 0, I32)),
+            Spoiled("fits_i32", "out-heads", "out heads", _claim("out", 1, I32)),
+        ]
     if not entry.is_prep:
         return _attention_value_cases()
     head_dim = entry.head_dim
     no_eps = _argument("eps", 0.0)
     cases = [
-        Spoiled("argument_type", "library-none", "library", _library(None)),
-        Spoiled("argument_type", "library-device", "library", _library_is_device),
+        *_library_cases(),
         Spoiled("argument_type", "rope-none", "rope", _rope(None)),
         Spoiled("argument_type", "rope-tuple", "rope", _rope_tuple),
         Spoiled("fits_i32", "q-tokens", "q tokens", _claim("q", 0, I32)),
@@ -62,16 +67,22 @@ def value_cases(entry: RejectEntry) -> list[Spoiled]:
         ("digits", 10**400),
     ):
         cases.append(Spoiled("eps", name, "eps", _argument("eps", value), no_eps))
-    if entry.form in ("contiguous", "paged_prefill"):
+    if entry.metadata in ("none", "page_row"):
         cases += _start_cases()
     return cases
+
+
+def _library_cases() -> list[Spoiled]:
+    return [
+        Spoiled("argument_type", "library-none", "library", _library(None)),
+        Spoiled("argument_type", "library-device", "library", _library_is_device),
+    ]
 
 
 def _attention_value_cases() -> list[Spoiled]:
     """KV heads come with the plan, so only those of q are left."""
     return [
-        Spoiled("argument_type", "library-none", "library", _library(None)),
-        Spoiled("argument_type", "library-device", "library", _library_is_device),
+        *_library_cases(),
         Spoiled("fits_i32", "q-heads", "num_qo_heads", _claim("q", 1, I32)),
         Spoiled("q_heads_multiple", "no-q-heads", "num_qo_heads", _empty_heads("q")),
     ]

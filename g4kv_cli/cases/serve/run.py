@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.attention.case import ATTENTION_FORMS, AttentionForm, attention_entry
 from g4kv_cli.cases.attention.pool import places_of
 from g4kv_cli.cases.attention.run import plan_requests, workspace
-from g4kv_cli.cases.prep.case import entry_name
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, RopeTables
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanShape
@@ -116,15 +115,16 @@ class _Run:
         }
 
     def run(self) -> None:
-        """All steps, up to the first that goes wrong."""
+        """All steps, up to the first that goes wrong; the decode forms take turns."""
+        forms = decode_entries(self.geometry)
         for step in self.script.steps:
             for work in step.cached:
                 self._write_cached(work)
             self._poison(step.released)
             if any(work.kv.q_len for work in step.prefill):
-                self._batch(step, "prefill", step.prefill)
+                self._batch(step, entry_for(self.geometry, "attention", "prefill"), step.prefill)
             if step.decode:
-                self._batch(step, ATTENTION_FORMS[step.number % len(ATTENTION_FORMS)], step.decode, is_decode=True)
+                self._batch(step, forms[step.number % len(forms)], step.decode, is_decode=True)
             self._compare_pool(step)
             self._poison(step.ended)
             if self.session.mismatches:
@@ -179,7 +179,7 @@ class _Run:
 
     # --- a batch: prep, then attention over it ------------------------------------------------------------------
 
-    def _batch(self, step: Step, form: AttentionForm, works: Sequence[Work], *, is_decode: bool = False) -> None:
+    def _batch(self, step: Step, form: Entry, works: Sequence[Work], *, is_decode: bool = False) -> None:
         name = f"step {step.number}, {'decode' if is_decode else 'prefill'}"
         plan = PrefillPagedPlan.batch(
             self.device, plan_requests([work.kv for work in works], self.case.page_size), shape=self._shape()
@@ -220,9 +220,8 @@ class _Run:
             arguments["batch"] = batch
         else:
             arguments["plan"] = plan
-        getattr(prep, entry_name(self.geometry, "decode" if is_decode else "batch_prefill"))(
-            self.session.library, **arguments
-        )
+        entry = entry_for(self.geometry, "prep", "decode" if is_decode else "batch_prefill")
+        entry(self.session.library, **arguments)
         self._note(name, works, rows, self.device.read(q_out)[: rows.count])
         return q_out
 
@@ -255,18 +254,18 @@ class _Run:
         )
 
     def _attend(
-        self, name: str, step: Step, form: AttentionForm, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan,
+        self, name: str, step: Step, form: Entry, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan,
         q_out: DeviceArray, is_decode: bool,
     ) -> None:  # fmt: skip
         session, geometry = self.session, self.geometry
         out = session.poisoned(q_out.shape, "out")
         arguments: dict[str, Any] = {"q": q_out, "plan": plan, "pool": self.pool, "layer": LAYER, "out": out}
-        if form == "decode-split":
+        if form.takes_splits:
             arguments["num_splits"] = NUM_SPLITS
             arguments["workspace"] = workspace(
                 session, rows.count, geometry.num_qo_heads, NUM_SPLITS, geometry.head_dim
             )
-        getattr(attention, attention_entry(geometry.head_dim, form))(session.library, **arguments)
+        form(session.library, **arguments)
         q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
         parts, named = [], []
         for work, token in zip(works, rows.first_tokens, strict=True):
@@ -283,7 +282,7 @@ class _Run:
             session.outputs[step.number, "decode" if is_decode else "prefill", work.request] = got[tokens]
         expected = concatenate(parts)
         axes = Axes(ROWS, {}, {"request": named, "position": rows.positions})
-        operation = f"{name} ({form}): out"
+        operation = f"{name} ({form.form}): out"
         session.found(compare_attention(operation, got, expected.value, expected.limit, axes))
 
     def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:

@@ -12,6 +12,7 @@ from g4kv_cli.cases.reject.valid import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.cases.trap.table import TRAP_COMMENTS, TRAP_SOURCE, TrapCase
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import ContractError, DeviceFault
 
 _BLOCK = re.compile(r"block \((\d+), (\d+), (\d+)\)")
@@ -24,7 +25,7 @@ def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
     The device is lost afterwards. CompileError is passed on.
     """
     device = library.device
-    bench = RejectBench(library, case.entry, device)
+    bench = RejectBench(library, entry_named(case.entry), case.geometry, device)
     draft = bench.draft()
     case.change(draft)
     launches = device.launch_count

@@ -16,6 +16,7 @@ from g4kv_cli.cases.trap.check import run_trap
 from g4kv_cli.cases.trap.table import TrapCase, trap_cases
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.records.run import CaseResult, Status
 
@@ -107,8 +108,8 @@ def run_here(cases: Sequence[TrapCase], settings: TrapSettings, rerun: Callable[
 def _translated(cases: Sequence[TrapCase], settings: TrapSettings) -> KernelLibrary:
     """A library with every kernel that the cases need, each translated by an ordinary launch."""
     library = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
-    for entry in dict.fromkeys(case.entry for case in cases):
-        bench = RejectBench(library, entry, library.device)
+    for name, geometry in dict.fromkeys((case.entry, case.geometry) for case in cases):
+        bench = RejectBench(library, entry_named(name), geometry, library.device)
         try:
             bench.draft().call()
         except G4kvError:
@@ -152,4 +153,4 @@ def _outcome_of(child: _Child, limit_seconds: float) -> Outcome | None:
 
 def _result(case: TrapCase, outcome: Outcome, seconds: float, rerun: Callable[[str], str]) -> CaseResult:
     status, reason = outcome
-    return CaseResult(case.id, case.entry, case.geometry, status, seconds, reason, rerun=rerun(case.id))
+    return CaseResult(case.id, case.entry, case.geometry.name, status, seconds, reason, rerun=rerun(case.id))

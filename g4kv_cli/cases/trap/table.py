@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from g4kv_cli.cases.reject.entries import REJECT_ENTRIES, RejectEntry
+from g4kv_cli.cases.reject.entries import example_geometry
 from g4kv_cli.cases.reject.request import Change, Draft
 from g4kv_cli.cases.reject.valid import (
     DECODE_ORIGINS,
@@ -30,7 +30,10 @@ from g4kv_cli.cases.reject.valid import (
 )
 from g4kv_cli.device.interface import LoadedKernel
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
+from g4kv_cli.entries.entry import Entry, Metadata
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries
+from g4kv_cli.model.geometry import Geometry
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 
@@ -53,6 +56,7 @@ class TrapCase:
     those it can fire for; ``others`` are the (page, slot) that tokens in order may have written before it did."""
 
     entry: str
+    geometry: Geometry
     rule: str
     variant: str
     comment: str
@@ -64,11 +68,6 @@ class TrapCase:
     def id(self) -> str:
         """``trap/<entry>/<rule>/<variant>``."""
         return f"trap/{self.entry}/{self.rule}/{self.variant}"
-
-    @property
-    def geometry(self) -> str:
-        """The head counts it is made with."""
-        return REJECT_ENTRIES[self.entry].geometry
 
 
 class PokedLibrary(KernelLibrary):
@@ -91,22 +90,27 @@ class PokedLibrary(KernelLibrary):
         return bytes(packed)
 
 
-def trap_cases() -> list[TrapCase]:
-    """Every trap of every form, entry by entry."""
-    tables: dict[str, Callable[[RejectEntry], list[TrapCase]]] = {
-        "contiguous": _contiguous_cases,
-        "paged_prefill": _prefill_cases,
-        "paged_decode": _decode_cases,
-        "paged_batch_prefill": _plan_cases,
+def trap_cases(geometries: Sequence[Geometry] | None = None) -> list[TrapCase]:
+    """Every trap of every form of prep, entry by entry, each entry at one of the geometries that it serves."""
+    tables: dict[Metadata, Callable[[Entry, Geometry], list[TrapCase]]] = {
+        "none": _contiguous_cases,
+        "page_row": _prefill_cases,
+        "batch": _decode_cases,
+        "plan": _plan_cases,
     }
     # The attention kernels have no traps: the host's checks of plan and pool are all there is.
-    return [case for entry in REJECT_ENTRIES.values() if entry.is_prep for case in tables[entry.form](entry)]
+    return [
+        case
+        for entry in entries("prep")
+        if (geometry := example_geometry(entry, geometries)) is not None
+        for case in tables[entry.metadata](entry, geometry)
+    ]
 
 
-def _contiguous_cases(entry: RejectEntry) -> list[TrapCase]:
+def _contiguous_cases(entry: Entry, geometry: Geometry) -> list[TrapCase]:
     last = TABLE_POSITIONS - PREFILL_TOKENS
     return [
-        TrapCase(entry.name, "position_range", variant, POSITION, tokens, frozenset(), _poke(start_pos=start))
+        TrapCase(entry.name, geometry, "position_range", variant, POSITION, tokens, frozenset(), _poke(start_pos=start))
         for variant, start, tokens in (
             ("negative", -1, (0,)),
             ("past-the-tables", last + 1, (PREFILL_TOKENS - 1,)),
@@ -116,7 +120,7 @@ def _contiguous_cases(entry: RejectEntry) -> list[TrapCase]:
     ]
 
 
-def _prefill_cases(entry: RejectEntry) -> list[TrapCase]:
+def _prefill_cases(entry: Entry, geometry: Geometry) -> list[TrapCase]:
     whole_row = (2, 6, 0, 5, 1)
     first, second = PAGE_ROW
     last = TABLE_POSITIONS - PREFILL_TOKENS
@@ -146,7 +150,7 @@ def _prefill_cases(entry: RejectEntry) -> list[TrapCase]:
             draft.replaced["page_row"] = PageRow.from_device(indices)
             poke(draft)
 
-        return TrapCase(entry.name, rule, variant, comment, tokens, others, change)
+        return TrapCase(entry.name, geometry, rule, variant, comment, tokens, others, change)
 
     return [
         case("position_range", "negative", POSITION, (0,), row=whole_row, start=-1),
@@ -181,7 +185,7 @@ _CSR_DEFECTS: tuple[tuple[str, str, str, str, int, int], ...] = (
 """Defects of CSR metadata that only the first request (index 0) or the last one (index -1) meets."""
 
 
-def _decode_cases(entry: RejectEntry) -> list[TrapCase]:
+def _decode_cases(entry: Entry, geometry: Geometry) -> list[TrapCase]:
     last = len(DECODE_POSITIONS) - 1
     slots = [
         (pages[position // PAGE_SIZE - origin], position % PAGE_SIZE)
@@ -200,7 +204,7 @@ def _decode_cases(entry: RejectEntry) -> list[TrapCase]:
             )
 
         others = frozenset(slot for number, slot in enumerate(slots) if number != token)
-        return TrapCase(entry.name, rule, variant, comment, (token,), others, change)
+        return TrapCase(entry.name, geometry, rule, variant, comment, (token,), others, change)
 
     cases = [case("position_range", variant, POSITION, "positions", 1, value, 1) for variant, value in _WRONG_POSITIONS]
     cases += [case(*defect, token=0 if defect[4] == 0 else last) for defect in _CSR_DEFECTS]
@@ -218,7 +222,7 @@ _WRONG_POSITIONS = (
 )
 
 
-def _plan_cases(entry: RejectEntry) -> list[TrapCase]:
+def _plan_cases(entry: Entry, geometry: Geometry) -> list[TrapCase]:
     requests = [number for number, request in enumerate(PLAN_REQUESTS) for _ in range(request.q_len)]
     last_token, last_request = len(requests) - 1, len(PLAN_REQUESTS) - 1
     slots = []
@@ -236,7 +240,7 @@ def _plan_cases(entry: RejectEntry) -> list[TrapCase]:
             draft.device.write(array, values)
 
         others = frozenset(slot for token, slot in enumerate(slots) if token not in tokens)
-        return TrapCase(entry.name, rule, variant, comment, tokens, others, change)
+        return TrapCase(entry.name, geometry, rule, variant, comment, tokens, others, change)
 
     first_request = tuple(token for token, number in enumerate(requests) if number == 0)
     cases = [

@@ -1,0 +1,296 @@
+"""What the attention entries share: the checks of a request on the host, the choice of its kernel, and its launches.
+
+A function here is an entry's signature: it takes the entry's row first, and rows of the same signature share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedPool, require_array, require_no_overlap
+from g4kv_cli.entries.attention_parameters import AttentionParameters
+from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
+from g4kv_cli.entries.launch import launch
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
+from g4kv_cli.entries.workspace import SplitWorkspace
+from g4kv_cli.model import rules
+from g4kv_cli.model.checked import check_head_relation, check_pool, finite_f32, require_i32, require_type
+from g4kv_cli.model.prefill_plan import PlanBounds, check_plan_use
+
+MAX_GQA_GROUP = 16
+"""Query heads that share a KV head at most: the packed rows of the smallest tile."""
+MAX_SPLITS = 65535
+"""Blocks of a grid's second axis."""
+MERGE_COLUMNS = 64
+"""Columns of one query row that a block of the merge serves."""
+RESULTS = ("out", "lse")
+PARTIALS = ("workspace.partial_out", "workspace.partial_max", "workspace.partial_sum")
+
+
+@dataclass(slots=True)
+class _Request:
+    """One call after its checks."""
+
+    library: KernelLibrary
+    entry: Entry
+    kernel: KernelVariant
+    bounds: PlanBounds
+    parameters: AttentionParameters
+    inputs: dict[str, DeviceArray]
+    outputs: dict[str, DeviceArray]
+
+
+def prefill(
+    entry: Entry,
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    out: DeviceArray,
+    lse: DeviceArray | None = None,
+    cta_tile_q: int | None = None,
+) -> None:
+    """A ragged batch of chunks with history, one block a tile of the plan and KV head."""
+    request = _check(entry, library, q, plan, pool, layer, out, lse, cta_tile_q)
+    for name in ("q_indptr", "tile_requests", "tile_indices"):
+        setattr(request.parameters, name, request.inputs[f"plan.{name}"].address)
+    _launch(request, blocks=request.bounds.num_tiles, must_write=RESULTS)
+
+
+def decode(
+    entry: Entry,
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    out: DeviceArray,
+    lse: DeviceArray | None = None,
+) -> None:
+    """One new token a request, one block a request and KV head."""
+    request = _check(entry, library, q, plan, pool, layer, out, lse, None)
+    _launch(request, blocks=request.bounds.num_requests, must_write=RESULTS)
+
+
+def decode_split(
+    entry: Entry,
+    library: KernelLibrary,
+    *,
+    q: DeviceArray,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    out: DeviceArray,
+    num_splits: int,
+    workspace: SplitWorkspace,
+    lse: DeviceArray | None = None,
+) -> None:
+    """One new token a request, its keys over ``num_splits`` blocks a KV head; then the merge."""
+    request = _check(entry, library, q, plan, pool, layer, out, lse, None)
+    parameters = request.parameters
+    rows = (request.bounds.num_tokens, parameters.num_qo_heads)
+    request.outputs |= _check_workspace(entry, library, parameters, workspace, num_splits, rows)
+    _launch(request, blocks=request.bounds.num_requests, must_write=PARTIALS)
+    _launch_merge(library, entry.merge_kernels, entry.head_dim, rows, parameters, _written(request, RESULTS))
+
+
+def merge(
+    entry: Entry,
+    library: KernelLibrary,
+    *,
+    workspace: SplitWorkspace,
+    num_splits: int,
+    out: DeviceArray,
+    lse: DeviceArray | None = None,
+    sm_scale: float = 1.0,
+) -> None:
+    """The partial results of ``num_splits`` splits as one: out bf16 [tokens, num_qo_heads, head_dim].
+
+    A split that saw no key has partial_max -infinity, and its partial_out is not read. ``partial_max`` holds scores
+    before ``sm_scale``. No tokens is a valid request that launches nothing.
+    """
+    device = require_type("library", library, KernelLibrary).device
+    array = require_array(device, "out", out, BF16, (None, None, entry.head_dim))
+    rows = (require_i32("out tokens", array.shape[0]), require_i32("out heads", array.shape[1]))
+    outputs = {"out": array}
+    if lse is not None:
+        outputs["lse"] = require_array(device, "lse", lse, FLOAT32, rows)
+    parameters = AttentionParameters(
+        out=array.address,
+        lse=0 if lse is None else lse.address,
+        num_qo_heads=rows[1],
+        num_kv_heads=rows[1],
+        scale_log2=_scale_log2("sm_scale", sm_scale),
+    )
+    inputs = _check_workspace(entry, library, parameters, workspace, num_splits, rows)
+    kernel = choose_variant(entry, device, forced=library.variant)
+    require_no_overlap(outputs, inputs)
+    if rows[0] and rows[1]:
+        _launch_merge(library, (kernel,), entry.head_dim, rows, parameters, tuple(outputs.values()))
+
+
+def _check(
+    entry: Entry,
+    library: KernelLibrary,
+    q: DeviceArray,
+    plan: PrefillPagedPlan,
+    pool: PagedPool,
+    layer: int,
+    out: DeviceArray,
+    lse: DeviceArray | None,
+    cta_tile_q: int | None,
+) -> _Request:
+    """What every attention entry checks, and its parameters so far."""
+    head_dim = entry.head_dim
+    device = require_type("library", library, KernelLibrary).device
+    array = require_array(device, "q", q, BF16, (None, None, head_dim))
+    bounds, arrays = require_plan(device, plan)
+    shape = bounds.shape
+    num_qo_heads, num_kv_heads = check_head_relation(array.shape[1], shape.num_kv_heads)
+    rules.GQA_GROUP.require(
+        num_qo_heads <= MAX_GQA_GROUP * num_kv_heads,
+        "q heads",
+        f"{num_qo_heads} for {num_kv_heads} KV heads",
+        f"at most {MAX_GQA_GROUP} a KV head",
+    )
+    scale_log2 = _scale_log2("plan.sm_scale", shape.sm_scale)
+    checked_pool = require_type("pool", pool, PagedPool)
+    data = require_array(device, "pool", checked_pool.data, BF16, (None,))
+    geometry = check_pool(
+        layout=checked_pool.layout,
+        layer=layer,
+        pool_elems=data.size,
+        head_dim=head_dim,
+        num_kv_heads=num_kv_heads,
+    )
+    check_plan_use(
+        bounds,
+        head_dim=head_dim,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        rows=array.shape[0],
+        geometry=geometry,
+        tiles=plan_tiles(device, shape),
+        cta_tile_q=None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q),
+    )
+    rules.Q_LEN_ONE.require(
+        not entry.one_token_each or bounds.min_q_len == bounds.max_q_len == 1,
+        "plan",
+        f"requests of {bounds.min_q_len} to {bounds.max_q_len} new tokens",
+        "1 each",
+    )
+    outputs = {"out": require_array(device, "out", out, BF16, array.shape)}
+    if lse is not None:
+        outputs["lse"] = require_array(device, "lse", lse, FLOAT32, array.shape[:2])
+    kernel = choose_variant(
+        entry,
+        device,
+        tile_rows=bounds.cta_tile_q,
+        page_size=geometry.layout.page_size,
+        forced=library.variant,
+    )
+    parameters = AttentionParameters(
+        q=array.address,
+        out=out.address,
+        lse=0 if lse is None else lse.address,
+        pool=data.address,
+        page_indices=arrays["page_indices"].address,
+        page_indptr=arrays["page_indptr"].address,
+        page_origins=arrays["page_origins"].address,
+        kv_lens=arrays["kv_lens"].address,
+        layout=geometry.layout.parameters(),
+        layer=geometry.layer,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        num_tiles=bounds.num_tiles,
+        num_splits=1,
+        window_left=shape.window_left,
+        scale_log2=scale_log2,
+    )
+    inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
+    return _Request(library, entry, kernel, bounds, parameters, inputs, outputs)
+
+
+def _scale_log2(field: str, sm_scale: float) -> float:
+    """The scale that the kernels take: of exponents to base 2."""
+    checked = finite_f32(sm_scale)
+    scaled = None if checked is None else finite_f32(checked * math.log2(math.e))
+    rules.SM_SCALE.require(scaled is not None and scaled > 0, field, sm_scale, "positive, and finite times log2(e)")
+    return scaled  # type: ignore[return-value]
+
+
+def _check_workspace(
+    entry: Entry,
+    library: KernelLibrary,
+    parameters: AttentionParameters,
+    workspace: SplitWorkspace,
+    num_splits: int,
+    rows: tuple[int, int],
+) -> dict[str, DeviceArray]:
+    """The workspace's arrays for [tokens, heads] ``rows``, by the names that errors give them; fills the parameters."""
+    splits = require_i32("num_splits", num_splits)
+    rules.NUM_SPLITS.require(1 <= splits <= MAX_SPLITS, "num_splits", splits, f"1..{MAX_SPLITS}")
+    parameters.num_splits = splits
+    found = {}
+    given = require_type("workspace", workspace, SplitWorkspace).by_name()
+    for name, array in given.items():
+        shape = (*rows, splits, entry.head_dim) if name == "partial_out" else (*rows, splits)
+        field = f"workspace.{name}"
+        scratch = require_array(library.device, field, array, FLOAT32, (None,) * len(shape))
+        fits = scratch.shape[0] >= shape[0] and scratch.shape[1:] == shape[1:]
+        rules.WORKSPACE.require(fits, field, list(scratch.shape), f"{list(shape)}, or more rows")
+        found[field] = scratch
+        setattr(parameters, name, scratch.address)
+    return found
+
+
+def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> None:
+    """Overlap is the last check; then the launch. No block, no launch: a plan whose requests have no new token."""
+    require_no_overlap(request.outputs, request.inputs)
+    if blocks == 0:
+        return
+    kernel, parameters = request.kernel, request.parameters
+    launch(
+        request.library,
+        kernel.source,
+        kernel.symbol,
+        grid=(blocks * parameters.num_kv_heads, parameters.num_splits, 1),
+        block=(kernel.threads, 1, 1),
+        arguments=(parameters,),
+        dynamic_shared_bytes=kernel.shared_bytes,
+        must_write=_written(request, must_write),
+        arch_specific=bool(kernel.arch),
+    )
+
+
+def _launch_merge(
+    library: KernelLibrary,
+    kernels: Sequence[KernelVariant],
+    head_dim: int,
+    rows: tuple[int, int],
+    parameters: AttentionParameters,
+    must_write: Sequence[DeviceArray],
+) -> None:
+    kernel = kernels[0]
+    launch(
+        library,
+        kernel.source,
+        kernel.symbol,
+        grid=(rows[0] * rows[1], head_dim // MERGE_COLUMNS, 1),
+        block=(kernel.threads, 1, 1),
+        arguments=(parameters,),
+        must_write=must_write,
+    )
+
+
+def _written(request: _Request, names: Sequence[str]) -> tuple[DeviceArray, ...]:
+    """The rows of these outputs that a launch has to fill: those of the plan's tokens."""
+    tokens = request.bounds.num_tokens
+    return tuple(array.view((tokens, *array.shape[1:])) for name, array in request.outputs.items() if name in names)

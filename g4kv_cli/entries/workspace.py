@@ -1,0 +1,34 @@
+"""Scratch memory of the split decode forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.arguments import FLOAT32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitWorkspace:
+    """Partial results of form (c), float32: partial_out [tokens, num_qo_heads, num_splits, head_dim], partial_max and
+    partial_sum [tokens, num_qo_heads, num_splits]. Its contents mean nothing between calls."""
+
+    partial_out: DeviceArray
+    partial_max: DeviceArray
+    partial_sum: DeviceArray
+
+    @classmethod
+    def allocate(
+        cls, device: Device, *, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int
+    ) -> SplitWorkspace:
+        """A workspace for this many token rows, heads and splits of one family."""
+        rows = (tokens, num_qo_heads, num_splits)
+        return cls(
+            partial_out=device.allocate((*rows, head_dim), FLOAT32, "partial_out"),
+            partial_max=device.allocate(rows, FLOAT32, "partial_max"),
+            partial_sum=device.allocate(rows, FLOAT32, "partial_sum"),
+        )
+
+    def by_name(self) -> dict[str, DeviceArray]:
+        """The arrays by the names that errors give them."""
+        return {name: getattr(self, name) for name in ("partial_out", "partial_max", "partial_sum")}
