@@ -49,6 +49,20 @@ class ContractError(G4kvError):
         self.sentence = sentence
 
 
+class CaseTimeout(G4kvError):
+    """A kernel had not ended when its case's time was over. ``standing`` says where it was, if the device knows."""
+
+    def __init__(self, seconds: float, standing: str) -> None:
+        super().__init__(
+            f"not finished after {seconds:g} s: {standing}; where it is only slow, give --case-timeout more seconds"
+        )
+        self.seconds = seconds
+        self.standing = standing
+
+    def __reduce__(self) -> tuple[type[CaseTimeout], tuple[float, str]]:
+        return type(self), (self.seconds, self.standing)
+
+
 class DeviceFault(G4kvError):
     """A kernel trapped, or broke a rule that the device checks, or the driver reported a sticky error.
 

@@ -175,8 +175,9 @@ def _run(arguments: Sequence[str]) -> int:
     except G4kvError as error:
         text = str(error) if isinstance(error, CompileError) else " ".join(str(error).split("\n"))
         return _report(error, text, style, error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("g4kv: interrupted\n")
+    except (KeyboardInterrupt, click.Abort) as interrupt:
+        where = " ".join(str(interrupt).split())
+        sys.stderr.write(f"g4kv: interrupted{f' at {where}' if where else ''}\n")
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

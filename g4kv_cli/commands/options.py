@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
 from g4kv_cli.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -17,6 +19,30 @@ def require_two_files(json_path: Path | None, junit_path: Path | None) -> None:
     """Raises UsageError if both records would go to one file."""
     if json_path is not None and junit_path is not None and json_path.resolve() == junit_path.resolve():
         raise UsageError(f"--json and --junit both name {json_path}; give each a file of its own")
+
+
+def case_timeout_option(function: _Function) -> _Function:
+    """Add ``--case-timeout`` (argument ``case_timeout: float``, seconds; infinite where 0 was given)."""
+
+    def _seconds(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+        return value if value > 0 else math.inf
+
+    return click.option(
+        "--case-timeout",
+        type=click.FloatRange(min=0),
+        callback=_seconds,
+        default=DEFAULT_CASE_TIMEOUT_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="End a case after this time (end to end: ten times that) and say where its kernel was. 0: never.",
+    )(function)
+
+
+def case_timeout_words(seconds: float) -> list[str]:
+    """The option as it stands in a command that runs a case again; empty for the default."""
+    if seconds == DEFAULT_CASE_TIMEOUT_SECONDS:
+        return []
+    return ["--case-timeout", f"{seconds:g}" if math.isfinite(seconds) else "0"]
 
 
 def device_options(function: _Function) -> _Function:

@@ -16,9 +16,15 @@ from g4kv_cli.cases.reject.valid import SEED
 from g4kv_cli.cases.run import device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.cases.trap.isolate import TrapSettings, limit_of, run_here, run_traps
+from g4kv_cli.cases.trap.isolate import TrapSettings, run_here, run_traps
 from g4kv_cli.cases.trap.table import TrapCase, trap_cases
-from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
+from g4kv_cli.commands.options import (
+    case_timeout_option,
+    case_timeout_words,
+    device_options,
+    kernels_option,
+    require_two_files,
+)
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
@@ -64,6 +70,7 @@ class Selection:
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record, again and again as it runs.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
 @click.option("--jobs", type=click.IntRange(1), help="Trap processes at once.  [default: up to 2, on a GPU up to 8]")
+@case_timeout_option
 @click.option("--no-isolate", is_flag=True, help="Run a trap in this process, for a debugger; needs one --case.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the device, what did not pass, and the summary.")
 def reject(
@@ -76,6 +83,7 @@ def reject(
     json_path: Path | None,
     junit_path: Path | None,
     jobs: int | None,
+    case_timeout: float,
     no_isolate: bool,
     quiet: bool,
 ) -> int:
@@ -119,7 +127,7 @@ def reject(
         console = RejectConsole(quiet=quiet)
         console.start(run)
         try:
-            for result in _run(selection, opened, device_spec_of(opened), kernels, jobs, no_isolate):
+            for result in _run(selection, opened, kernels, jobs, case_timeout, no_isolate):
                 results.append(result)
                 files.add(result)
                 console.add(result)
@@ -142,9 +150,10 @@ def _select(wanted: Sequence[str], host_only: bool) -> Selection:
 
 
 def _run(
-    selection: Selection, opened: Device, spec: str, kernels: Path | None, jobs: int | None, no_isolate: bool
+    selection: Selection, opened: Device, kernels: Path | None, jobs: int | None, case_timeout: float, no_isolate: bool
 ) -> Iterator[CaseResult]:
-    rerun = _rerun(spec, kernels)
+    spec = device_spec_of(opened)
+    rerun = _rerun(spec, kernels, case_timeout)
     if selection.rejects:
         # Memory of another device, whatever this one is.
         foreign = open_device("emulated")
@@ -154,20 +163,23 @@ def _run(
                 return KernelLibrary(open_device(spec), kernels)
 
             is_emulated = opened.info.kind == "emulated"
-            runner = RejectRunner(KernelLibrary(opened, kernels), foreign, rerun, replace if is_emulated else None)
+            runner = RejectRunner(
+                KernelLibrary(opened, kernels), foreign, rerun, replace if is_emulated else None, case_timeout
+            )
             yield from runner.run_all(selection.rejects)
         finally:
             foreign.close()
-    settings = TrapSettings(spec, kernels, limit_of(opened.info.kind))
+    settings = TrapSettings(spec, kernels, case_timeout)
     if no_isolate:
         yield from run_here(selection.traps, settings, rerun)
     else:
         yield from run_traps(selection.traps, settings, jobs or _default_jobs(opened.info.kind), rerun)
 
 
-def _rerun(spec: str, kernels: Path | None) -> Callable[[str], str]:
+def _rerun(spec: str, kernels: Path | None, case_timeout: float) -> Callable[[str], str]:
     """The command that runs one case again on the same device."""
     words = ["g4kv", "reject", "--device", spec, *(["--kernels", str(kernels)] if kernels is not None else [])]
+    words += case_timeout_words(case_timeout)
     return lambda case_id: shlex.join([*words, "--case", case_id])
 
 

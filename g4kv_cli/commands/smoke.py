@@ -19,7 +19,13 @@ from g4kv_cli.cases.prep.table import DEFAULT_SEED
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
-from g4kv_cli.commands.options import device_options, kernels_option, require_two_files
+from g4kv_cli.commands.options import (
+    case_timeout_option,
+    case_timeout_words,
+    device_options,
+    kernels_option,
+    require_two_files,
+)
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
@@ -48,6 +54,7 @@ class Request:
     model_golden: Path | None
     kernels: Path | None
     same_bits_as: Path | None
+    case_timeout: float
 
     def rerun(self, device_spec: str) -> tuple[str, ...]:
         """The command that runs the same table on the same device, up to ``--case``."""
@@ -62,6 +69,7 @@ class Request:
         words += ["--page-size", str(self.page_size)] if self.page_size is not None else []
         words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
         words += [SAME_BITS_OPTION, str(self.same_bits_as)] if self.same_bits_as is not None else []
+        words += case_timeout_words(self.case_timeout)
         return tuple(words)
 
 
@@ -102,6 +110,7 @@ class Request:
     help="Every output must have the same bits as in this record (of another device, say).",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes on the emulated device.  [default: up to 2]")
+@case_timeout_option
 @click.option("-q", "--quiet", is_flag=True, help="Only the device, what did not pass, and the summary.")
 def smoke(
     geometry: str | None,
@@ -119,13 +128,14 @@ def smoke(
     junit_path: Path | None,
     same_bits_as: Path | None,
     jobs: int | None,
+    case_timeout: float,
     quiet: bool,
 ) -> int:
     """Check every kernel that writes or reads the pool: right values, right places, and nothing else touched.
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
-    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels, same_bits_as)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels, same_bits_as, case_timeout)
     cases = _cases(request)
     if list_only:
         click.echo("\n".join(one.id for one in cases))
@@ -142,6 +152,7 @@ def smoke(
             device_spec=device_spec_of(opened),
             kernels_directory=kernels,
             rerun=request.rerun(device_spec_of(opened)),
+            case_timeout_seconds=case_timeout,
         )
         files = ResultFiles(json_path, junit_path, run, len(cases), command="smoke")
         results: list[CaseResult] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,11 +45,22 @@ from g4kv_cli.device.validation import (
     require_own,
     require_same_kind,
 )
-from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
+from g4kv_cli.errors import (
+    CaseTimeout,
+    CompileError,
+    ContractError,
+    DeviceFault,
+    DeviceUnavailable,
+    G4kvError,
+)
 from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 PORTABLE_CLUSTER_BLOCKS = 8
 """CUDA C++ Programming Guide, thread block clusters: larger ones are not portable."""
+
+
+_FIRST_PAUSE_SECONDS = 20e-6
+_LONGEST_PAUSE_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
@@ -80,7 +92,10 @@ class CudaDevice(Device):
         self.launch_count = 0
         self._allocations: list[Allocation] = []
         self._modules: dict[bytes, Any] = {}
-        self._fault: DeviceFault | None = None
+        self._fault: G4kvError | None = None
+        self._is_hung = False
+        self._queued: list[str] = []
+        """What was launched since the last wait, each once."""
         self._closed = False
         try:
             core = CoreDevice(ordinal)
@@ -122,6 +137,7 @@ class CudaDevice(Device):
         self._require_usable()
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
+        self._wait_in_time()
         status, pointer = self._driver.cuMemAlloc(max(nbytes, 1))
         if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
             free, total = self.memory_bytes()
@@ -148,6 +164,7 @@ class CudaDevice(Device):
         self._require_usable()
         if array.nbytes == 0:
             return
+        self._wait_in_time()
         source = np.ascontiguousarray(values)
         self.call(
             f"write {array.label}",
@@ -160,6 +177,7 @@ class CudaDevice(Device):
         require_own(self, array)
         require_contiguous(array, "read")
         self._require_usable()
+        self._wait_in_time()
         values: HostArray = np.empty(array.shape, array.dtype)
         if array.nbytes:
             self.call(
@@ -219,6 +237,7 @@ class CudaDevice(Device):
             shape = (*launch.grid, *launch.block, launch.dynamic_shared_bytes, self.stream.handle)
             returned = self._driver.cuLaunchKernel(handle.function, *shape, parameters, 0)
         self.call(f"launch {kernel.name}", returned)
+        self.note_queued(f"kernel {kernel.name}")
 
     def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
         """The driver's encoding (cuTensorMapEncodeTiled)."""
@@ -252,9 +271,39 @@ class CudaDevice(Device):
         return Argument("tensor_map", ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES))
 
     def synchronize(self) -> None:
-        """Wait for all launches. Raises DeviceFault on a sticky error."""
+        """Wait for all launches. Raises DeviceFault on a sticky error, and CaseTimeout past the time limit."""
         self._require_usable()
+        self._wait_in_time()
         self.call("run the kernels", self._driver.cuStreamSynchronize(self.stream.handle))
+        self._queued.clear()
+
+    def note_queued(self, what: str) -> None:
+        """Remember what was launched, for ``standing``."""
+        if what not in self._queued:
+            self._queued.append(what)
+
+    def _wait_in_time(self) -> None:
+        """Under a time limit, wait for what was launched before any call of the driver that would wait for it: none of
+        them comes back from an endless kernel."""
+        limit, pause = self.time_limit, _FIRST_PAUSE_SECONDS
+        if limit is None or not self._queued:
+            return
+        while self._driver.cuStreamQuery(self.stream.handle)[0].name == "CUDA_ERROR_NOT_READY":
+            if time.monotonic() >= limit.deadline:
+                self._is_hung = True
+                self._fault = CaseTimeout(limit.seconds, self.standing())
+                raise self._fault
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    @property
+    def is_lost(self) -> bool:
+        """True after a fault, or a kernel that did not end: the context is then lost for its process."""
+        return self._fault is not None
+
+    def standing(self) -> str:
+        """What is in the queue; a GPU does not say at which line it is."""
+        return " or ".join(self._queued)
 
     def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:
         """None: a GPU does not record which bytes were stored."""
@@ -265,6 +314,11 @@ class CudaDevice(Device):
         if self._closed:
             return
         self._closed = True
+        if self._is_hung:
+            # Every call that frees something would wait for the kernel, a destructor's too; the process takes it along.
+            for kept in (self.stream, *self._modules.values()):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            return
         if self._fault is None:
             self._driver.cuStreamSynchronize(self.stream.handle)
         for allocation in list(self._allocations):
@@ -327,7 +381,8 @@ class CudaDevice(Device):
         if not allocation.freed:
             allocation.freed = True
             self._allocations.remove(allocation)
-            self._driver.cuMemFree(allocation.address)
+            if not self._is_hung:
+                self._driver.cuMemFree(allocation.address)
 
     def _check_arguments(self, handle: _CudaKernel, name: str, launch: Launch) -> None:
         """Hold the arguments against what the driver says of as many parameters.

@@ -30,6 +30,7 @@ class CapturedGraph:
             self._device.call(
                 "launch a graph", self._driver.cuGraphLaunch(self._executable, self._device.stream.handle)
             )
+            self._device.note_queued("a CUDA graph")
 
     def close(self) -> None:
         """Destroy the graph. Safe to call twice."""

@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 from g4kv_cli.device.arguments import Argument, TensorMapShape
 from g4kv_cli.device.emulated import (
+    DeadlinePassed,
     EmulatorError,
     Fault,
     Kernel,
     LaunchConfigurationError,
     LaunchFault,
+    LaunchInterrupted,
     Machine,
     Module,
 )
@@ -43,7 +45,15 @@ from g4kv_cli.device.validation import (
     require_own,
     require_same_kind,
 )
-from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
+from g4kv_cli.errors import (
+    CaseTimeout,
+    CompileError,
+    ContractError,
+    DeviceFault,
+    DeviceUnavailable,
+    G4kvError,
+    UsageError,
+)
 from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 DEFAULT_ARCH = "sm_90"
@@ -98,7 +108,7 @@ class EmulatedDevice(Device):
         self._machine = Machine()
         self._modules: dict[bytes, Module] = {}
         self._allocations: list[Allocation] = []
-        self._fault: DeviceFault | None = None
+        self._fault: G4kvError | None = None
         self._closed = False
 
     def allocate(
@@ -197,7 +207,15 @@ class EmulatedDevice(Device):
                 dynamic_shared_bytes=launch.dynamic_shared_bytes,
                 must_write=_spans(launch.must_write),
                 may_collide=_spans(launch.may_collide),
+                deadline=None if self.time_limit is None else self.time_limit.deadline,
             )
+        except DeadlinePassed as error:
+            seconds = 0.0 if self.time_limit is None else self.time_limit.seconds
+            self._fault = CaseTimeout(seconds, str(error.standing))
+            raise self._fault from error
+        except LaunchInterrupted as interrupt:
+            self._fault = DeviceFault([f"interrupted: {interrupt}"], ["interrupted"])
+            raise
         except LaunchFault as error:
             fault = DeviceFault([report_line(item) for item in error.faults], [item.kind for item in error.faults])
             if error.fatal is not None:
@@ -232,6 +250,16 @@ class EmulatedDevice(Device):
         ranges = self._machine.written_ranges(array.allocation.address) - array.offset_bytes
         inside = ranges[(ranges[:, 1] > 0) & (ranges[:, 0] < array.nbytes)]
         return np.clip(inside, 0, array.nbytes)
+
+    @property
+    def is_lost(self) -> bool:
+        """True once a launch has ended in what hardware would not have survived either."""
+        return self._fault is not None
+
+    def standing(self) -> str:
+        """The source line, block and warp of the launch in progress."""
+        found = None if self._closed else self._machine.standing()
+        return "" if found is None else str(found)
 
     def close(self) -> None:
         """Give the memory back. Safe to call twice."""

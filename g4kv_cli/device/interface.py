@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,13 +142,25 @@ class LoadedKernel:
     handle: Any = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """``seconds`` that were given, and the moment of ``time.monotonic()`` at which they are over."""
+
+    seconds: float
+    deadline: float
+
+
 class Device(ABC):
-    """A place where kernels run. ``launch_count`` counts the launches that were asked for, so a test can see zero."""
+    """A place where kernels run. ``launch_count`` counts the launches that were asked for, so a test can see zero.
+
+    Past its time limit (``limit_time``) a launch or a wait for one raises CaseTimeout, and the device is lost.
+    """
 
     info: DeviceInfo
     limits: DeviceLimits
     image_kind: ImageKind
     launch_count: int
+    time_limit: TimeLimit | None = None
 
     @abstractmethod
     def allocate(
@@ -197,6 +210,20 @@ class Device(ABC):
     def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:
         """Byte ranges [n, 2] (begin, end) of the array that kernels stored since the last write/fill/allocate of
         the allocation, merged and sorted; None where the device cannot know (cuda)."""
+
+    @property
+    @abstractmethod
+    def is_lost(self) -> bool:
+        """True after a fault, or a launch past its time, that leaves the device of no more use."""
+
+    @abstractmethod
+    def standing(self) -> str:
+        """Where the kernel stands that runs now, in words; empty where none does. For signal handlers too."""
+
+    def limit_time(self, seconds: float | None) -> None:
+        """All that runs from now on has ``seconds`` together; None lifts the limit."""
+        finite = seconds is not None and math.isfinite(seconds)
+        self.time_limit = TimeLimit(seconds, time.monotonic() + seconds) if finite and seconds is not None else None
 
     def peek(self, array: DeviceArray) -> HostArray | None:
         """What a contiguous array holds, after a fault too; None where a fault takes the memory with it."""

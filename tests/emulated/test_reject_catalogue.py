@@ -123,6 +123,7 @@ def test_the_trap_of_another_block_turns_red() -> None:
 
 def test_a_child_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trap_isolate, "_run_once", lambda case, settings: time.sleep(3600))
+    monkeypatch.setattr(trap_isolate, "SECONDS_TO_START_AND_ANSWER", 0.0)
     results = run(TRAPS[:2], limit_seconds=0.3)
     assert [result.status for result in results] == ["failed", "failed"]
     assert all("hung: neither a fault nor an end within 0.3 s" in result.reason for result in results)

@@ -20,7 +20,7 @@ from g4kv_cli.device import cuda_driver
 from g4kv_cli.device.arguments import by_value
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import Launch
-from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
+from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault, DeviceUnavailable
 from g4kv_cli.records.run import KernelImage
 
 FREE_BYTES = 1 << 20
@@ -31,6 +31,7 @@ class Result(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_LAUNCH_FAILED = 719
 
@@ -54,6 +55,8 @@ class StandInDriver:
         self.graph_launches = 0
         self.destroyed: list[str] = []
         self.ended_captures = 0
+        self.queries = 0
+        self.is_endless = False
 
     def CUfunction(self, handle: int) -> int:
         return handle
@@ -77,6 +80,7 @@ class StandInDriver:
         return Result.CUDA_SUCCESS, ctypes.addressof(block)
 
     def cuMemFree(self, address: int) -> tuple[Result]:
+        assert not (self.is_endless and self.launches), "this call does not come back from an endless kernel"
         del self.memory[address]
         return (Result.CUDA_SUCCESS,)
 
@@ -84,14 +88,22 @@ class StandInDriver:
         ctypes.memmove(to, source, nbytes)
         return (Result.CUDA_SUCCESS,)
 
-    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync
+    def cuMemcpyDtoHAsync(self, to: int, source: int, nbytes: int, stream: int) -> tuple[Result]:
+        assert not (self.is_endless and self.launches), "into pageable memory this call waits for the copy"
+        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
 
     def cuMemsetD8Async(self, to: int, byte: int, nbytes: int, stream: int) -> tuple[Result]:
         ctypes.memset(to, byte, nbytes)
         return (Result.CUDA_SUCCESS,)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Result]:
+        assert not (self.is_endless and self.launches), "this call does not come back from an endless kernel"
         return (self.next_result,)
+
+    def cuStreamQuery(self, stream: int) -> tuple[Result]:
+        self.queries += 1
+        is_busy = bool(self.launches) and (self.is_endless or self.queries < 3)
+        return (Result.CUDA_ERROR_NOT_READY if is_busy else Result.CUDA_SUCCESS,)
 
     def cuLaunchKernel(self, function: int, *rest: Any) -> tuple[Result]:
         *shape, shared, _stream, parameters, extra = rest
@@ -432,3 +444,37 @@ def test_importing_the_module_imports_no_cuda() -> None:
 
     script = f"import sys, {cuda_module.__name__}; sys.exit('cuda' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def _launch(device: CudaDevice, name: str = "prep") -> None:
+    device.launch(device.load(IMAGE, name), Launch((1, 1, 1), (32, 1, 1), (by_value(b"twelve bytes"),)))
+
+
+def test_an_endless_kernel_is_left_behind_at_the_limit(driver: StandInDriver, device: CudaDevice) -> None:
+    array = device.upload(np.zeros(4, np.float32), "out")
+    device.limit_time(0.02)
+    driver.is_endless = True
+    _launch(device)
+    _launch(device, "merge")
+    assert device.standing() == "kernel prep or kernel merge"
+    with pytest.raises(CaseTimeout, match=r"not finished after 0\.02 s: kernel prep or kernel merge;"):
+        device.read(array)
+    assert device.is_lost
+    with pytest.raises(CaseTimeout):
+        device.synchronize()
+    # Nothing that follows may wait for it.
+    device.free(array)
+    device.close()
+
+
+def test_a_kernel_that_ends_in_time_is_waited_for(driver: StandInDriver, device: CudaDevice) -> None:
+    device.limit_time(60.0)
+    _launch(device)
+    device.synchronize()
+    assert driver.queries == 3
+    assert device.standing() == ""
+    device.limit_time(None)
+    _launch(device)
+    device.synchronize()
+    assert driver.queries == 3
+    assert not device.is_lost

@@ -18,10 +18,12 @@ from g4kv_cli.cases.reject.plan import plan_cases
 from g4kv_cli.cases.reject.pool import pool_cases
 from g4kv_cli.cases.reject.request import Draft, RejectBench, Spoiled
 from g4kv_cli.cases.reject.values import value_cases
+from g4kv_cli.cases.standing import naming
+from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, Patience
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, entry_named
-from g4kv_cli.errors import CompileError, ContractError, DeviceFault
+from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult, Status
 
@@ -70,11 +72,14 @@ class RejectRunner:
         foreign: Device,
         rerun: Callable[[str], str],
         replace: Callable[[], KernelLibrary] | None = None,
+        case_timeout_seconds: float = DEFAULT_CASE_TIMEOUT_SECONDS,
     ) -> None:
         self._library = library
         self._foreign = foreign
         self._rerun = rerun
         self._replace = replace
+        self._case_timeout_seconds = case_timeout_seconds
+        self._patience = Patience()
         self._bench: RejectBench | None = None
         self._lost_by = ""
         self._twins: dict[int, str] = {}
@@ -98,21 +103,31 @@ class RejectRunner:
 
         if self._lost_by:
             return result("error", [f"not run: the GPU's context was lost by {self._lost_by}"])
-        bench = self.bench_of(case)
-        reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
+        refusal = self._patience.refusal(case.entry)
+        if refusal:
+            return result("error", [refusal])
+        status: Status = "failed"
+        self._library.device.limit_time(self._case_timeout_seconds)
+        try:
+            with naming(case.id):
+                bench = self.bench_of(case)
+                reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
+        except CaseTimeout as error:
+            status, reasons = "error", [str(error)]
+            self._patience.note(case.entry)
         if not reasons:
             return result("passed")
         # Whatever the case left behind must not become the next one's.
         try:
             self.close()
             self._library.device.synchronize()
-        except DeviceFault:
+        except (DeviceFault, CaseTimeout):
             self._bench = None
             if self._replace is None:
                 self._lost_by = case.id
             else:
                 self._library = self._replace()
-        return result("failed", reasons)
+        return result(status, reasons)
 
     def refuse(self, case: RejectCase, bench: RejectBench) -> list[str]:
         """Make the spoiled call; what is wrong with the way it was refused, empty if nothing."""
@@ -129,7 +144,7 @@ class RejectRunner:
                 reasons.append(f"refused by rule {error.code}, want {case.rule}: {error}")
             if error.field != case.spoiled.field:
                 reasons.append(f"the error names {error.field!r}, want {case.spoiled.field!r}")
-        except CompileError:
+        except (CompileError, CaseTimeout):
             raise
         except Exception as error:  # whatever escapes here would escape into a serving process
             reasons.append(f"raised {type(error).__name__}, want ContractError {case.rule}: {error}")
@@ -173,7 +188,7 @@ class RejectRunner:
             written = draft.written_elems()
         except ContractError as error:
             return [f"the in-range twin was refused: {error}"]
-        except CompileError:
+        except (CompileError, CaseTimeout):
             raise
         except DeviceFault as error:
             return ["the in-range twin faulted:", *error.reports]

@@ -4,6 +4,7 @@ neither traps nor ends must cost one case, not the run."""
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from g4kv_cli.cases.reject.request import RejectBench
+from g4kv_cli.cases.standing import answer_requests, ask, words_of
+from g4kv_cli.cases.timeout import Patience
 from g4kv_cli.cases.trap.check import run_trap
 from g4kv_cli.cases.trap.table import TrapCase, trap_cases
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.errors import G4kvError
+from g4kv_cli.errors import CaseTimeout, G4kvError
 from g4kv_cli.records.run import CaseResult, Status
 
-EMULATED_LIMIT_SECONDS = 20.0
-CUDA_LIMIT_SECONDS = 60.0
+SECONDS_TO_START_AND_ANSWER = 30.0
+"""A child that ends its case in time says so; past its time and this it is taken for stuck in the driver."""
 
 Outcome = tuple[Status, str]
 
@@ -51,11 +54,6 @@ class _Child:
     begin: float
 
 
-def limit_of(device_kind: str) -> float:
-    """Seconds that one trap may take on a kind of device."""
-    return EMULATED_LIMIT_SECONDS if device_kind == "emulated" else CUDA_LIMIT_SECONDS
-
-
 def run_traps(
     cases: Sequence[TrapCase], settings: TrapSettings, jobs: int, rerun: Callable[[str], str]
 ) -> Iterator[CaseResult]:
@@ -67,6 +65,7 @@ def run_traps(
     # A CUDA context does not survive a fork; the interpreter does, and a fork spares it the start.
     context = multiprocessing.get_context("fork" if forks else "spawn")
     waiting = list(reversed(cases))
+    patience = Patience()
     running: list[_Child] = []
     ending: list[BaseProcess] = []
     try:
@@ -75,6 +74,10 @@ def run_traps(
             ending = [process for process in ending if process.exitcode is None]
             while waiting and len(running) + max(0, len(ending) - jobs) < jobs:
                 case = waiting.pop()
+                refusal = patience.refusal(case.entry)
+                if refusal:
+                    yield _result(case, ("error", refusal), 0.0, rerun)
+                    continue
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_child, args=(case.id, settings, sender), daemon=True)  # type: ignore[attr-defined]
                 process.start()
@@ -88,7 +91,12 @@ def run_traps(
                     child.process.kill()
                     ending.append(child.process)
                     seconds = time.perf_counter() - child.begin
+                    if seconds >= settings.limit_seconds:
+                        patience.note(child.case.entry)
                     yield _result(child.case, outcome, seconds, rerun)
+    except KeyboardInterrupt as interrupt:
+        where = ask([child.process.pid for child in running], [child.connection for child in running])
+        raise KeyboardInterrupt("; ".join(where)) from interrupt
     finally:
         for child in running:
             child.process.kill()
@@ -109,6 +117,7 @@ def _translated(cases: Sequence[TrapCase], settings: TrapSettings) -> KernelLibr
     """A library with every kernel that the cases need, each translated by an ordinary launch."""
     library = KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
     for name, geometry in dict.fromkeys((case.entry, case.geometry) for case in cases):
+        library.device.limit_time(settings.limit_seconds)
         bench = RejectBench(library, entry_named(name), geometry, library.device)
         try:
             bench.draft().call()
@@ -123,7 +132,10 @@ def _translated(cases: Sequence[TrapCase], settings: TrapSettings) -> KernelLibr
 def _run_once(case: TrapCase, settings: TrapSettings) -> Outcome:
     try:
         library = _warm or KernelLibrary(open_device(settings.device_spec), settings.kernels_directory)
+        library.device.limit_time(settings.limit_seconds)
         reasons = run_trap(case, library)
+    except CaseTimeout as error:
+        return "failed", f"hung, want a trap ({case.comment}): {error}"
     except G4kvError as error:
         return "error", str(error)
     except Exception as error:  # a child's last words; the parent would see only that it died
@@ -132,7 +144,9 @@ def _run_once(case: TrapCase, settings: TrapSettings) -> Outcome:
 
 
 def _child(case_id: str, settings: TrapSettings, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children when the user interrupts
     case = next(case for case in trap_cases() if case.id == case_id)
+    answer_requests(connection, lambda: words_of(case_id, None if _warm is None else _warm.device))
     connection.send(_run_once(case, settings))
     connection.close()
 
@@ -146,7 +160,7 @@ def _outcome_of(child: _Child, limit_seconds: float) -> Outcome | None:
             child.process.join()
             return "failed", f"the child process died (exit code {child.process.exitcode}) without a fault reported"
         return outcome
-    if time.perf_counter() - child.begin > limit_seconds:
+    if time.perf_counter() - child.begin > limit_seconds + SECONDS_TO_START_AND_ANSWER:
         return "failed", f"hung: neither a fault nor an end within {limit_seconds:g} s"
     return None
 

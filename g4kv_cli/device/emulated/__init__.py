@@ -13,13 +13,16 @@ anything about speed, occupancy, memory ordering or faults of the assembler.
 """
 
 from .faults import (
+    DeadlinePassed,
     EmulatorError,
     Fault,
     LaunchConfigurationError,
     LaunchFault,
+    LaunchInterrupted,
     LaunchReport,
     PoisonedMachine,
     PtxSyntaxError,
+    Standing,
     UnsupportedOpcode,
 )
 from .interpreter.translate import Kernel, Module
@@ -27,16 +30,19 @@ from .machine import Machine, shared_limit
 from .memory.tensor_map import TensorMap
 
 __all__ = [
+    "DeadlinePassed",
     "EmulatorError",
     "Fault",
     "Kernel",
     "LaunchConfigurationError",
     "LaunchFault",
+    "LaunchInterrupted",
     "LaunchReport",
     "Machine",
     "Module",
     "PoisonedMachine",
     "PtxSyntaxError",
+    "Standing",
     "TensorMap",
     "UnsupportedOpcode",
     "shared_limit",

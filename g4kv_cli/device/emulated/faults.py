@@ -52,6 +52,42 @@ class PoisonedMachine(EmulatorError):
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Where a launch stood: what ran last. ``source_line`` and ``call_line`` as in Fault; ``block`` is (x, y, z)."""
+
+    kernel: str
+    source_file: str | None
+    source_line: int | None
+    call_line: int | None
+    ptx_line: int
+    block: tuple[int, int, int]
+    warp: int
+
+    def __str__(self) -> str:
+        line = f"PTX line {self.ptx_line}"
+        if self.source_line is not None:
+            line = f"{self.source_file or 'source'}:{self.source_line}"
+        inlined = f" (inlined at line {self.call_line})" if self.call_line is not None else ""
+        return f"kernel {self.kernel} at {line}{inlined}, block {self.block}, warp {self.warp}"
+
+
+class DeadlinePassed(EmulatorError):
+    """The launch had not ended at its deadline. What it stored until then stays; the machine is poisoned."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__(f"the launch had not ended at its deadline; it stood at {standing}")
+        self.standing = standing
+
+
+class LaunchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a launch; the text says where it stood. The machine is poisoned."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__(str(standing))
+        self.standing = standing
+
+
+@dataclass(frozen=True)
 class Fault:
     """One broken rule, where it was first seen.
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .faults import EmulatorError, LaunchConfigurationError, LaunchFault, LaunchReport, PoisonedMachine
+from .faults import (
+    DeadlinePassed,
+    EmulatorError,
+    LaunchConfigurationError,
+    LaunchFault,
+    LaunchInterrupted,
+    LaunchReport,
+    PoisonedMachine,
+    Standing,
+)
 from .interpreter.run import Run, shared_total
 from .interpreter.translate import Kernel, Module
 from .memory.allocation import keep_freed_memory
@@ -47,7 +56,8 @@ class Machine:
         self._memory = DeviceMemory()
         self._written: list[Ranges] = []
         self._modules: dict[Module, dict[str, int]] = {}
-        self.poisoned_by: LaunchFault | None = None
+        self._run: Run | None = None
+        self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
 
     def allocate(self, nbytes: int, label: str = "", sparse: bool = False) -> int:
         """Address of ``nbytes`` new, uninitialised bytes, 256-byte aligned with a guard gap behind them.
@@ -134,6 +144,7 @@ class Machine:
         reverse_blocks: bool = False,
         chunk_threads: int = 16384,
         max_instructions: int | None = None,
+        deadline: float | None = None,
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -143,15 +154,24 @@ class Machine:
         reverse_blocks: run the blocks in descending order, to find results that depend on their order.
         chunk_threads: threads executed together; only speed depends on it.
         max_instructions: thread instructions after which the watchdog ends the launch.
+        deadline: moment of ``time.monotonic()`` (seconds) at which the launch is given up.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
+        Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
         """
         if self.poisoned_by is not None:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
         symbols = [np.array([self._place(kernel.module, name)], np.uint64) for name in kernel.device_variables]
-        run = Run(self._memory, kernel, grid, block, blob, dynamic_shared_bytes, symbols, max_instructions)
-        reached_end = run.execute(chunk_threads, reverse_blocks)
+        run = Run(self._memory, kernel, grid, block, blob, dynamic_shared_bytes, symbols, max_instructions, deadline)
+        self._run = run
+        try:
+            reached_end = run.execute(chunk_threads, reverse_blocks)
+        except (DeadlinePassed, LaunchInterrupted) as ended:
+            self.poisoned_by = ended
+            raise
+        finally:
+            self._run = None
         ranges = run.finish(must_write, may_collide, reached_end)
         self._written.append(ranges)
         faults = run.collector.faults
@@ -168,6 +188,10 @@ class Machine:
             int((ranges[:, 1] - ranges[:, 0]).sum()),
             run.shared_bytes,
         )
+
+    def standing(self) -> Standing | None:
+        """Where the launch in progress stands, for a signal handler; None where there is none."""
+        return None if self._run is None else self._run.standing()
 
     def _check_launch(
         self, kernel: Kernel, grid: Extent, block: Extent, arguments: Sequence[bytes], dynamic_shared_bytes: int

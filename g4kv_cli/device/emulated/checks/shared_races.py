@@ -27,6 +27,8 @@ READ, WRITE, ATOMIC = 0, 1, 2
 ACTIONS = ("read", "write", "atomic")
 _SEVERAL = 255
 _COMPACT_AT_LANES = 1 << 22
+_ENTRY_LANES = 64
+"""An entry takes the memory of that many accesses, however few it holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,7 @@ class RaceLog:
         if not self.is_active:
             return
         self.accesses.append(SharedAccess(kind, units, shift, lanes, site, self.clocks))
-        self.logged_lanes += units.size
+        self.logged_lanes += max(units.size, _ENTRY_LANES)
         if self.logged_lanes > self.compact_at_lanes:
             self._compact()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.reports import FaultCollector, LaunchStopped
-from ..faults import EmulatorError
+from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
 from ..memory.memory import GLOBAL_BASE, DeviceMemory, Views
 from ..memory.store_log import Ranges, StoreLog, empty_ranges, gaps
-from ..warp.lanes import Group
+from ..warp.lanes import WARP, Group
 from .chunk import Chunk
 from .translate import CompiledBlock, Kernel
 
@@ -38,6 +39,7 @@ class Run:
         dynamic_shared_bytes: int,
         symbols: list[npt.NDArray[np.uint64]],
         max_instructions: int | None,
+        deadline: float | None = None,
     ) -> None:
         self.memory = memory
         self.kernel = kernel
@@ -61,6 +63,8 @@ class Run:
         self.thread_instructions = 0
         self.block_steps = 0
         self.max_instructions = max_instructions
+        self.deadline = deadline
+        self.latest: tuple[CompiledBlock, Group] | None = None
 
     def _parameter(self, offset: int, nbytes: int, is_signed: bool, register_bytes: int) -> npt.NDArray[Any]:
         raw = self.parameter_views.of[0][offset : offset + nbytes].view(UNSIGNED[nbytes])
@@ -70,6 +74,9 @@ class Run:
 
     def count_instructions(self, block: CompiledBlock, lanes: int, group: Group) -> None:
         """Count a block's instructions, and end the launch when it has run for too long."""
+        self.latest = block, group
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise DeadlinePassed(self.standing())
         self.thread_instructions += lanes * block.size
         self.block_steps += 1
         limit = self.max_instructions
@@ -78,6 +85,25 @@ class Run:
         words = f"more than {limit} thread instructions" if limit is not None else "more steps than any real kernel"
         site = block.site or self.kernel.sites[0]
         self.collector.add("watchdog", f"the launch ran {words}; it looks endless", site, group.lanes, 0, lanes)
+
+    def standing(self) -> Standing:
+        """The basic block that ran last, and the first lane that ran it."""
+        site, block, thread = self.kernel.sites[0], (0, 0, 0), 0
+        if self.latest is not None:
+            compiled, group = self.latest
+            lanes = group.lanes
+            site = compiled.site or site
+            block, thread = lanes.chunk.coordinates(int(lanes.index[0]))[0], int(lanes.thread[0])
+        where = site.location
+        return Standing(
+            self.kernel.name,
+            where.file,
+            where.line or None,
+            where.call_line or None,
+            site.ptx_line,
+            block,
+            thread // WARP,
+        )
 
     def execute(self, chunk_threads: int, reverse_blocks: bool) -> bool:
         """Run all blocks; True if the launch reached its end, False if a fatal fault stopped it."""
@@ -96,6 +122,8 @@ class Run:
                     Chunk(self, order[start : start + step]).execute()
         except LaunchStopped:
             return False
+        except KeyboardInterrupt as interrupt:
+            raise LaunchInterrupted(self.standing()) from interrupt
         except ValueError as error:
             raise EmulatorError(f"kernel {self.kernel.name}: {error}") from error
         return True

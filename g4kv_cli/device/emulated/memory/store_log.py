@@ -79,17 +79,48 @@ def gaps(ranges: Ranges, begin: int, end: int) -> Ranges:
     return found[found[:, 1] > found[:, 0]]
 
 
+_COMPACT_AT_LANES = 1 << 24
+"""Logged stores at which equal ones are dropped; twice as many as are left then at the next time."""
+_ENTRY_LANES = 64
+"""An entry takes the memory of that many stores, however few it holds."""
+
+
 class StoreLog:
     """All global stores of one launch."""
 
     def __init__(self) -> None:
         self.entries: list[StoreEntry] = []
+        self._logged = 0
+        self._compact_at = _COMPACT_AT_LANES
 
     def add(self, units: npt.NDArray[np.int64], shift: int, lanes: LaneSet, site: Site, is_atomic: bool) -> None:
         """Record one store; ``units`` is (1,) or (lanes,)."""
         if units.shape[0] == 1 and lanes.count > 1 and lanes.chunk.block_count > 1:
             units = np.repeat(units, lanes.count)
         self.entries.append(StoreEntry(units, shift, lanes, site, is_atomic))
+        self._logged += max(units.size, _ENTRY_LANES)
+        if self._logged > self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Keep the first of a block's equal stores; a loop that writes a place again and again fills no memory."""
+        groups: dict[tuple[int, int, bool, int], list[StoreEntry]] = {}
+        for entry in self.entries:
+            key = (entry.site.number, entry.shift, entry.is_atomic, id(entry.lanes.chunk))
+            groups.setdefault(key, []).append(entry)
+        kept: list[StoreEntry] = []
+        for group in groups.values():
+            lanes = group[0].lanes
+            units = np.concatenate([entry.units for entry in group])
+            index = np.concatenate([entry.lanes.index[: entry.units.size] for entry in group])
+            chunk = lanes.chunk
+            _, first = np.unique(units * chunk.block_count + index // chunk.lanes_per_block, return_index=True)
+            first.sort()
+            chosen = type(lanes)(chunk, index.take(first))
+            kept.append(StoreEntry(units.take(first), group[0].shift, chosen, group[0].site, group[0].is_atomic))
+        self.entries = kept
+        self._logged = sum(entry.units.size for entry in kept)
+        self._compact_at = max(_COMPACT_AT_LANES, 2 * self._logged)
 
     def finish(self, may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, list[Conflict]]:
         """(bytes stored, conflicts between blocks outside ``may_collide``, one for each store site)."""
