@@ -11,10 +11,9 @@ from g4kv_cli.cases.any_case import SmokeCase, run_any, sources_of_case
 from g4kv_cli.cases.e2e.any_case import is_end_to_end
 from g4kv_cli.cases.standing import naming, words_of
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, END_TO_END_TIMES, Patience
-from g4kv_cli.compiler.images import compile_image
-from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.records.run import CaseResult
 
@@ -52,8 +51,7 @@ def device_spec_of(device: Device) -> str:
 
 def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[SmokeCase]) -> None:
     """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
-    for source in dict.fromkeys(source for case in cases for source in sources_of_case(case)):
-        compile_image(find_source(source, kernels_directory), arch=device.info.arch, kind=device.image_kind)
+    compile_sources(device, kernels_directory, (source for case in cases for source in sources_of_case(case)))
 
 
 class CaseRunner:

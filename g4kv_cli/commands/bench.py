@@ -24,7 +24,9 @@ from g4kv_cli.bench.workloads import Preset, Workload
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.entries.entry import Target
+from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries, sources_of
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, read_bench_record
@@ -257,6 +259,8 @@ def bench(
         libraries = [KernelLibrary(opened, kernels)]
         if request.with_baseline:
             libraries.append(KernelLibrary(opened, _baseline_directory(cast(str, baseline), kernels)))
+        for library in libraries:
+            compile_sources(opened, library.kernels_directory, sources_of(entries()))
         plan = make_plan(request, Target.of(opened))
         before = clocks()
         run = BenchRun(plan, request, opened, libraries, seed=seed, cold=not no_cold)

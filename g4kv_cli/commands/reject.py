@@ -25,12 +25,11 @@ from g4kv_cli.commands.options import (
     kernels_option,
     require_two_files,
 )
-from g4kv_cli.compiler.images import compile_image
-from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import entry_named
+from g4kv_cli.entries.table import entry_named, sources_of
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records.run import CaseResult, summarise
 from g4kv_cli.report.reject import RejectConsole
@@ -118,8 +117,7 @@ def reject(
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, SEED)
-        for source in dict.fromkeys(source for entry in selection.entries for source in entry_named(entry).sources):
-            compile_image(find_source(source, kernels), arch=opened.info.arch, kind=opened.image_kind)
+        compile_sources(opened, kernels, sources_of(entry_named(name) for name in selection.entries))
         files = ResultFiles(
             json_path, junit_path, run, planned, command="reject", seconds_between_records=SECONDS_BETWEEN_RECORDS
         )

@@ -64,11 +64,19 @@ class KernelVariant:
         """What forces it, beside its symbol: the architecture it is made for, or ``portable``."""
         return self.arch or PORTABLE
 
+    def suits(self, arch: str) -> bool:
+        """Whether devices of this architecture can run it."""
+        return not self.arch or arch.rstrip("af") == self.arch.rstrip("af")
+
+    def arch_on(self, arch: str) -> str:
+        """What it is compiled for on a device of this architecture that it suits."""
+        return self.arch or arch
+
     def lacking(self, target: Target) -> str:
         """What the device has not that the kernel needs; empty if it runs there."""
         if target.kind not in self.device_kinds:
             return f"runs on {' or '.join(self.device_kinds)} only"
-        if self.arch and target.arch.rstrip("af") != self.arch.rstrip("af"):
+        if not self.suits(target.arch):
             return f"is made for {self.arch}, this device is {target.arch}"
         if self.shared_bytes > target.max_shared_bytes:
             return (

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from g4kv_cli import main
+from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
+from g4kv_cli.entries.kernel_shapes import declared_threads, stated_shared_bytes
 from g4kv_cli.entries.table import decode_entries, decode_entry, entries, entries_for, entry_named, kernel_variants
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import GEOMETRIES
@@ -68,10 +72,38 @@ def test_families_agree_on_what_a_label_means() -> None:
             assert (other.form, other.takes_splits, other.preference) == (one.form, one.takes_splits, one.preference)
 
 
-def test_kernels_lie_in_the_sources_that_rows_name() -> None:
-    for symbol, kernel in kernel_variants().items():
-        stem = symbol.split("_rows")[0]
-        assert stem in find_source(kernel.source).text
+def test_kernels_have_the_blocks_that_their_sources_state() -> None:
+    for kernel in kernel_variants().values():
+        source = find_source(kernel.source)
+        threads = declared_threads(compile_image(source, arch=kernel.arch_on("sm_90"), kind="ptx").data)
+        assert threads[kernel.symbol] == kernel.threads, kernel.symbol
+        if kernel.shared_bytes:
+            assert stated_shared_bytes(source, kernel.symbol) == kernel.shared_bytes, kernel.symbol
+
+
+SIXTEEN_WARPS = "G4KV_DECODE(paged_decode_hd256_groups4, 256, 8, 1, false, 1, 140288)"
+MORE_STAGES = "G4KV_DECODE(paged_decode_hd256_groups4, 256, 4, 2, false, 1, 139776)"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (SIXTEEN_WARPS, "paged_decode_hd256_groups4 is written for 256 threads a block, and is launched with 128"),
+        (MORE_STAGES, "_groups4 is written for 139776 bytes of shared memory, and is launched with 74240"),
+    ],
+)
+def test_a_directory_s_kernel_of_another_block_ends_the_run_in_one_line(
+    line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built_in = "G4KV_DECODE(paged_decode_hd256_groups4, 256, 4, 1, false, 2, 74240)"
+    text = find_source("decode.cu").text
+    assert text.count(built_in) == 1
+    (tmp_path / "decode.cu").write_text(text.replace(built_in, line), encoding="utf-8")
+    case = "attention/12b-local/decode/kv-len-one"
+    assert main.run(["smoke", "--device", "emulated", "--kernels", str(tmp_path), "--case", case]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
 
 
 # --- the choice among kernels ---------------------------------------------------------------------------------------
