@@ -19,7 +19,15 @@ from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest
 from g4kv_cli.model.slots import page_origin, pages_for
-from g4kv_cli.oracle.attention import ROW_MAX_LIMIT, ROW_RMS_LIMIT
+from g4kv_cli.oracle.attention_limits import (
+    LOG2_E,
+    KeySums,
+    Rounding,
+    mean_scale_limit,
+    rounding_of,
+    scale_error,
+    weight_errors,
+)
 from g4kv_cli.records.bench import Shape
 
 Array = npt.NDArray[Any]
@@ -30,12 +38,10 @@ SM_SCALE = 1.0
 QUERY_SCALE = 1.0
 """Queries have a root mean square of QUERY_SCALE / sqrt(head_dim), so scores spread by about 1: many keys count."""
 
-PEER_ROW_MAX_LIMIT = 3 * 2.0**-8
-"""Of a row's largest value: other libraries may round three times to bf16 on the way (the weights, the partial results
-of splits, the output), each time by 2^-8 at most. Our kernels round twice and have the limits of the smoke cases."""
-PEER_ROW_RMS_LIMIT = 0.005
-"""Of the row's root mean square: thrice 2^-8 / sqrt(3) in quadrature, 0.0039, at the worst mantissa, and more where few
-keys count. Random rows of 1024 keys change by 0.013 in the median if one key more is seen."""
+OWN_ROUNDINGS = 1
+"""To bf16 in front of the result: our kernels round the weights alone."""
+PEER_ROUNDINGS = 2
+"""Other libraries may also round the partial results of splits."""
 
 MAX_CHECKED_ELEMS = 2**27
 """Key and value elements that one check reads at most; at least one row is checked whatever it takes."""
@@ -50,6 +56,15 @@ class CheckedRow:
     request: int
     token: int
     kv_head: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedRows:
+    """``value`` float64 [rows, group, head_dim], and the rounding of a right kernel by the number of its
+    bf16 roundings in front of the result."""
+
+    value: Float64
+    rounding: dict[int, Rounding]
 
 
 @dataclass(slots=True)
@@ -67,7 +82,7 @@ class AttentionProblem:
     q_host: Array
     rows: tuple[CheckedRow, ...]
     plans: dict[int, PrefillPagedPlan] = field(default_factory=dict)
-    _expected: dict[int, Float64] = field(default_factory=dict)
+    _expected: dict[int, ExpectedRows] = field(default_factory=dict)
     _seed: int = 0
 
     @property
@@ -107,16 +122,23 @@ class AttentionProblem:
         token_rows = [row.request * self.shape.tokens + row.token for row in self.rows]
         heads = [slice(row.kv_head * group, (row.kv_head + 1) * group) for row in self.rows]
         got = np.stack([np.asarray(out[at, head], np.float64) for at, head in zip(token_rows, heads, strict=True)])
-        if got.shape != self._expected[pool].shape:
-            return f"the output has the shape {got.shape[1:]}, not {self._expected[pool].shape[1:]}"
-        limits = (PEER_ROW_MAX_LIMIT, PEER_ROW_RMS_LIMIT) if is_peer else (ROW_MAX_LIMIT, ROW_RMS_LIMIT)
-        return wrong_rows(got, self._expected[pool], self.rows, *limits)
+        want = self._expected[pool]
+        if got.shape != want.value.shape:
+            return f"the output has the shape {got.shape[1:]}, not {want.value.shape[1:]}"
+        return wrong_rows(got, want.value, want.rounding[PEER_ROUNDINGS if is_peer else OWN_ROUNDINGS], self.rows)
 
-    def _attend(self, pool: int) -> Float64:
-        """Expected output of the checked rows: float64 [rows, group, head_dim]; sums of float32 products."""
-        return np.stack([self._attend_row(pool, row) for row in self.rows])
+    def _attend(self, pool: int) -> ExpectedRows:
+        """Expected output of the checked rows; sums of float32 products."""
+        found = [self._attend_row(pool, row) for row in self.rows]
+        return ExpectedRows(
+            np.stack([one.value for one in found]),
+            {
+                count: Rounding.join([one.rounding[count] for one in found], np.stack)
+                for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)
+            },
+        )
 
-    def _attend_row(self, pool: int, row: CheckedRow) -> Float64:
+    def _attend_row(self, pool: int, row: CheckedRow) -> ExpectedRows:
         geometry, shape = self.geometry, self.shape
         group = geometry.gqa_group
         position = shape.kv_len - shape.tokens + row.token
@@ -125,17 +147,37 @@ class AttentionProblem:
         queries = self.q_host[
             row.request * shape.tokens + row.token, row.kv_head * group : (row.kv_head + 1) * group
         ].astype(np.float32)
-        steps = [keys[begin : begin + KEYS_PER_STEP] for begin in range(0, len(keys), KEYS_PER_STEP)]
-        scores = np.concatenate(
-            [SM_SCALE * (queries @ self._kv(pool, row, step, is_v=False).T).astype(np.float64) for step in steps],
-            axis=1,
-        )
+        sizes = np.abs(queries)
+        steps = [slice(begin, begin + KEYS_PER_STEP) for begin in range(0, len(keys), KEYS_PER_STEP)]
+        scores, magnitudes = np.empty((group, len(keys))), np.empty((group, len(keys)))
+        for step in steps:
+            k = self._kv(pool, row, keys[step], is_v=False)
+            scores[:, step], magnitudes[:, step] = SM_SCALE * (queries @ k.T), SM_SCALE * (sizes @ np.abs(k).T)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        out = np.zeros((group, geometry.head_dim))
-        for begin, step in zip(range(0, len(keys), KEYS_PER_STEP), steps, strict=True):
-            out += weights[:, begin : begin + len(step)].astype(np.float32) @ self._kv(pool, row, step, is_v=True)
-        return out
+        bits = np.abs(scores).max(axis=1, keepdims=True) * LOG2_E
+        errors = weight_errors(magnitudes, bits, geometry.head_dim, len(keys))
+        mean_error = (weights * errors).sum(axis=1, keepdims=True)
+        sums = KeySums(*(np.zeros((group, geometry.head_dim)) for _ in range(5)))
+        for step in steps:
+            v = self._kv(pool, row, keys[step], is_v=True)
+            size, square = np.abs(v), np.square(v)
+            weight, error = weights[:, step].astype(np.float32), errors[:, step].astype(np.float32)
+            sums.value += weight @ v
+            sums.size += weight @ size
+            sums.error += (weight * (error + mean_error.astype(np.float32))) @ size
+            sums.square += np.square(weight) @ square
+            sums.error_square += np.square(weight * error) @ square
+        overlaps = np.concatenate(
+            [sums.value.astype(np.float32) @ self._kv(pool, row, keys[step], is_v=True).T for step in steps], axis=1
+        )
+        return ExpectedRows(
+            sums.value,
+            {
+                count: rounding_of(sums, weights, errors, overlaps.astype(np.float64), count)
+                for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)
+            },
+        )
 
     def _kv(
         self, pool: int, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
@@ -151,24 +193,28 @@ class AttentionProblem:
         return self.arena.rows(begin + first, head_dim)
 
 
-def wrong_rows(got: Float64, want: Float64, rows: tuple[CheckedRow, ...], max_limit: float, rms_limit: float) -> str:
-    """Rows [rows, group, head_dim] that are not finite, or off by more than the limits relative to themselves."""
+def wrong_rows(got: Float64, want: Float64, rounding: Rounding, rows: tuple[CheckedRow, ...]) -> str:
+    """What is wrong with rows [rows, group, head_dim]: not finite, an element outside its limit, or all rows larger or
+    smaller than roundings make them (oracle/attention_limits.py). Empty if nothing is."""
+
+    def place(index: int) -> str:
+        at = rows[index]
+        return f"at request {at.request}, token {at.token}, KV head {at.kv_head}"
+
     if not np.isfinite(got).all():
-        at = rows[int(np.argwhere(~np.isfinite(got))[0, 0])]
-        return f"not finite, first at request {at.request}, token {at.token}, KV head {at.kv_head}"
-    error = got - want
-    largest = np.abs(error).max(axis=-1) / np.maximum(np.abs(want).max(axis=-1), np.finfo(np.float64).tiny)
-    rms = np.sqrt(np.square(error).mean(axis=-1))
-    relative = rms / np.maximum(np.sqrt(np.square(want).mean(axis=-1)), np.finfo(np.float64).tiny)
-    wrong = (largest > max_limit) | (relative > rms_limit)
-    if not wrong.any():
+        return f"not finite, first {place(int(np.argwhere(~np.isfinite(got))[0, 0]))}"
+    error = np.abs(got - want)
+    wrong = (error > rounding.limit).any(axis=-1)
+    if wrong.any():
+        times = float((error / rounding.limit).max())
+        return (
+            f"{int(wrong.sum())} of {wrong.size} checked rows are wrong, first {place(int(np.argwhere(wrong)[0, 0]))}: "
+            f"off by up to {times:.3g} times what rounding may do to an element"
+        )
+    scale, limit = float(scale_error(got, want).mean()), mean_scale_limit(rounding)
+    if abs(scale) <= limit:
         return ""
-    at = rows[int(np.argwhere(wrong)[0, 0])]
-    return (
-        f"{int(wrong.sum())} of {wrong.size} checked rows are wrong, first at request {at.request}, token {at.token}, "
-        f"KV head {at.kv_head}: off by up to {largest.max():.3g} of the row's largest (limit {max_limit:.3g}), "
-        f"{relative.max():.3g} in the root mean square (limit {rms_limit:.3g})"
-    )
+    return f"the checked rows are off together: their sizes by {scale:.3g} on average (limit {limit:.3g})"
 
 
 def pool_elems_of(shape: Shape, geometry: Geometry) -> int:

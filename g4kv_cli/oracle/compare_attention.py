@@ -1,4 +1,4 @@
-"""Attention outputs against the oracle, judged per element and per (token, head) row."""
+"""Attention outputs against the oracle: each element, and all (token, head) rows together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.oracle.attention import ALL_RMS_LIMIT, ROW_MAX_LIMIT, ROW_RMS_LIMIT
+from g4kv_cli.oracle.attention import ExpectedAttention
+from g4kv_cli.oracle.attention_limits import Rounding, mean_scale_limit, scale_error
 from g4kv_cli.oracle.compare import Axes, compare_values
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.records.run import Mismatch
@@ -15,56 +16,40 @@ from g4kv_cli.records.run import Mismatch
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
-DERIVED_TEXT = "bf16 weights and output, float32 sums"
+LIMIT_TEXT = "bf16 weights and output, float32 sums"
 
 
-def compare_attention(operation: str, got: Array, value: Float64, limit: Float64, axes: Axes) -> Mismatch | None:
-    """``got`` bf16, ``value`` and ``limit`` float64 [tokens, heads, head_dim]: every element within its limit, every
-    row within the limits relative to itself; None if so. Non-finite results are looked at first."""
-    found = compare_values(operation, got, Expected(value, limit, DERIVED_TEXT), axes)
-    return found or compare_rows(operation, got, value, axes)
+def compare_attention(operation: str, got: Array, expected: ExpectedAttention, axes: Axes) -> Mismatch | None:
+    """``got`` bf16 [tokens, heads, head_dim]: every element within its limit, and all rows together neither larger nor
+    smaller than roundings make them (attention_limits.py); None if so. Non-finite results are looked at first."""
+    value, rounding = expected.value, expected.rounding
+    found = compare_values(operation, got, Expected(value, rounding.limit, LIMIT_TEXT), axes)
+    return found or _compare_scale(operation, got, value, rounding, axes)
 
 
-def compare_rows(
-    operation: str,
-    got: Array,
-    value: Float64,
-    axes: Axes,
-    max_limit: float = ROW_MAX_LIMIT,
-    rms_limits: tuple[float, float] = (ROW_RMS_LIMIT, ALL_RMS_LIMIT),
-) -> Mismatch | None:
-    """Each (token, head) row: largest error over the largest magnitude, and root mean squares likewise; then the root
-    mean square over all rows."""
-    row_max = np.broadcast_to(max_limit * np.abs(value).max(axis=-1, keepdims=True), value.shape)
-    found = compare_values(operation, got, Expected(value, row_max, f"{max_limit} of the row's largest"), axes)
-    if found is not None or not value.size:
-        return found
-    error = got.astype(np.float64) - value
-    scale = np.maximum(np.sqrt(np.mean(np.square(value), axis=-1)), np.finfo(np.float64).tiny)
-    relative = np.sqrt(np.mean(np.square(error), axis=-1)) / scale
-    all_rows = float(np.sqrt(np.mean(np.square(relative))))
-    wrong = relative > rms_limits[0]
-    if all_rows <= rms_limits[1] and not wrong.any():
+def _compare_scale(operation: str, got: Array, value: Float64, rounding: Rounding, axes: Axes) -> Mismatch | None:
+    """The mean scale error over all rows; the second line behind the limits of the elements."""
+    if not value.size:
         return None
-    worst_row = np.unravel_index(int(np.argmax(relative)), relative.shape)
-    first_row = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-
-    def element(row: tuple[Any, ...]) -> tuple[int, ...]:
-        return (*(int(at) for at in row), int(np.argmax(np.abs(error[row]))))
-
-    first, worst = element(first_row), element(worst_row)
+    errors = scale_error(got.astype(np.float64), value)
+    mean, limit = float(errors.mean()), mean_scale_limit(rounding)
+    if abs(mean) <= limit:
+        return None
+    row = np.unravel_index(int(np.argmax(errors * np.sign(mean))), errors.shape)
+    worst = (*(int(at) for at in row), int(np.argmax(np.abs(value[row]))))
     return Mismatch(
-        operation=f"{operation}: rows",
-        count=int(np.count_nonzero(wrong)),
-        total=wrong.size,
-        first=axes.coordinate(first),
-        first_got=f"{float(got[first]):.6g}",
-        first_want=f"{float(value[first]):.7g}",
+        operation=f"{operation}: all rows",
+        count=errors.size,
+        total=errors.size,
+        first=axes.coordinate(worst),
+        first_got=f"{float(got[worst]):.6g}",
+        first_want=f"{float(value[worst]):.7g}",
         worst=axes.coordinate(worst),
         worst_got=f"{float(got[worst]):.6g}",
         worst_want=f"{float(value[worst]):.7g}",
-        limit=f"root mean square of an error <= {rms_limits[0]} of a row's, {rms_limits[1]} over all rows",
-        note=f"the worst row's is {float(relative[worst_row]):.3g}, all rows' {all_rows:.3g}",
+        limit=f"mean relative change of the rows within {limit:.3g}",
+        note=f"the rows are {'larger' if mean > 0 else 'smaller'} by {abs(mean):.3g} on average, each element within"
+        " its limit: is a result or a weight cut where it has to be rounded?",
     )
 
 

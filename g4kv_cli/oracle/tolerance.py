@@ -37,15 +37,18 @@ from g4kv_cli.oracle.bfloat16 import ulp_of_bf16
 Float64 = npt.NDArray[np.float64]
 
 U_FLOAT32 = 2.0**-24
+HALF_ULP_RELATIVE = 2.0**-8
+"""Half a bf16 ulp, relative to the smallest number of a binade: no rounding to bf16 is off by more."""
 RSQRT_APPROX_RELATIVE = 2.0**-22.9
 """Maximum relative error of rsqrt.approx.f32: PTX ISA, section on rsqrt."""
 
 _ABSOLUTE_FLOOR = 2.0**-140
 
-GOLDEN_PAIR_LIMIT = 0.016
-"""The recorded side rounds five times (norm, table, two products, sum), the kernel once: measured 0.0152 of a pair."""
-GOLDEN_PAIR_RMS_LIMIT = 0.005
-"""Root mean square of the same difference."""
+GOLDEN_PAIR_LIMIT = (1 + HALF_ULP_RELATIVE) * ((1 + HALF_ULP_RELATIVE) ** 4 - 1)
+"""Of a pair. The recorded side rounds to bf16 behind the norm, both products and the sum, the kernel once, each at most
+half an ulp of what it rounds and that at most the pair times the length of the table's bf16 (cos, sin)."""
+GOLDEN_PAIR_RMS_LIMIT = (1 + HALF_ULP_RELATIVE) * 2 * HALF_ULP_RELATIVE / 3**0.5
+"""Root mean square of the same difference: the four in quadrature, each spread evenly over its half ulp."""
 
 
 def norm_relative_error(head_dim: int) -> float:

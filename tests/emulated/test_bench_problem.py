@@ -12,7 +12,7 @@ from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
-from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
+from g4kv_cli.bench.problem import OWN_ROUNDINGS, PEER_ROUNDINGS, AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_entries, prep_shape
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device
@@ -77,18 +77,27 @@ def test_renewed_queries_make_an_old_result_wrong(library: KernelLibrary, arena:
 
 def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
-    out = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    right = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    assert problem.check(right, 0) == ""
     row = problem.rows[0]
-    head = row.kv_head * LOCAL.gqa_group
-    out[row.request, head, 5] += 0.01 * np.abs(out[row.request, head]).max()
+    at = (row.request, row.kv_head * LOCAL.gqa_group, 5)
+    limits = [problem._expected[0].rounding[count].limit[0, 0, 5] for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)]
+    assert limits[0] < limits[1]
+    out, exact = right.copy(), problem._expected[0].value[0, 0, 5]
+    # A peer may round once more; not more than that.
+    out[at] = exact + sum(limits) / 2
     assert problem.check(out, 0).startswith("1 of 4 checked rows are wrong")
-    assert "(limit 0.006)" in problem.check(out, 0)
-    # A peer may round once more, 3 * 2^-8 = 0.0117 in all; not more than that.
     assert problem.check(out, 0, is_peer=True) == ""
-    out[row.request, head, 5] += 0.01 * np.abs(out[row.request, head]).max()
-    assert "(limit 0.0117)" in problem.check(out, 0, is_peer=True)
-    out[row.request, head, 5] = np.nan
+    out[at] = exact + 1.01 * limits[1]
+    assert problem.check(out, 0, is_peer=True).startswith("1 of 4 checked rows are wrong")
+    out[at] = np.nan
     assert problem.check(out, 0) == f"not finite, first at request {row.request}, token 0, KV head {row.kv_head}"
+
+
+def test_rows_that_are_all_a_little_too_small_are_seen(library: KernelLibrary, arena: NoiseArena) -> None:
+    problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
+    right = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    assert problem.check(right * np.float32(0.996), 0).startswith("the checked rows are off together")
 
 
 def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:

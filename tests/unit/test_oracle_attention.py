@@ -14,7 +14,7 @@ from g4kv_cli.cases.attention.inputs import expected_attention
 from g4kv_cli.oracle.attention import attend, concatenate, merge_states, visible_keys
 from g4kv_cli.oracle.bfloat16 import BF16, round_to_bf16
 from g4kv_cli.oracle.compare import ROWS, Axes
-from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse, compare_rows
+from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 AXES = Axes(ROWS)
@@ -121,53 +121,111 @@ def test_merging_nothing_but_empty_sets() -> None:
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
-def _as_a_kernel(q: Any, k: Any, v: Any, weight_dtype: Any = BF16) -> Any:
+def _cut(values: Any) -> Any:
+    """float32 values cut toward zero to bf16, where a kernel has to round."""
+    return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _rounded(values: Any) -> Any:
+    return values.astype(BF16).astype(np.float32)
+
+
+def _as_a_kernel(q: Any, k: Any, v: Any, weigh: Any = _rounded, finish: Any = _rounded) -> Any:
     """One query, one KV head, in float32 with bf16 weights: what the limits are for."""
     scores = q[0].astype(np.float32) @ k[:, 0].astype(np.float32).T
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1, keepdims=True)
-    return ((weights.astype(weight_dtype).astype(np.float32) @ v[:, 0].astype(np.float32)) / total)[None]
+    return finish((weigh(weights) @ v[:, 0].astype(np.float32)) / total)[None].astype(BF16)
 
 
 @pytest.mark.parametrize("keys", [1, 17, 300])
 def test_rounding_where_the_kernels_do_stays_within_the_limits(keys: int) -> None:
     q, k, v = _tensors(1, keys, 8, 1, dim=256)
     expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
-    got = _as_a_kernel(q, k, v).astype(BF16)
-    assert compare_attention("out", got, expected.value, expected.limit, AXES) is None
+    got = _as_a_kernel(q, k, v)
+    assert compare_attention("out", got, expected, AXES) is None
 
 
 def test_one_unseen_key_too_many_or_too_few_is_outside_the_limits() -> None:
     q, k, v = _tensors(1, 40, 8, 1, dim=256)
     expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
     for wrong in (slice(1, None), slice(0, -1)):
-        got = _as_a_kernel(q, k[wrong], v[wrong]).astype(BF16)
-        assert compare_attention("out", got, expected.value, expected.limit, AXES) is not None
+        got = _as_a_kernel(q, k[wrong], v[wrong])
+        assert compare_attention("out", got, expected, AXES) is not None
 
 
-def test_weights_of_half_the_precision_show_in_the_root_mean_square() -> None:
-    q, k, v = _tensors(1, 300, 8, 1, dim=256)
+def test_two_right_results_may_differ_by_more_than_the_limit_of_one() -> None:
+    """Why no case holds one kernel's result against another's: both are within the limit, at opposite ends."""
+    q, k, v = _tensors(1, 40, 8, 1, dim=256)
     expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
+    step = 0.8 * expected.rounding.limit * np.where(np.arange(256) % 2, 1, -1)
+    one, other = (expected.value + step).astype(np.float32), (expected.value - step).astype(np.float32)
+    for got in (one, other):
+        assert compare_attention("out", got, expected, AXES) is None
+    assert (np.abs(one.astype(np.float64) - other) > expected.rounding.limit).all()
+
+
+@pytest.mark.parametrize("wrong", ["weigh", "finish"])
+@pytest.mark.parametrize("keys", [300, 1024])
+def test_a_cut_in_place_of_a_rounding_shows_in_the_size_of_all_rows(wrong: str, keys: int) -> None:
+    """No element need be outside its limit for it; a rounding to bf16 on the same rows is within all limits."""
+    q, k, v = _tensors(1, keys, 64, 1, dim=256)
+    k = (k.astype(np.float32) / 4).astype(BF16)  # scores spread by 1: many keys count
+    expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
+    assert compare_attention("out", _as_a_kernel(q, k, v), expected, AXES) is None
+    found = compare_attention("out", _as_a_kernel(q, k, v, **{wrong: _cut}), expected, AXES)
+    assert found is not None
+    assert "all rows" in found.operation
+    assert "smaller by 0.00" in found.note
+
+
+@pytest.mark.parametrize("keys", [20, 300])
+def test_weights_of_half_the_precision_are_outside_the_limits(keys: int) -> None:
     import ml_dtypes
 
-    got = _as_a_kernel(q, k, v, ml_dtypes.float8_e4m3fn).astype(BF16)
-    found = compare_rows("out", got, expected.value, AXES, max_limit=1.0)
-    assert found is not None
-    assert "root mean square" in found.limit
+    q, k, v = _tensors(1, keys, 8, 1, dim=256)
+    expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
+    eight_bits = lambda values: values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)  # noqa: E731
+    assert compare_attention("out", _as_a_kernel(q, k, v, weigh=eight_bits), expected, AXES) is not None
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", [0.5, 2.0, 18.0])
+def test_the_likely_limit_is_a_fraction_of_the_worst_one_and_holds(spread: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    q = random.standard_normal((1, 32, 256)).astype(BF16)
+    k = (spread * random.standard_normal((700, 1, 256)) / 16).astype(BF16)
+    v = random.standard_normal((700, 1, 256)).astype(BF16)
+    expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
+    error = np.abs(_as_a_kernel(q, k, v).astype(np.float64) - expected.value)
+    assert (error <= expected.rounding.limit).all()
+    # V with one sign leaves nothing to average out: the same values, made positive, have the worst-case limit.
+    one_sign = attend(q, k, np.abs(v), first_key=0, window_left=-1, sm_scale=1.0)
+    assert np.median(expected.rounding.limit) < np.median(one_sign.rounding.limit)
+
+
+def test_more_roundings_have_wider_limits() -> None:
+    q, k, v = _tensors(1, 300, 4, 1, dim=256)
+    arguments: dict[str, Any] = {"first_key": 0, "window_left": -1, "sm_scale": 1.0}
+    one, two = (attend(q, k, v, roundings=count, **arguments).rounding for count in (1, 2))
+    scores = attend(q, k, v, rounds_scores=True, **arguments).rounding
+    assert (one.limit < two.limit).all()
+    assert (one.limit < scores.limit).all()
+    assert (one.scale_variance < two.scale_variance).all()
 
 
 def test_non_finite_results_come_first_and_the_worst_row_is_named() -> None:
     q, k, v = _tensors(1, 20, 2, 1)
     expected = attend(q, k, v, first_key=0, window_left=-1, sm_scale=1.0)
     got = round_to_bf16(expected.value)
-    assert compare_attention("out", got, expected.value, expected.limit, AXES) is None
+    assert compare_attention("out", got, expected, AXES) is None
     wrong = got.copy()
     wrong[0, 1, 7] += 1
-    found = compare_attention("out", wrong, expected.value, expected.limit, AXES)
+    found = compare_attention("out", wrong, expected, AXES)
     assert found is not None
     assert (found.count, found.worst) == (1, {"token": 0, "head": 1, "dim": 7})
     wrong[0, 0, 3] = np.nan
-    found = compare_attention("out", wrong, expected.value, expected.limit, AXES)
+    found = compare_attention("out", wrong, expected, AXES)
     assert found is not None
     assert "non-finite" in found.operation
     assert found.first == {"token": 0, "head": 0, "dim": 3}

@@ -1,8 +1,8 @@
 """Recorded attention of another implementation: the cases of one file, their tensors, and how they are judged.
 
 The keys and values are the recorded cache, so an error of prep does not reach these cases. Two targets: float64
-attention over the recorded bf16 tensors, within the row limits of oracle/attention.py; and the recorded bf16 attention
-itself, which rounds scores and weights too, within 0.06 of a row's largest magnitude.
+attention over the recorded bf16 tensors, which the recording holds as float32; and the recorded bf16 attention, which
+rounds scores and weights too. A result of one kernel is off from that by no more than both limits together.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
-from g4kv_cli.cases.attention.inputs import AttentionTensors
+from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
 from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.cases.prep.golden import PAGE_SIZE_TOKENS, Recording, read_recording
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
+from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.bfloat16 import BF16
-from g4kv_cli.oracle.compare import Axes
-from g4kv_cli.oracle.compare_attention import compare_rows
+from g4kv_cli.oracle.compare import Axes, compare_values
+from g4kv_cli.oracle.reference import Expected
+from g4kv_cli.oracle.tolerance import U_FLOAT32
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
 
-EAGER_ROW_MAX_LIMIT = 0.06
-"""The recorded bf16 attention is off from float64 by up to 0.049 of a row's largest magnitude."""
 NUM_SPLITS = 3
 
 _ARRAYS = ("k_cache", "v_cache", "attn_ref_f32", "attn_eager")
@@ -66,17 +66,25 @@ def recorded_tensors(case: AttentionCase) -> AttentionTensors:
     )
 
 
-def check_recorded(case: AttentionCase, got: Array, axes: Axes) -> Iterator[Mismatch]:
+def check_recorded(
+    case: AttentionCase, tensors: AttentionTensors, expected: ExpectedAttention, got: Array, axes: Axes
+) -> Iterator[Mismatch]:
     """Hold ``got`` [tokens, q heads, head_dim] against both recorded results."""
     _, recorded = _read(case)
     reference = recorded.reference.astype(np.float64)
-    eager = recorded.eager.astype(np.float64)
-    for found in (
-        compare_rows("out against the recorded float64 attention", got, reference, axes),
-        compare_rows(
-            "out against the recorded bf16 attention", got, eager, axes, EAGER_ROW_MAX_LIMIT, (np.inf, np.inf)
-        ),
+    limit = expected.rounding.limit + U_FLOAT32 * np.abs(reference)
+    exact = Expected(reference, limit, "bf16 weights and output, float32 sums, the recording's float32")
+    rounded = expected_attention(case, tensors, rounds_scores=True)
+    eager = Expected(
+        recorded.eager.astype(np.float64),
+        expected.rounding.limit + rounded.rounding.limit,
+        "bf16 weights and output, and the recording's bf16 scores, weights and output",
+    )
+    for operation, want in (
+        ("out against the recorded float64 attention", exact),
+        ("out against the recorded bf16 attention", eager),
     ):
+        found = compare_values(operation, got, want, axes)
         if found is not None:
             yield found
 

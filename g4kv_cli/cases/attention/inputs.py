@@ -77,13 +77,18 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
     return AttentionTensors(flat, tuple(keys), tuple(values), first_keys)
 
 
-def expected_attention(case: AttentionCase, tensors: AttentionTensors) -> ExpectedAttention:
-    """The oracle's answer for all tokens, in the order of the requests."""
+def expected_attention(
+    case: AttentionCase, tensors: AttentionTensors, *, rounds_scores: bool = False
+) -> ExpectedAttention:
+    """The oracle's answer for all tokens, in the order of the requests. ``rounds_scores``: see attend."""
     parts, token = [], 0
     for request, k, v, first in zip(case.requests, tensors.k, tensors.v, tensors.first_keys, strict=True):
         if request.q_len:
             q = tensors.q[token : token + request.q_len]
-            parts.append(attend(q, k, v, first_key=first, window_left=case.window_left, sm_scale=case.sm_scale))
+            parts.append(
+                attend(q, k, v, first_key=first, window_left=case.window_left, sm_scale=case.sm_scale,
+                       rounds_scores=rounds_scores)
+            )  # fmt: skip
         token += request.q_len
     return concatenate(parts)
 

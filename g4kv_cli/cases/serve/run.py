@@ -283,7 +283,7 @@ class _Run:
         expected = concatenate(parts)
         axes = Axes(ROWS, {}, {"request": named, "position": rows.positions})
         operation = f"{name} ({form.form}): out"
-        session.found(compare_attention(operation, got, expected.value, expected.limit, axes))
+        session.found(compare_attention(operation, got, expected, axes))
 
     def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:
         """The raw rows of the batch's new tokens, and NaN rows behind them."""
