@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.model import rules
-from g4kv_cli.model.checked import require_i32, require_sequence, require_type
+from g4kv_cli.model.checked import require_i32_vector, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayout
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -57,7 +57,7 @@ class PageRow:
     @classmethod
     def from_host(cls, device: Device, page_indices: Sequence[int]) -> PageRow:
         """Upload page ids. Raises ContractError (argument_type, integer, fits_i32)."""
-        host = _int32_vector("page_row", page_indices)
+        host = require_i32_vector("page_row", page_indices)
         require_type("device", device, Device)  # type: ignore[type-abstract]
         return cls(device.upload(host, "page_row"), host)
 
@@ -98,9 +98,9 @@ class PagedBatch:
         Raises ContractError (argument_type, integer, fits_i32); what the values say is checked at each launch.
         """
         require_type("device", device, Device)  # type: ignore[type-abstract]
-        host_positions = _int32_vector("positions", positions)
+        host_positions = require_i32_vector("positions", positions)
         rows = [
-            _int32_vector(f"page_lists[{token}]", pages)
+            require_i32_vector(f"page_lists[{token}]", pages)
             for token, pages in enumerate(require_sequence("page_lists", page_lists))
         ]
         origins = [0] * host_positions.size if page_origins is None else page_origins
@@ -108,7 +108,7 @@ class PagedBatch:
             host_positions,
             np.concatenate([np.empty(0, np.int32), *rows]),
             np.cumsum([0, *(row.size for row in rows)]).astype(np.int32),
-            _int32_vector("page_origins", origins),
+            require_i32_vector("page_origins", origins),
         )
         return cls(
             positions=device.upload(host[0], "positions"),
@@ -130,11 +130,6 @@ class PagedBatch:
     ) -> PagedBatch:
         """Wrap arrays that a device made; their values are unknown to the host."""
         return cls(positions, page_indices, page_indptr, page_origins, padding_page=padding_page)
-
-
-def _int32_vector(field: str, values: object) -> Int32Array:
-    listed = require_sequence(field, values)
-    return np.array([require_i32(f"{field}[{i}]", value) for i, value in enumerate(listed)], np.int32)
 
 
 def require_array(

@@ -21,6 +21,7 @@ from g4kv_cli.entries.entry import Target
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32, require_type
+from g4kv_cli.model.plan_use import check_capacity
 from g4kv_cli.model.prefill_plan import (
     CTA_TILES_Q,
     CheckedPlan,
@@ -29,10 +30,12 @@ from g4kv_cli.model.prefill_plan import (
     PlanCapacity,
     PlanRequest,
     PlanShape,
-    check_capacity,
     check_requests,
     lay_out,
 )
+from g4kv_cli.model.rules import rule
+
+PLAN_SET = rule("plan_set", "was preallocated and holds no requests yet")
 
 NO_ENTRY = -1
 """What stands in the unused tail of an array: a kernel that reads it traps on it."""
@@ -109,10 +112,24 @@ class PrefillPagedPlan:
         return cls.batch(device, [PlanRequest(start_pos, q_len, page_indices, last_page_len, page_origin)], shape=shape)
 
     @classmethod
-    def batch(cls, device: Device, requests: Sequence[PlanRequest], *, shape: PlanShape) -> PrefillPagedPlan:
-        """A plan of these requests with no room for more. Raises ContractError before it allocates anything."""
+    def batch(
+        cls,
+        device: Device,
+        requests: Sequence[PlanRequest],
+        *,
+        shape: PlanShape,
+        padding_page: int | None = None,
+    ) -> PrefillPagedPlan:
+        """A plan of these requests with no room for more.
+
+        ``padding_page`` is the page of the pool that is reserved for padding: any number of requests whose row names
+        nothing but that page may stand in the plan, at any of its slots, to fill up a bucket. What prep leaves in the
+        page and what attention returns for those requests is unspecified; nothing else of the pool is touched.
+
+        Raises ContractError before it allocates anything.
+        """
         require_type("device", device, Device)  # type: ignore[type-abstract]
-        checked = check_requests(requests, shape, plan_tiles(device, shape))
+        checked = check_requests(requests, shape, plan_tiles(device, shape), padding_page)
         bounds = checked.bounds
         plan = cls(
             device,
@@ -145,17 +162,17 @@ class PrefillPagedPlan:
     def require_set(self) -> PlanBounds:
         """The recorded bounds. Raises ContractError (plan_set) where there are none."""
         bounds = self._state.bounds
-        rules.PLAN_SET.require(bounds is not None, "plan", "a plan without requests", "an updated plan")
+        PLAN_SET.require(bounds is not None, "plan", "a plan without requests", "an updated plan")
         return bounds  # type: ignore[return-value]
 
-    def update(self, requests: Sequence[PlanRequest], *, shape: PlanShape) -> None:
-        """Replace requests and shape in place, at the same addresses.
+    def update(self, requests: Sequence[PlanRequest], *, shape: PlanShape, padding_page: int | None = None) -> None:
+        """Replace requests, shape and padding page (see ``batch``) in place, at the same addresses.
 
         Raises ContractError (those of check_requests and lay_out, capacity) or what the device raises; the plan
         then is what it was before. Only if the device refuses to take the old contents back as well, the plan holds
         no requests afterwards and refuses use.
         """
-        self._fill(check_requests(requests, shape, plan_tiles(self.device, shape)))
+        self._fill(check_requests(requests, shape, plan_tiles(self.device, shape), padding_page))
 
     def free(self) -> None:
         """Return the arrays to the device; a later use is refused (not_freed)."""

@@ -33,7 +33,8 @@ from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayoutParameters
-from g4kv_cli.model.prefill_plan import check_plan_use, first_repeated_slot
+from g4kv_cli.model.page_rows import PageRows, check_page_rows
+from g4kv_cli.model.plan_use import check_plan_use
 
 WARP_THREADS = 32
 WIDE_LAUNCH_ELEMS = 2**21
@@ -190,8 +191,14 @@ def launch_paged_prefill(
         if page_row.host is not None:
             ids = require_host_copy("page_row.host", page_row.host, indices)
             _require_page_ids("page_row", ids, np.arange(first_page - origin, needed), checked.num_pages)
-            positions = np.arange(start, start + request.tokens)
-            _require_unique_slots("page_row", ids[positions // page_size - origin], positions, page_size)
+            end = start + request.tokens
+            check_page_rows(
+                PageRows(ids, *(np.array(values) for values in ([0, ids.size], [origin], [start], [end]))),
+                page_size=page_size,
+                num_pages=checked.num_pages,
+                padding_page=None,
+                name_of=lambda _: "page_row",
+            )
     request.inputs["page_row"] = indices
     request.parameters.page_indices = indices.address
     request.parameters.page_row_len = row_pages
@@ -211,15 +218,12 @@ def launch_paged_decode(request: PrepRequest, batch: PagedBatch, pool: PagedPool
     }
     parameters.page_row_len = require_i32("page_indices length", batch.page_indices.shape[0])
     parameters.num_requests = tokens
-    shared: tuple[DeviceArray, ...] = ()
     padding: int | None = None
     if batch.padding_page is not None:
         padding = require_i32("padding_page", batch.padding_page)
         rules.PAGE_ID_RANGE.require(
             0 <= padding < checked.num_pages, "padding_page", padding, f"0..{checked.num_pages - 1}"
         )
-        stride = checked.layout.page_stride
-        shared = (pool.data.view((stride,), offset_elems=padding * stride),)
     if batch.host is not None:
         held = require_sequence("batch.host", batch.host)
         rules.HOST_COPY.require(len(held) == len(arrays), "batch.host", f"{len(held)} arrays", len(arrays))
@@ -231,7 +235,7 @@ def launch_paged_decode(request: PrepRequest, batch: PagedBatch, pool: PagedPool
     for name, array in arrays.items():
         request.inputs[name] = array
         setattr(parameters, name, array.address)
-    launch_checked(request, shared)
+    launch_checked(request, _shared_memory(pool, checked, padding))
 
 
 def launch_paged_batch_prefill(
@@ -260,7 +264,14 @@ def launch_paged_batch_prefill(
     parameters.page_row_len = plan.capacity.max_pages
     parameters.num_requests = plan.capacity.max_requests
     request.tokens = bounds.num_tokens
-    launch_checked(request, ())
+    launch_checked(request, _shared_memory(pool, checked, bounds.padding_page))
+
+
+def _shared_memory(pool: PagedPool, checked: CheckedGeometry, padding_page: int | None) -> tuple[DeviceArray, ...]:
+    """What several tokens may write: the padding page, where there is one."""
+    stride = checked.layout.page_stride
+    # pool[page][..]
+    return () if padding_page is None else (pool.data.view((stride,), offset_elems=padding_page * stride),)
 
 
 def _check_decode_metadata(
@@ -293,9 +304,13 @@ def _check_decode_metadata(
     )
     used = page_indptr[:-1] + logical_pages - page_origins
     _require_page_ids("page_indices", page_indices, used, checked.num_pages)
-    pages = page_indices[used]
-    kept = np.flatnonzero(pages != (-1 if padding_page is None else padding_page))
-    _require_unique_slots("page_indices", pages[kept], positions[kept], checked.layout.page_size)
+    check_page_rows(
+        PageRows(page_indices, page_indptr, page_origins, positions, positions + 1),
+        page_size=checked.layout.page_size,
+        num_pages=checked.num_pages,
+        padding_page=padding_page,
+        name_of=lambda token: f"page_indices of token {token}",
+    )
 
 
 def _require_page_ids(field: str, ids: Int32Array, used: npt.NDArray[np.integer], num_pages: int) -> None:
@@ -304,13 +319,6 @@ def _require_page_ids(field: str, ids: Int32Array, used: npt.NDArray[np.integer]
     worst = int(np.argmax((page_ids < 0) | (page_ids >= num_pages)))
     index, page = int(used[worst]), int(page_ids[worst])
     rules.PAGE_ID_RANGE.require(0 <= page < num_pages, f"{field}[{index}]", page, f"0..{num_pages - 1}")
-
-
-def _require_unique_slots(field: str, pages: Int32Array, positions: npt.NDArray[np.integer], page_size: int) -> None:
-    """No two tokens write one slot: blocks would race for it."""
-    twice = first_repeated_slot(pages, positions % page_size, page_size)
-    got = "" if twice is None else f"page {pages[twice]}, slot {positions[twice] % page_size} for two tokens"
-    rules.SLOT_UNIQUE.require(twice is None, field, got, "a slot of its own for each token")
 
 
 def _short(values: Int32Array) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import SupportsFloat, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from g4kv_cli.model import rules
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
@@ -66,6 +67,21 @@ def require_i32(field: str, value: object) -> int:
     number = require_integer(field, value)
     rules.FITS_I32.require(-I32_MAX - 1 <= number <= I32_MAX, field, number, f"-{I32_MAX + 1}..{I32_MAX}")
     return number
+
+
+def require_i32_vector(field: str, values: object) -> npt.NDArray[np.int32]:
+    """A sequence of integers as an int32 array of its own; an error names the element.
+
+    Raises ContractError: argument_type, integer, fits_i32.
+    """
+    listed = require_sequence(field, values)
+    # Plain ints, and arrays of integers, are taken as a whole; whatever else there is goes through one by one.
+    kind = getattr(values, "dtype", np.dtype(object)).kind
+    if listed and (kind in "iu" or set(map(type, listed)) == {int}):
+        numbers: list[int] = listed  # type: ignore[assignment]
+        if min(numbers) >= -I32_MAX - 1 and max(numbers) <= I32_MAX:
+            return np.array(numbers, np.int32)
+    return np.array([require_i32(f"{field}[{at}]", value) for at, value in enumerate(listed)], np.int32)
 
 
 def finite_f32(value: object) -> float | None:

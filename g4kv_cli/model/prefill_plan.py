@@ -13,6 +13,7 @@ A request is a chunk of new tokens on top of what its pages hold already::
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,14 +22,17 @@ import numpy.typing as npt
 
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import (
-    CheckedGeometry,
+    F32_MAX,
     check_head_relation,
     finite_f32,
     product_i32,
     require_i32,
+    require_i32_vector,
     require_sequence,
     require_type,
 )
+from g4kv_cli.model.page_rows import PageRows, check_page_rows
+from g4kv_cli.model.rules import rule
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -36,6 +40,19 @@ CTA_TILES_Q = (16, 64)
 """Packed query rows (token, head of the group) of one tile, where no device says which it can run."""
 HEAD_DIMS = (256, 512)
 """head_dim of the local and of the global family."""
+LOG2_E = math.log2(math.e)
+F32_MIN = 2.0**-149
+"""The smallest positive float32, a subnormal one."""
+
+Q_LEN = rule("q_len", "must not be negative (0 for a request without new tokens)")
+PAGE_LIST_NOT_EMPTY = rule("page_list_not_empty", "must hold at least one page")
+LENGTH_EQUATION = rule(
+    "length_equation", "contradicts (pages - 1) * page_size + last_page_len == start_pos + q_len - released"
+)
+WINDOW_LEFT = rule("window_left", "must be -1 (no window) or at least 0")
+WINDOW_PAGES = rule("window_pages", "releases a page that the first query still sees")
+SM_SCALE = rule("sm_scale", "is not a positive number that float32 holds times log2(e)")
+CTA_TILE_Q = rule("cta_tile_q", "is not a tile that the kernels are compiled for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +87,13 @@ class PlanShape:
 class PlanBounds:
     """What every use of a plan is compared with: recorded at construction and at each update.
 
-    ``cta_tile_q`` is the tile in force, overridden or derived; ``shape.cta_tile_q`` says which.
+    ``cta_tile_q`` is the tile in force, overridden or derived; ``shape.cta_tile_q`` says which. ``scale_log2`` is
+    sm_scale * log2(e), which the kernels take (their softmax is one of powers of 2).
     """
 
     shape: PlanShape
+    scale_log2: float
+    padding_page: int | None
     cta_tile_q: int
     num_requests: int
     num_tokens: int
@@ -131,7 +151,7 @@ class CheckedRequest:
     start_pos: int
     q_len: int
     kv_len: int
-    pages: tuple[int, ...]
+    pages: Int32Array
     last_page_len: int
     page_origin: int
 
@@ -154,84 +174,24 @@ class CheckedPlan:
     requests: tuple[CheckedRequest, ...]
 
 
-def check_requests(requests: object, shape: object, tiles: Sequence[int] = CTA_TILES_Q) -> CheckedPlan:
+def check_requests(
+    requests: object, shape: object, tiles: Sequence[int] = CTA_TILES_Q, padding_page: object = None
+) -> CheckedPlan:
     """Validate everything that needs no arrays. ``tiles``: the cta_tile_q to choose from, smallest first.
 
     Raises ContractError: argument_type, integer, fits_i32, extent_positive, q_heads_multiple, head_dim, window_left,
     sm_scale, cta_tile_q, start_pos, q_len, page_list_not_empty, page_id_range, last_page_len, page_origin,
     length_equation, window_pages.
     """
+    padding = None if padding_page is None else require_i32("padding_page", padding_page)
+    rules.PAGE_ID_RANGE.require(padding is None or padding >= 0, "padding_page", padding, ">= 0")
     checked_shape = _check_shape(require_type("shape", shape, PlanShape), tiles)
     listed = require_sequence("requests", requests)
     rules.EXTENT_POSITIVE.require(len(listed) >= 1, "requests", len(listed), ">= 1 request")
     checked = tuple(
         _check_request(f"requests[{index}]", request, checked_shape) for index, request in enumerate(listed)
     )
-    return CheckedPlan(_bounds_of(checked, checked_shape, tiles), checked)
-
-
-def check_capacity(bounds: PlanBounds, capacity: PlanCapacity) -> None:
-    """Hold each array's length against what was preallocated for it. Raises ContractError (capacity)."""
-    for name, got, most in (
-        ("requests", bounds.num_requests, capacity.max_requests),
-        ("tokens", bounds.num_tokens, capacity.max_tokens),
-        ("page_indices", bounds.num_pages, capacity.max_pages),
-        ("tiles", bounds.num_tiles, capacity.max_tiles),
-    ):
-        rules.CAPACITY.require(got <= most, name, got, f"<= {most}")
-
-
-def check_plan_use(
-    bounds: PlanBounds,
-    *,
-    head_dim: int,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    rows: int,
-    geometry: CheckedGeometry,
-    tiles: Sequence[int] = CTA_TILES_Q,
-    max_positions: int | None = None,
-    cta_tile_q: int | None = None,
-) -> None:
-    """Compare a plan's recorded bounds, tile and head relation with the call that is about to use it.
-
-    ``rows`` are the token rows of q and of the output; ``max_positions`` the rows of the RoPE tables where there are
-    any; ``tiles`` those that the device can run; ``cta_tile_q`` the call's own override, None where it derives the
-    tile.
-
-    Raises ContractError: plan_head_dim, plan_heads, plan_rows, page_id_range, last_page_len, plan_page_size,
-    position_range, plan_tile.
-    """
-    shape, layout = bounds.shape, geometry.layout
-    rules.PLAN_HEAD_DIM.require(shape.head_dim == head_dim, "plan.head_dim", shape.head_dim, head_dim)
-    rules.PLAN_HEADS.require(shape.num_qo_heads == num_qo_heads, "plan.num_qo_heads", shape.num_qo_heads, num_qo_heads)
-    rules.PLAN_HEADS.require(shape.num_kv_heads == num_kv_heads, "plan.num_kv_heads", shape.num_kv_heads, num_kv_heads)
-    rules.PLAN_ROWS.require(rows >= bounds.num_tokens, "q", f"{rows} rows", f">= {bounds.num_tokens}")
-    rules.LAST_PAGE_LEN.require(
-        bounds.max_last_page_len <= layout.page_size,
-        "plan.max_last_page_len",
-        bounds.max_last_page_len,
-        f"<= {layout.page_size}",
-    )
-    rules.PLAN_PAGE_SIZE.require(
-        shape.page_size == layout.page_size, "plan.page_size", shape.page_size, layout.page_size
-    )
-    rules.PAGE_ID_RANGE.require(
-        bounds.max_page_index < geometry.num_pages,
-        "plan.max_page_index",
-        bounds.max_page_index,
-        f"<= {geometry.num_pages - 1}",
-    )
-    rules.POSITION_RANGE.require(
-        max_positions is None or bounds.max_position < max_positions,
-        "plan.max_position",
-        bounds.max_position,
-        f"< {max_positions}",
-    )
-    packed_rows = bounds.num_tokens * (num_qo_heads // num_kv_heads)
-    derived = derive_cta_tile_q(packed_rows, bounds.num_requests, tiles)
-    want = derived if cta_tile_q is None else cta_tile_q
-    rules.PLAN_TILE.require(bounds.cta_tile_q == want, "plan.cta_tile_q", bounds.cta_tile_q, want)
+    return CheckedPlan(_bounds_of(checked, checked_shape, tiles, padding), checked)
 
 
 def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
@@ -242,13 +202,18 @@ def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
     page_size = require_i32("page_size", shape.page_size)
     rules.EXTENT_POSITIVE.require(page_size >= 1, "page_size", page_size, ">= 1")
     window_left = require_i32("window_left", shape.window_left)
-    rules.WINDOW_LEFT.require(window_left >= -1, "window_left", window_left, ">= -1")
+    WINDOW_LEFT.require(window_left >= -1, "window_left", window_left, ">= -1")
     sm_scale = finite_f32(shape.sm_scale)
-    rules.SM_SCALE.require(sm_scale is not None, "sm_scale", shape.sm_scale, "a finite number")
+    SM_SCALE.require(
+        sm_scale is not None and _scale_log2(sm_scale) is not None,
+        "sm_scale",
+        shape.sm_scale,
+        f"{F32_MIN / LOG2_E:.2e}..{F32_MAX / LOG2_E:.2e}",
+    )
     tile = None
     if shape.cta_tile_q is not None:
         tile = require_i32("cta_tile_q", shape.cta_tile_q)
-        rules.CTA_TILE_Q.require(tile in tiles, "cta_tile_q", tile, f"one of {tuple(tiles)}")
+        CTA_TILE_Q.require(tile in tiles, "cta_tile_q", tile, f"one of {tuple(tiles)}")
     return PlanShape(
         num_qo_heads=num_qo_heads,
         num_kv_heads=num_kv_heads,
@@ -260,19 +225,24 @@ def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
     )
 
 
+def _scale_log2(sm_scale: float) -> float | None:
+    """sm_scale * log2(e) where float32 has a number for it that is neither 0 nor infinite."""
+    product = finite_f32(sm_scale * LOG2_E)
+    return product if product is not None and np.float32(product) > 0 else None
+
+
 def _check_request(name: str, request: object, shape: PlanShape) -> CheckedRequest:
     given = require_type(name, request, PlanRequest)
     start = require_i32(f"{name}.start_pos", given.start_pos)
     rules.START_POS.require(start >= 0, f"{name}.start_pos", start, ">= 0")
     q_len = require_i32(f"{name}.q_len", given.q_len)
-    rules.Q_LEN.require(q_len >= 0, f"{name}.q_len", q_len, ">= 0")
+    Q_LEN.require(q_len >= 0, f"{name}.q_len", q_len, ">= 0")
     kv_len = require_i32(f"{name}.start_pos + q_len", start + q_len)
 
-    listed = require_sequence(f"{name}.page_indices", given.page_indices)
-    rules.PAGE_LIST_NOT_EMPTY.require(len(listed) >= 1, f"{name}.page_indices", "no page", ">= 1 page")
-    pages = tuple(require_i32(f"{name}.page_indices[{at}]", page) for at, page in enumerate(listed))
-    lowest = min(pages)
-    rules.PAGE_ID_RANGE.require(lowest >= 0, f"{name}.page_indices[{pages.index(lowest)}]", lowest, ">= 0")
+    pages = require_i32_vector(f"{name}.page_indices", given.page_indices)
+    PAGE_LIST_NOT_EMPTY.require(pages.size >= 1, f"{name}.page_indices", "no page", ">= 1 page")
+    at = int(np.argmin(pages))
+    rules.PAGE_ID_RANGE.require(pages[at] >= 0, f"{name}.page_indices[{at}]", int(pages[at]), ">= 0")
     last_page_len = require_i32(f"{name}.last_page_len", given.last_page_len)
     rules.LAST_PAGE_LEN.require(
         1 <= last_page_len <= shape.page_size, f"{name}.last_page_len", last_page_len, f"1..{shape.page_size}"
@@ -283,16 +253,18 @@ def _check_request(name: str, request: object, shape: PlanShape) -> CheckedReque
     rules.PAGE_ORIGIN.require(0 <= origin <= first_page, f"{name}.page_origin", origin, f"0..{first_page}")
     resident = (len(pages) - 1) * shape.page_size + last_page_len
     want = kv_len - origin * shape.page_size
-    rules.LENGTH_EQUATION.require(resident == want, f"{name}.last_page_len", f"{resident} tokens in pages", want)
+    LENGTH_EQUATION.require(resident == want, f"{name}.last_page_len", f"{resident} tokens in pages", want)
     # Query start_pos sees the keys from start_pos - window_left on, all of them without a window.
     first_seen = 0 if shape.window_left < 0 else max(0, start - shape.window_left)
-    rules.WINDOW_PAGES.require(
+    WINDOW_PAGES.require(
         origin <= first_seen // shape.page_size, f"{name}.page_origin", origin, f"<= {first_seen // shape.page_size}"
     )
     return CheckedRequest(start, q_len, kv_len, pages, last_page_len, origin)
 
 
-def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequence[int]) -> PlanBounds:
+def _bounds_of(
+    requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequence[int], padding_page: int | None
+) -> PlanBounds:
     group = shape.num_qo_heads // shape.num_kv_heads
     num_tokens = require_i32("tokens of all requests", sum(request.q_len for request in requests))
     # Blocks of every launch by the plan, (tile, KV head) or (token, query head), are no more than these.
@@ -302,6 +274,8 @@ def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequ
     tile = derived if shape.cta_tile_q is None else shape.cta_tile_q
     return PlanBounds(
         shape=shape,
+        scale_log2=_scale_log2(shape.sm_scale) or 0.0,
+        padding_page=padding_page,
         cta_tile_q=tile,
         num_requests=len(requests),
         num_tokens=num_tokens,
@@ -309,8 +283,8 @@ def _bounds_of(requests: Sequence[CheckedRequest], shape: PlanShape, tiles: Sequ
         num_tiles=sum(_tiles_of(request, group, tile) for request in requests),
         min_q_len=min(request.q_len for request in requests),
         max_q_len=max(request.q_len for request in requests),
-        min_page_index=min(min(request.pages) for request in requests),
-        max_page_index=max(max(request.pages) for request in requests),
+        min_page_index=min(int(request.pages.min()) for request in requests),
+        max_page_index=max(int(request.pages.max()) for request in requests),
         max_last_page_len=max(request.last_page_len for request in requests),
         max_position=max((request.kv_len - 1 for request in requests if request.q_len), default=-1),
         max_kv_len=max(request.kv_len for request in requests),
@@ -322,14 +296,14 @@ def _tiles_of(request: CheckedRequest, group: int, tile: int) -> int:
 
 
 def lay_out(plan: CheckedPlan) -> PlanArrays:
-    """The arrays of checked requests. Raises ContractError (slot_unique)."""
+    """The arrays of checked requests. Raises ContractError: those of check_page_rows."""
     requests, bounds = plan.requests, plan.bounds
     group = bounds.shape.num_qo_heads // bounds.shape.num_kv_heads
     tiles = [_tiles_of(request, group, bounds.cta_tile_q) for request in requests]
     number = np.arange(len(requests), dtype=np.int32)
     arrays = PlanArrays(
         bounds=bounds,
-        page_indices=np.array([page for request in requests for page in request.pages], np.int32),
+        page_indices=np.concatenate([request.pages for request in requests]),
         page_indptr=_running_total([len(request.pages) for request in requests]),
         page_origins=np.array([request.page_origin for request in requests], np.int32),
         last_page_len=np.array([request.last_page_len for request in requests], np.int32),
@@ -340,29 +314,20 @@ def lay_out(plan: CheckedPlan) -> PlanArrays:
         tile_requests=np.repeat(number, tiles),
         tile_indices=_concatenate([np.arange(count) for count in tiles]),
     )
-    _require_unique_slots(arrays, bounds.shape.page_size)
-    return arrays
-
-
-def _require_unique_slots(arrays: PlanArrays, page_size: int) -> None:
-    """No two tokens of a batch may be written to one slot: blocks would race for it."""
-    logical_pages = arrays.positions // page_size - arrays.page_origins[arrays.token_requests]
-    pages = arrays.page_indices[arrays.page_indptr[arrays.token_requests] + logical_pages]
-    twice = first_repeated_slot(pages, arrays.positions % page_size, page_size)
-    rules.SLOT_UNIQUE.require(
-        twice is None,
-        f"requests[{0 if twice is None else int(arrays.token_requests[twice])}].page_indices",
-        f"page {0 if twice is None else int(pages[twice])} for two tokens in one slot",
-        "a slot of its own for each token",
+    check_page_rows(
+        PageRows(
+            page_indices=arrays.page_indices,
+            page_indptr=arrays.page_indptr,
+            page_origins=arrays.page_origins,
+            start_pos=np.array([request.start_pos for request in requests], np.int32),
+            kv_len=arrays.kv_lens,
+        ),
+        page_size=bounds.shape.page_size,
+        num_pages=bounds.max_page_index + 1,
+        padding_page=bounds.padding_page,
+        name_of=lambda row: f"requests[{row}].page_indices",
     )
-
-
-def first_repeated_slot(pages: npt.NDArray[np.integer], slots: npt.NDArray[np.integer], page_size: int) -> int | None:
-    """Index of a token whose (page, slot) another token has too; None if all differ. Pages are not negative."""
-    keys = pages.astype(np.int64) * page_size + slots
-    order = np.argsort(keys, kind="stable")
-    repeated = np.flatnonzero(np.diff(keys[order]) == 0)
-    return int(order[repeated[0] + 1]) if repeated.size else None
+    return arrays
 
 
 def _running_total(counts: Sequence[int]) -> Int32Array:

@@ -46,7 +46,7 @@ def _check(case: AttentionCase) -> None:
     ]
     shape = PlanShape(case.geometry.num_qo_heads, case.geometry.num_kv_heads, case.geometry.head_dim, case.page_size,
                       case.window_left, case.sm_scale, case.cta_tile_q)  # fmt: skip
-    assert lay_out(check_requests(requests, shape)).bounds.num_tokens == case.num_tokens
+    assert lay_out(check_requests(requests, shape, padding_page=case.padding_page)).bounds.num_tokens == case.num_tokens
 
 
 def test_every_case_has_an_id_of_its_own_and_requests_that_a_plan_takes() -> None:

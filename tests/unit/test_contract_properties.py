@@ -124,6 +124,11 @@ def spoil_row(draw: st.DrawFn, row: Sequence[int]) -> list[int]:
     return draw(st.sampled_from(edits))
 
 
+def few_pages(draw: st.DrawFn, length: int) -> list[int]:
+    """A row of pages that others, or itself, are likely to name too."""
+    return [draw(st.sampled_from([-7, 0, 1, 2, 3])) for _ in range(length)]
+
+
 class Desk:
     """Arrays of the largest request, and the calls."""
 
@@ -175,25 +180,67 @@ def emulated_desk() -> Iterator[Desk]:
     device.close()
 
 
-def slots_in_range(tokens: Sequence[tuple[int, int, Sequence[int]]], pool: Pool) -> bool:
-    """Every token (position, origin, row) has a table row and a page of the pool, and a slot of its own."""
-    taken = set()
-    for position, origin, row in tokens:
-        # Entries that are not read may hold anything that an int32 array can hold.
-        if any(not -I32_MAX - 1 <= page <= I32_MAX for page in row):
+@dataclass(frozen=True)
+class Row:
+    """One request's row of pages: the positions start..end-1 are new."""
+
+    origin: int
+    pages: Sequence[int]
+    start: int
+    end: int
+
+
+def rows_in_range(rows: Sequence[Row], page_size: int, num_pages: int, padding_page: int | None) -> bool:
+    """Nobody writes where another request has a token, and no request takes a slot twice; padding is free to."""
+    holders: dict[tuple[int, int], list[tuple[int, bool]]] = {}
+    for number, row in enumerate(rows):
+        taken = []
+        for position in range(row.origin * page_size, row.end):
+            page = row.pages[position // page_size - row.origin]
+            # History is not read by prep: what is no page of the pool is nobody's.
+            if 0 <= page < num_pages:
+                taken.append((page, position % page_size, position >= row.start))
+        pages = {page for page, _, _ in taken}
+        if padding_page in pages:
+            if len(pages) > 1:
+                return False
+            continue
+        for page, slot, is_new in taken:
+            holders.setdefault((page, slot), []).append((number, is_new))
+    for held in holders.values():
+        requests = [number for number, _ in held]
+        if len(requests) > len(set(requests)):
             return False
-        if not 0 <= position < pool.table_rows:
+        if len(requests) > 1 and any(is_new for _, is_new in held):
             return False
-        page, slot = position // pool.page_size, position % pool.page_size
-        if not 0 <= origin <= page:
-            return False
-        if page - origin >= len(row):
-            return False
-        page_id = row[page - origin]
-        if not 0 <= page_id < pool.num_pages:
-            return False
-        taken.add((page_id, slot))
-    return len(taken) == len(tokens)
+    return True
+
+
+def tokens_in_range(
+    tokens: Sequence[tuple[int, int, Sequence[int]]], pool: Pool, padding_page: int | None = None
+) -> bool:
+    """Every token (position, origin, row) has a table row and a page of the pool, and its row agrees with the others;
+    as requests of one new token each."""
+    if padding_page is not None and not 0 <= padding_page < pool.num_pages:
+        return False
+    if not all(token_in_range(position, origin, row, pool) for position, origin, row in tokens):
+        return False
+    rows = [Row(origin, row, position, position + 1) for position, origin, row in tokens]
+    return rows_in_range(rows, pool.page_size, pool.num_pages, padding_page)
+
+
+def token_in_range(position: int, origin: int, row: Sequence[int], pool: Pool) -> bool:
+    # Entries that are not read may hold anything that an int32 array can hold.
+    if any(not -I32_MAX - 1 <= page <= I32_MAX for page in row):
+        return False
+    if not 0 <= position < pool.table_rows:
+        return False
+    page = position // pool.page_size
+    if not 0 <= origin <= page:
+        return False
+    if page - origin >= len(row):
+        return False
+    return 0 <= row[page - origin] < pool.num_pages
 
 
 def prefill_call(desk: Desk, pool: Pool, tokens: int, start: int, row: list[int], origin: int) -> Any:
@@ -231,13 +278,15 @@ def right_prefills(draw: st.DrawFn) -> Prefill:
 def nearly_right_prefills(draw: st.DrawFn) -> Prefill:
     pool, tokens, start, row, origin = draw(right_prefills())
     step = draw(st.sampled_from(STEPS))
-    match draw(st.sampled_from(["nothing", "pool", "start", "row", "row", "origin", "tokens"])):
+    match draw(st.sampled_from(["nothing", "pool", "start", "row", "row", "few pages", "origin", "tokens"])):
         case "pool":
             pool = spoil_pool(draw, pool)
         case "start":
             start += step
         case "row":
             row = spoil_row(draw, row)
+        case "few pages":
+            row = few_pages(draw, len(row))
         case "origin":
             origin += step
         case "tokens":
@@ -249,8 +298,11 @@ def nearly_right_prefills(draw: st.DrawFn) -> Prefill:
 @given(request=nearly_right_prefills())
 def test_prefill_agrees_with_the_contract(request: Prefill) -> None:
     pool, tokens, start, row, origin = request
-    positions = [(start + token, origin, row) for token in range(tokens)]
-    in_range = pool.in_range and slots_in_range(positions, pool)
+    in_range = (
+        pool.in_range
+        and all(token_in_range(start + token, origin, row, pool) for token in range(tokens))
+        and rows_in_range([Row(origin, row, start, start + tokens)], pool.page_size, pool.num_pages, None)
+    )
     event("accepted" if in_range else "refused")
     with counting_desk() as desk:
         assert desk.accepts(prefill_call(desk, pool, tokens, start, row, origin)) == in_range
@@ -282,27 +334,49 @@ def right_tokens(draw: st.DrawFn) -> tuple[Pool, list[Token]]:
     return pool, tokens
 
 
+Decode = tuple[Pool, list[Token], "int | None"]
+
+
 @st.composite
-def nearly_right_tokens(draw: st.DrawFn) -> tuple[Pool, list[Token]]:
+def padded_tokens(draw: st.DrawFn) -> Decode:
+    """Tokens and the padding rows of their bucket, at any slots of one page."""
     pool, tokens = draw(right_tokens())
+    if not draw(st.booleans()):
+        return pool, tokens, None
+    used = {page for _, _, row in tokens for page in row}
+    padding_page = min(page for page in range(NUM_PAGES) if page not in used)
+    for position in draw(st.lists(st.integers(0, 2 * pool.page_size - 1), min_size=1, max_size=3)):
+        row = [padding_page] * (position // pool.page_size + 1)
+        tokens.insert(draw(st.integers(0, len(tokens))), (position, 0, row))
+    return pool, tokens, padding_page
+
+
+@st.composite
+def nearly_right_tokens(draw: st.DrawFn) -> Decode:
+    pool, tokens, padding_page = draw(padded_tokens())
     at = draw(st.integers(0, len(tokens) - 1))
     position, origin, row = tokens[at]
     step = draw(st.sampled_from(STEPS))
-    match draw(st.sampled_from(["nothing", "pool", "position", "row", "row", "origin", "clash"])):
+    places = ["nothing", "pool", "position", "row", "row", "few pages", "few pages", "origin", "clash", "padding"]
+    match draw(st.sampled_from(places)):
         case "pool":
             pool = spoil_pool(draw, pool)
         case "position":
             tokens[at] = (position + step, origin, row)
         case "row":
             tokens[at] = (position, origin, spoil_row(draw, row))
+        case "few pages":
+            tokens = [(position, origin, few_pages(draw, len(row))) for position, origin, row in tokens]
         case "origin":
             tokens[at] = (position, origin + step, row)
         case "clash":
             tokens[at] = tokens[0]
-    return pool, tokens
+        case "padding":
+            padding_page = draw(st.sampled_from([None, -1, 0, row[-1], NUM_PAGES - 1, NUM_PAGES]))
+    return pool, tokens, padding_page
 
 
-def decode_call(desk: Desk, pool: Pool, tokens: Sequence[tuple[int, int, Sequence[int]]]) -> Any:
+def decode_call(desk: Desk, pool: Pool, tokens: Sequence[Token], padding_page: int | None) -> Any:
     arguments = desk.common(len(tokens), pool)
 
     def call() -> None:
@@ -311,36 +385,41 @@ def decode_call(desk: Desk, pool: Pool, tokens: Sequence[tuple[int, int, Sequenc
             positions=[position for position, _, _ in tokens],
             page_lists=[row for _, _, row in tokens],
             page_origins=[origin for _, origin, _ in tokens],
+            padding_page=padding_page,
         )
         prep.qkv_norm_rope_paged_decode_hd256_plain_into(desk.library, **arguments, batch=batch)
 
     return call
 
 
-@settings(many, max_examples=300)
+@settings(many, max_examples=400)
 @given(request=nearly_right_tokens())
-def test_decode_agrees_with_the_contract(request: tuple[Pool, list[Token]]) -> None:
-    pool, tokens = request
-    in_range = pool.in_range and slots_in_range(tokens, pool)
+def test_decode_agrees_with_the_contract(request: Decode) -> None:
+    pool, tokens, padding_page = request
+    in_range = pool.in_range and tokens_in_range(tokens, pool, padding_page)
     event("accepted" if in_range else "refused")
     with counting_desk() as desk:
-        assert desk.accepts(decode_call(desk, pool, tokens)) == in_range
+        assert desk.accepts(decode_call(desk, pool, tokens, padding_page)) == in_range
 
 
 @few
-@given(request=right_tokens())
-def test_what_decode_accepts_runs_without_a_fault(request: tuple[Pool, list[Token]]) -> None:
+@given(request=padded_tokens())
+def test_what_decode_accepts_runs_without_a_fault(request: Decode) -> None:
     with emulated_desk() as desk:
         assert desk.accepts(decode_call(desk, *request))
 
 
+Plan = tuple[Pool, list[PlanRequest], int, "int | None"]
+
+
 @st.composite
-def right_requests(draw: st.DrawFn) -> tuple[Pool, list[PlanRequest], int]:
-    """Requests of a plan that holds them: (pool, requests, window_left). Pages are handed out once."""
+def right_requests(draw: st.DrawFn) -> Plan:
+    """Requests of a plan that holds them: (pool, requests, window_left, padding_page). A page is handed out once, or
+    shared by requests that have filled it both."""
     page_size = draw(st.integers(1, 4))
     window_left = draw(st.sampled_from([-1, 0, 1, 5]))
-    free = list(draw(st.permutations(range(NUM_PAGES))))
-    requests = []
+    padding_page, *free = draw(st.permutations(range(NUM_PAGES)))
+    requests: list[PlanRequest] = []
     for _ in range(draw(st.integers(1, 3))):
         start, q_len = draw(st.integers(0, 8)), draw(st.integers(0, 3))
         if start + q_len == 0:
@@ -349,18 +428,32 @@ def right_requests(draw: st.DrawFn) -> tuple[Pool, list[PlanRequest], int]:
         # A page of its own at least is left to the request.
         origin = draw(st.integers(0, min(first_seen, start + q_len - 1) // page_size))
         pages = -(-(start + q_len) // page_size) - origin
-        if pages > len(free):
+        shared: list[int] = []
+        if requests and draw(st.booleans()):
+            other = draw(st.sampled_from(requests))
+            # Whole pages of history of both.
+            full = min(start // page_size - origin, other.start_pos // page_size - other.page_origin)
+            shared = list(other.page_indices[: draw(st.integers(0, max(0, full)))])
+        if pages - len(shared) > len(free):
             continue
-        row, free = free[:pages], free[pages:]
+        row, free = shared + free[: pages - len(shared)], free[pages - len(shared) :]
         last = (start + q_len - 1) % page_size + 1
         requests.append(PlanRequest(start, q_len, row, last, origin))
+    requests = requests or [PlanRequest(0, 1, [free[0]], 1)]
     pool = Pool(page_size, 1, NUM_PAGES, 0, 0, ("page_stride", 0), 12)
-    return pool, requests or [PlanRequest(0, 1, [0], 1)], window_left
+    for kv_len in draw(st.lists(st.integers(1, 2 * page_size), max_size=3)):
+        q_len = draw(st.integers(0, kv_len))
+        row = [padding_page] * -(-kv_len // page_size)
+        padding = PlanRequest(kv_len - q_len, q_len, row, (kv_len - 1) % page_size + 1)
+        requests.insert(draw(st.integers(0, len(requests))), padding)
+    return pool, requests, window_left, padding_page
 
 
-def plan_in_range(requests: Sequence[PlanRequest], page_size: int, window_left: int) -> bool:
+def plan_in_range(requests: Sequence[PlanRequest], page_size: int, window_left: int, padding_page: int | None) -> bool:
     """The plan contract, one request and one token at a time."""
-    taken: list[tuple[int, int]] = []
+    if padding_page is not None and padding_page < 0:
+        return False
+    rows = []
     for request in requests:
         start, q_len, row = request.start_pos, request.q_len, list(request.page_indices)
         if not (0 <= start <= I32_MAX and 0 <= q_len <= I32_MAX and start + q_len <= I32_MAX):
@@ -379,52 +472,63 @@ def plan_in_range(requests: Sequence[PlanRequest], page_size: int, window_left: 
         seen_by_first = 0 if window_left == -1 else start - window_left
         if released > max(0, seen_by_first):
             return False
-        for position in range(start, start + q_len):
-            taken.append((row[position // page_size - request.page_origin], position % page_size))
-    return len(set(taken)) == len(taken)
+        rows.append(Row(request.page_origin, row, start, start + q_len))
+    return rows_in_range(rows, page_size, I32_MAX, padding_page)
 
 
 @st.composite
-def nearly_right_requests(draw: st.DrawFn) -> tuple[Pool, list[PlanRequest], int]:
-    pool, requests, window_left = draw(right_requests())
+def nearly_right_requests(draw: st.DrawFn) -> Plan:
+    pool, requests, window_left, padding_page = draw(right_requests())
     at = draw(st.integers(0, len(requests) - 1))
-    name = draw(st.sampled_from(["start_pos", "q_len", "last_page_len", "page_origin", "page_indices", "nothing"]))
-    if name == "page_indices":
-        edits = [
-            spoil_row(draw, requests[at].page_indices),
-            [requests[0].page_indices[0], *requests[at].page_indices[1:]],
-        ]
-        requests[at] = replace(requests[at], page_indices=draw(st.sampled_from(edits)))
-    elif name != "nothing":
-        step = draw(st.sampled_from([1, -1, pool.page_size, -pool.page_size, 2**32, -(2**32)]))
-        requests[at] = replace(requests[at], **{name: getattr(requests[at], name) + step})
-    return pool, requests, window_left
+    places = ["start_pos", "q_len", "last_page_len", "page_origin", "page_indices", "few pages", "padding", "nothing"]
+    match draw(st.sampled_from(places)):
+        case "page_indices":
+            row = requests[at].page_indices
+            others = [[requests[0].page_indices[0], *row[1:]], [*row[:-1], requests[0].page_indices[-1]]]
+            edits = [spoil_row(draw, row), *others]
+            requests[at] = replace(requests[at], page_indices=draw(st.sampled_from(edits)))
+        case "few pages":
+            requests = [
+                replace(request, page_indices=[draw(st.integers(0, 4)) for _ in request.page_indices])
+                for request in requests
+            ]
+        case "padding":
+            row = requests[at].page_indices
+            padding_page = draw(st.sampled_from([None, -1, row[0], row[-1], 0]))
+        case "nothing":
+            pass
+        case name:
+            step = draw(st.sampled_from([1, -1, pool.page_size, -pool.page_size, 2**32, -(2**32)]))
+            requests[at] = replace(requests[at], **{name: getattr(requests[at], name) + step})
+    return pool, requests, window_left, padding_page
 
 
 def shape_of(pool: Pool, window_left: int) -> PlanShape:
     return PlanShape(QO_HEADS, KV_HEADS, HEAD_DIM, pool.page_size, window_left=window_left)
 
 
-@settings(many, max_examples=400)
+@settings(many, max_examples=600)
 @given(request=nearly_right_requests())
-def test_plans_agree_with_the_contract(request: tuple[Pool, list[PlanRequest], int]) -> None:
-    pool, requests, window_left = request
+def test_plans_agree_with_the_contract(request: Plan) -> None:
+    pool, requests, window_left, padding_page = request
     try:
-        lay_out(check_requests(requests, shape_of(pool, window_left)))
+        lay_out(check_requests(requests, shape_of(pool, window_left), padding_page=padding_page))
         accepted = True
     except ContractError:
         accepted = False
     event("accepted" if accepted else "refused")
-    assert accepted == plan_in_range(requests, pool.page_size, window_left)
+    assert accepted == plan_in_range(requests, pool.page_size, window_left, padding_page)
 
 
 @few
 @given(request=right_requests())
-def test_what_a_plan_accepts_runs_without_a_fault(request: tuple[Pool, list[PlanRequest], int]) -> None:
-    pool, requests, window_left = request
+def test_what_a_plan_accepts_runs_without_a_fault(request: Plan) -> None:
+    pool, requests, window_left, padding_page = request
     tokens = sum(item.q_len for item in requests)
     with emulated_desk() as desk:
         arguments = desk.common(max(1, tokens), pool)
-        plan = PrefillPagedPlan.batch(desk.device, requests, shape=shape_of(pool, window_left))
+        plan = PrefillPagedPlan.batch(
+            desk.device, requests, shape=shape_of(pool, window_left), padding_page=padding_page
+        )
         prep.qkv_norm_rope_paged_batch_prefill_hd256_plain_into(desk.library, **arguments, plan=plan)
         assert desk.device.launch_count == (1 if tokens else 0)

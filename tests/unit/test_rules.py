@@ -23,6 +23,8 @@ from g4kv_cli.model.rules import RULES, Rule, shown
 PACKAGE = Path(g4kv_cli.__file__).parent
 VALIDATION = (
     "model/checked.py",
+    "model/page_rows.py",
+    "model/plan_use.py",
     "model/prefill_plan.py",
     "entries/arguments.py",
     "entries/attention_request.py",

@@ -28,7 +28,7 @@ keys; ``merge``: the merge kernel alone, on partial results made on the host."""
 class KvRequest:
     """``kv_len`` keys, the last ``q_len`` of them also queries; ``pages[i]`` is the logical page ``origin + i``.
 
-    The output of a ``is_padding`` request is nobody's business: its page holds poison.
+    The output of a ``is_padding`` request is nobody's business: its page, which all of them share, holds poison.
     """
 
     kv_len: int
@@ -87,6 +87,11 @@ class AttentionCase:
     def num_tokens(self) -> int:
         """Query tokens of all requests."""
         return sum(request.q_len for request in self.requests)
+
+    @property
+    def padding_page(self) -> int | None:
+        """The reserved page that the padding requests share; None without any."""
+        return next((request.pages[0] for request in self.requests if request.is_padding), None)
 
     @property
     def pool_shape(self) -> tuple[int, int, int, int, int, int]:

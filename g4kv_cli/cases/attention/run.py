@@ -123,7 +123,12 @@ def judge(session: AttentionSession, outputs: Outputs, of: str = "") -> None:
 
 def make_plan(session: Session, case: AttentionCase) -> PrefillPagedPlan:
     """The case's requests as a plan of their own."""
-    plan = PrefillPagedPlan.batch(session.device, plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+    plan = PrefillPagedPlan.batch(
+        session.device,
+        plan_requests(case.requests, case.page_size),
+        shape=plan_shape(case),
+        padding_page=case.padding_page,
+    )
     session.arrays.extend(plan.buffers.by_name().values())
     return plan
 

@@ -82,7 +82,7 @@ class _Table:
         ragged = (1, 3, size - 1, size, size + 1, 2 * size, 3 * size - 1, 3 * size + 1, 2)
         yield self.case(form, "ragged", _ones(length for length in ragged if length), num_splits=splits, num_layers=2)
         yield self.case(form, "kv-len-one", _ones((1,)), num_splits=splits)
-        yield self.case(form, "padding/poisoned-page", _ones((2 * size + 1, 5, size)), padding=min(3, size),
+        yield self.case(form, "padding/poisoned-page", _ones((2 * size + 1, 5, size)), padding=5,
                         geometry=self.one_head, num_splits=splits)  # fmt: skip
         yield self.case(form, "rows-behind-the-tokens", _ones((size + 3, 7)), geometry=self.one_head,
                         padding_rows=3, num_splits=splits)  # fmt: skip
@@ -225,7 +225,9 @@ class _Table:
             KvRequest(kv_len, q_len, origin, tuple(ids.pop() for _ in range(length)))
             for (kv_len, q_len), origin, length in zip(listed, origins, lengths, strict=True)
         ]
-        requests += [KvRequest(slot + 1, 1, 0, (0,), is_padding=True) for slot in range(padding)]
+        # A bucket's padding, as an engine makes it (all at position 0), and two at another slot.
+        kv_lens = [1 if number < padding - 2 else min(3, size) for number in range(padding)]
+        requests += [KvRequest(kv_len, 1, 0, (0,), is_padding=True) for kv_len in kv_lens]
         return self._made(form, name, tuple(requests), geometry=geometry or self.geometry, page_size=size,
                           num_pages=num_pages, num_layers=num_layers, layer=num_layers - 1, window=window, kind=kind,
                           cta_tile_q=tile, **rest)  # fmt: skip

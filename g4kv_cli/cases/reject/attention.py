@@ -25,9 +25,6 @@ def attention_cases(entry: Entry) -> list[Spoiled]:
         return [*_split_cases(entry.head_dim), *_merge_scale_cases()]
     cases = [
         Spoiled("gqa_group", "one-more", "q heads", _heads_a_kv_head(MAX_GROUP + 1)),
-        Spoiled("sm_scale", "zero", "plan.sm_scale", _scale(0.0), _scale(1e-30)),
-        Spoiled("sm_scale", "negative", "plan.sm_scale", _scale(-1.0)),
-        Spoiled("sm_scale", "infinite-in-base-2", "plan.sm_scale", _scale(3e38)),
         Spoiled("kv_heads", "plan-of-other-heads", "layout.num_kv_heads", _other_kv_heads),
     ]
     if entry.one_token_each:
@@ -87,14 +84,6 @@ def _heads_a_kv_head(group: int) -> Change:
         rows, _, head_dim = draft.arguments["q"].shape
         draft.shape = replace(draft.shape, num_qo_heads=heads)
         draft.arguments["q"] = draft.fresh((rows, heads, head_dim))
-
-    return change
-
-
-@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
-def _scale(value: float) -> Change:
-    def change(draft: Draft) -> None:
-        draft.shape = replace(draft.shape, sm_scale=value)
 
     return change
 

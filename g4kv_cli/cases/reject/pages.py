@@ -44,7 +44,10 @@ def _row_cases() -> list[Spoiled]:
         Spoiled("fits_i32", "page-below-i32", "page_row[1]", _row([first, -I32 - 1])),
         Spoiled("integer", "page-float", "page_row[0]", _row([float(first), second]), _numpy_row),
         Spoiled("integer", "page-none", "page_row[1]", _row([first, None])),
-        Spoiled("slot_unique", "page-twice", "page_row", _row([first, first])),
+        Spoiled("page_unique", "page-twice", "page_row", _row([first, first])),
+        Spoiled(
+            "page_unique", "page-of-history", "page_row", _longer_row(first, second, first), _longer_row(9, 2, 6, 6)
+        ),
         Spoiled("fits_i32", "row-length", "page_row length", _long_row),
         Spoiled("argument_type", "page_row-none", "page_row", _replaced("page_row", None)),
         Spoiled("argument_type", "page_row-list", "page_row", _replaced("page_row", list(PAGE_ROW))),
@@ -96,7 +99,13 @@ def _batch_cases() -> list[Spoiled]:
         Spoiled("page_indptr", "past-the-array", "page_indptr", _indptr(0, 1, 3, 4, 7)),
         Spoiled("page_indptr", "short-of-the-array", "page_indptr", _indptr(0, 1, 3, 4, 5)),
         Spoiled("page_indptr", "negative", "page_indptr", _indptr(0, -1, 3, 4, 6), _indptr(0, 1, 3, 4, 6)),
-        Spoiled("slot_unique", "two-tokens", "page_indices", _clash, _padding_rows),
+        Spoiled("slot_unique", "two-tokens", "page_indices of token 2", _clash, _padding_rows),
+        Spoiled("slot_history", "two-tokens", "page_indices of token 0", pages((1,), (1, 2), (3,), (4, 6)), _prefix),
+        Spoiled("slot_history", "of-a-later-token", "page_indices of token 2", pages((0,), (1, 2), (4,), (4, 6))),
+        Spoiled("page_unique", "page-twice", "page_indices of token 1", pages((0,), (1, 1), (3,), (4, 6))),
+        Spoiled("page_unique", "page-of-history", "page_indices of token 3", _long_rows(4, 6, 4), _long_rows(4, 6, 5)),
+        Spoiled("padding_page", "among-own-pages", "page_indices of token 1", _set("padding_page", 2), _padding_rows),
+        Spoiled("padding_page", "as-history", "page_indices of token 3", _set("padding_page", 4), _padding_rows),
         Spoiled("page_id_range", "padding-negative", "padding_page", _set("padding_page", -1)),
         Spoiled("page_id_range", "padding-num_pages", "padding_page", _set("padding_page", NUM_PAGES), _padding_rows),
         Spoiled("fits_i32", "padding-wraps", "padding_page", _set("padding_page", U32 + 5)),
@@ -162,6 +171,16 @@ def _unread_sentinels(draft: Draft) -> None:
     draft.page_ids = (SENTINEL, 2, 6, -1)
 
 
+def _longer_row(*ids: int) -> Change:
+    """Positions 5..9: the first page holds history alone, and nothing is behind the third."""
+
+    def change(draft: Draft) -> None:
+        draft.arguments["start_pos"] = 5
+        draft.page_ids = ids
+
+    return change
+
+
 def _numpy_row(draft: Draft) -> None:
     draft.page_ids = np.array(PAGE_ROW, np.uint8)
 
@@ -204,10 +223,29 @@ def _clash(draft: Draft) -> None:
 
 
 def _padding_rows(draft: Draft) -> None:
-    """The same clash where padding rows may have it. The two tokens take one slot."""
-    _clash(draft)
+    """Tokens 1 and 2 at one slot of one page, where padding rows may be."""
+    draft.positions = (0, 2, 2, 9)
+    draft.page_lists = ((0,), (2,), (2,), (4, 6))
+    draft.page_origins = (0, 0, 0, 1)
     draft.padding_page = 2
     draft.written_slots = 3
+
+
+def _prefix(draft: Draft) -> None:
+    """Tokens 1 and 3 share page 1, the logical page 1 of both, to which neither writes."""
+    draft.positions = (0, 9, 7, 9)
+    draft.page_lists = ((0,), (1, 2), (3,), (1, 6))
+    draft.page_origins = (0, 1, 1, 1)
+
+
+def _long_rows(*last: int) -> Change:
+    """Token 3 with all three pages that it has keys in."""
+
+    def change(draft: Draft) -> None:
+        draft.page_lists = ((0,), (1, 2), (3,), last)
+        draft.page_origins = (0, 0, 1, 0)
+
+    return change
 
 
 def _indptr(*values: int) -> Change:

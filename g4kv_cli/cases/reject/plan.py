@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from g4kv_cli.cases.reject.request import OUTPUTS, Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.model.prefill_plan import PlanRequest, check_requests
+from g4kv_cli.model.checked import F32_MAX
+from g4kv_cli.model.prefill_plan import F32_MIN, LOG2_E, PlanRequest, check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 I32 = 2**31
 U32 = 2**32
+LARGEST_SCALE = F32_MAX / LOG2_E
+SMALLEST_SCALE = F32_MIN / LOG2_E
+"""What times log2(e) is the largest and the smallest float32."""
 
 
 def plan_cases(entry: Entry) -> list[Spoiled]:
     """Cases of every form that takes a plan; none elsewhere."""
     if not entry.takes_plan:
         return []
-    built = [*_shape_cases(entry), *_request_cases(), *_capacity_cases()]
-    if not entry.is_prep:
-        # The build knows no entry: its edges are launched through the prep entries, whose kernels are quick to emulate.
-        built = [replace(case, twin=None) for case in built]
-    return [*built, *_use_cases(entry), *_type_cases()]
+    return [
+        *_shape_cases(entry),
+        *_request_cases(),
+        *_shared_page_cases(entry),
+        *_padding_cases(entry),
+        *_capacity_cases(),
+        *_use_cases(entry),
+        *_type_cases(),
+    ]
 
 
 def _shape_cases(entry: Entry) -> list[Spoiled]:
@@ -34,6 +42,7 @@ def _shape_cases(entry: Entry) -> list[Spoiled]:
         in_range = None if twin is ... else _shape(**{field: twin})
         return Spoiled(rule, f"plan-{field}-{variant}", field, _shape(**{field: value}), in_range)
 
+    # Prep takes no scale from a plan: a twin of another scale would prove nothing there.
     cases = [
         shape("extent_positive", "zero", "num_kv_heads", 0),
         shape("extent_positive", "negative", "num_kv_heads", -1),
@@ -45,28 +54,32 @@ def _shape_cases(entry: Entry) -> list[Spoiled]:
         shape("fits_i32", "wraps", "num_kv_heads", U32 + 1),
         shape("fits_i32", "wraps", "head_dim", U32 + entry.head_dim),
         shape("fits_i32", "wraps", "page_size", U32 + PAGE_SIZE),
-        shape("fits_i32", "wraps", "window_left", U32 + WINDOW_LEFT, WINDOW_LEFT),
+        shape("fits_i32", "wraps", "window_left", U32 + WINDOW_LEFT),
         shape("fits_i32", "wraps", "cta_tile_q", U32 + 16, 16),
         shape("integer", "float", "num_qo_heads", 16.0),
         shape("integer", "none", "page_size", None),
         shape("integer", "text", "window_left", "3"),
         shape("head_dim", "128", "head_dim", 128),
-        shape("window_left", "minus-two", "window_left", -2),
+        Spoiled("window_left", "minus-two", "window_left", _shape(window_left=-2), _no_window),
         shape("window_left", "lowest", "window_left", -I32),
         shape("cta_tile_q", "zero", "cta_tile_q", 0, 16),
         shape("cta_tile_q", "48", "cta_tile_q", 48, 16),
         shape("cta_tile_q", "negative", "cta_tile_q", -16, 16),
     ]
-    for variant, value in (
-        ("nan", math.nan),
-        ("inf", math.inf),
-        ("minus-inf", -math.inf),
-        ("past-float32", 3.5e38),
-        ("none", None),
-        ("text", "1.0"),
-        ("digits", 10**400),
+    for variant, value, edge in (
+        ("nan", math.nan, 1 / 16),
+        ("inf", math.inf, 1 / 16),
+        ("minus-inf", -math.inf, 1 / 16),
+        ("negative", -1.0, 1 / 16),
+        ("zero", 0.0, SMALLEST_SCALE),
+        ("zero-in-float32", SMALLEST_SCALE / 4, SMALLEST_SCALE),
+        ("past-float32", 3.5e38, LARGEST_SCALE),
+        ("infinite-in-base-2", 1.001 * LARGEST_SCALE, LARGEST_SCALE),
+        ("none", None, 1 / 16),
+        ("text", "1.0", 1 / 16),
+        ("digits", 10**400, 1 / 16),
     ):
-        cases.append(shape("sm_scale", variant, "sm_scale", value, 1 / 16))
+        cases.append(shape("sm_scale", variant, "sm_scale", value, ... if entry.is_prep else edge))
     return cases
 
 
@@ -109,9 +122,44 @@ def _request_cases() -> list[Spoiled]:
         request("window_pages", "seen-page-released", "page_origin", 2, page_origin=2, page_indices=(6,)),
         Spoiled("window_pages", "no-window", "requests[2].page_origin", _shape(window_left=-1), _no_window),
         Spoiled("window_pages", "window-one-wider", "requests[2].page_origin", _shape(window_left=6), _edge_window),
-        Spoiled("slot_unique", "two-requests", "requests[1].page_indices", _shared_page, _shared_page_apart),
         Spoiled("fits_i32", "all-tokens", "tokens of all requests", _long_requests(long_request, long_request)),
         Spoiled("fits_i32", "rows-of-all-heads", "tokens * query heads", _long_requests(long_request)),
+    ]
+
+
+def _shared_page_cases(entry: RejectEntry) -> list[Spoiled]:
+    """Pages that stand in two rows, or twice in one."""
+    cases = [
+        Spoiled("slot_unique", "two-requests", "requests[1].page_indices", _one_slot, _shared_prefix),
+        Spoiled("slot_history", "two-requests", "requests[1].page_indices", _history_of_another, _shared_prefix),
+        Spoiled("slot_history", "of-a-later-request", "requests[0].page_indices", _history_of_a_later, _shared_prefix),
+        Spoiled("page_unique", "history", "requests[2].page_indices", _request(2, page_indices=(3, 3))),
+        Spoiled("page_unique", "pages-between", "requests[0].page_indices", _page_again, _pages_apart),
+    ]
+    if entry.takes_tile:
+        # A request without a new token holds what it has all the same.
+        cases.append(
+            Spoiled("slot_history", "of-a-request-at-rest", "requests[1].page_indices", _at_rest(3), _at_rest(2))
+        )
+    return cases
+
+
+def _padding_cases(entry: RejectEntry) -> list[Spoiled]:
+    """The reserved page, and requests that use it."""
+    return [
+        Spoiled("padding_page", "among-own-pages", "requests[2].page_indices", _set("padding_page", 6), _padding(6)),
+        Spoiled("padding_page", "as-history", "requests[2].page_indices", _set("padding_page", 3), _padding(3)),
+        Spoiled("slot_unique", "not-said-to-be-padding", "requests[2].page_indices", _padding(None), _padding(6)),
+        Spoiled("page_id_range", "padding-negative", "padding_page", _set("padding_page", -1), _padding(0)),
+        Spoiled(
+            "page_id_range",
+            "padding-num_pages",
+            "plan.padding_page",
+            _set("padding_page", NUM_PAGES),
+            _padding(NUM_PAGES - 1),
+        ),
+        Spoiled("fits_i32", "padding-wraps", "padding_page", _set("padding_page", U32)),
+        Spoiled("integer", "padding-float", "padding_page", _set("padding_page", 0.0)),
     ]
 
 
@@ -234,16 +282,76 @@ def _edge_window(draft: Draft) -> None:
     _shape(window_left=5)(draft)
 
 
-def _shared_page(draft: Draft) -> None:
-    """Requests 0 and 1 both write slot 0 of page 2."""
+def _one_slot(draft: Draft) -> None:
+    """Requests 0 and 1 share page 5 and both write on from where it ends."""
+    _two_of_one_prefix(draft, (5, 2), (5, 2))
+
+
+def _shared_prefix(draft: Draft) -> None:
+    """Requests 0 and 1 share page 5, which is full; each writes to a page of its own."""
+    _two_of_one_prefix(draft, (5, 2), (5, 1))
+
+
+def _two_of_one_prefix(draft: Draft, *rows: tuple[int, int]) -> None:
+    for number, row in enumerate(rows):
+        q_len = draft.requests[number].q_len
+        _request(number, start_pos=PAGE_SIZE, page_indices=row, last_page_len=q_len)(draft)
+
+
+def _history_of_another(draft: Draft) -> None:
+    """Request 1 begins at slot 0 of the page whose slot 0 request 0 has filled."""
     q_len = draft.requests[1].q_len
-    _request(1, start_pos=0, page_indices=(2,), last_page_len=q_len)(draft)
+    _request(1, start_pos=0, page_indices=(5,), last_page_len=q_len)(draft)
 
 
-def _shared_page_apart(draft: Draft) -> None:
-    """Both take page 2, for different slots: a shared prefix that nobody writes again."""
-    _full_page(draft)
-    _request(1, page_indices=(2,))(draft)
+def _history_of_a_later(draft: Draft) -> None:
+    """Request 0 begins at slot 0 of the page whose slot 0 request 2 has filled."""
+    q_len = draft.requests[0].q_len
+    _request(0, start_pos=0, page_indices=(6,), last_page_len=q_len)(draft)
+
+
+def _page_again(draft: Draft) -> None:
+    _long_row(draft, (5, 2, 5))
+
+
+def _pages_apart(draft: Draft) -> None:
+    _long_row(draft, (5, 2, 4))
+
+
+def _long_row(draft: Draft, pages: tuple[int, ...]) -> None:
+    """Request 0 with two full pages of history."""
+    q_len = draft.requests[0].q_len
+    _request(0, start_pos=2 * PAGE_SIZE, page_indices=pages, last_page_len=q_len)(draft)
+
+
+@cache  # one twin for all cases that share it
+def _at_rest(kv_len: int) -> Change:
+    """Request 0 has ``kv_len`` tokens in page 5 and no new one; request 1 goes on from position 2 of that page."""
+
+    def change(draft: Draft) -> None:
+        _request(0, start_pos=kv_len, q_len=0, page_indices=(5,), last_page_len=kv_len)(draft)
+        tokens = draft.bench.tokens - draft.requests[2].q_len
+        last_page_len = 2 + tokens - PAGE_SIZE
+        _request(1, start_pos=2, q_len=tokens, page_indices=(5, 1), last_page_len=last_page_len)(draft)
+
+    return change
+
+
+@cache  # one twin for all cases that share it
+def _padding(page: int | None) -> Change:
+    """Requests 1 and 2 are padding, all at the first slots of page 6 or of the page said."""
+
+    def change(draft: Draft) -> None:
+        draft.padding_page = page
+        row = (6 if page is None else page,)
+        first = draft.requests[0]
+        padding = [replace(request, start_pos=0, page_indices=row, last_page_len=request.q_len, page_origin=0)
+                   for request in draft.requests[1:]]  # fmt: skip
+        draft.requests = (first, *padding)
+        # Padding requests of the same slots leave fewer slots written than there are tokens.
+        draft.written_slots = first.q_len + max(request.q_len for request in padding)
+
+    return change
 
 
 def _long_requests(*requests: PlanRequest) -> Change:

@@ -120,7 +120,8 @@ class Draft:
     def plan(self) -> Any:
         """The batch form's plan."""
         if "plan" not in self.replaced:
-            self.replaced["plan"] = self.keep(PrefillPagedPlan.batch(self.device, self.requests, shape=self.shape))
+            plan = PrefillPagedPlan.batch(self.device, self.requests, shape=self.shape, padding_page=self.padding_page)
+            self.replaced["plan"] = self.keep(plan)
         return self.replaced["plan"]
 
     def written_elems(self) -> dict[str, int]:
