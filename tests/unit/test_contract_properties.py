@@ -45,7 +45,7 @@ class CountingDevice(EmulatedDevice):
 class NoKernels(KernelLibrary):
     """Kernels that are named and never compiled."""
 
-    def kernel(self, source_name: str, symbol: str) -> LoadedKernel:
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         return LoadedKernel(symbol, image=None, handle=None)  # type: ignore[arg-type]
 
 
