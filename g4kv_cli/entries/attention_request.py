@@ -5,7 +5,6 @@ A function here is an entry's signature: it takes the entry's row first, and row
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,9 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model import rules
-from g4kv_cli.model.checked import check_head_relation, check_pool, finite_f32, require_i32, require_type
-from g4kv_cli.model.prefill_plan import PlanBounds, check_plan_use
+from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
+from g4kv_cli.model.plan_use import check_one_token_each, check_plan_use
+from g4kv_cli.model.prefill_plan import PlanBounds, check_sm_scale
 
 MAX_GQA_GROUP = 16
 """Query heads that share a KV head at most: the packed rows of the smallest tile."""
@@ -127,7 +127,7 @@ def merge(
         lse=0 if lse is None else lse.address,
         num_qo_heads=rows[1],
         num_kv_heads=rows[1],
-        scale_log2=_scale_log2("sm_scale", sm_scale),
+        scale_log2=check_sm_scale(sm_scale)[1],
     )
     inputs = _check_workspace(entry, library, parameters, workspace, num_splits, rows)
     kernel = choose_variant(entry, device, forced=library.variant)
@@ -160,7 +160,6 @@ def _check(
         f"{num_qo_heads} for {num_kv_heads} KV heads",
         f"at most {MAX_GQA_GROUP} a KV head",
     )
-    scale_log2 = _scale_log2("plan.sm_scale", shape.sm_scale)
     checked_pool = require_type("pool", pool, PagedPool)
     data = require_array(device, "pool", checked_pool.data, BF16, (None,))
     geometry = check_pool(
@@ -180,12 +179,8 @@ def _check(
         tiles=plan_tiles(device, shape),
         cta_tile_q=None if cta_tile_q is None else require_i32("cta_tile_q", cta_tile_q),
     )
-    rules.Q_LEN_ONE.require(
-        not entry.one_token_each or bounds.min_q_len == bounds.max_q_len == 1,
-        "plan",
-        f"requests of {bounds.min_q_len} to {bounds.max_q_len} new tokens",
-        "1 each",
-    )
+    if entry.one_token_each:
+        check_one_token_each(bounds)
     outputs = {"out": require_array(device, "out", out, BF16, array.shape)}
     if lse is not None:
         outputs["lse"] = require_array(device, "lse", lse, FLOAT32, array.shape[:2])
@@ -212,18 +207,10 @@ def _check(
         num_tiles=bounds.num_tiles,
         num_splits=1,
         window_left=shape.window_left,
-        scale_log2=scale_log2,
+        scale_log2=bounds.scale_log2,
     )
     inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
     return _Request(library, entry, kernel, bounds, parameters, inputs, outputs)
-
-
-def _scale_log2(field: str, sm_scale: float) -> float:
-    """The scale that the kernels take: of exponents to base 2."""
-    checked = finite_f32(sm_scale)
-    scaled = None if checked is None else finite_f32(checked * math.log2(math.e))
-    rules.SM_SCALE.require(scaled is not None and scaled > 0, field, sm_scale, "positive, and finite times log2(e)")
-    return scaled  # type: ignore[return-value]
 
 
 def _check_workspace(

@@ -16,12 +16,12 @@ from types import MappingProxyType
 import numpy as np
 
 from g4kv_cli.device.interface import Device, DeviceArray
-from g4kv_cli.entries.arguments import INT32, require_array
+from g4kv_cli.entries.arguments import INT32, PagedBatch, require_array
 from g4kv_cli.entries.entry import Target
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32, require_type
-from g4kv_cli.model.plan_use import check_capacity
+from g4kv_cli.model.plan_use import check_capacity, check_one_token_each
 from g4kv_cli.model.prefill_plan import (
     CTA_TILES_Q,
     CheckedPlan,
@@ -173,6 +173,29 @@ class PrefillPagedPlan:
         no requests afterwards and refuses use.
         """
         self._fill(check_requests(requests, shape, plan_tiles(self.device, shape), padding_page))
+
+    def decode_batch(self) -> PagedBatch:
+        """The same requests as the decode entries of prep take them: one object serves prep and attention of a step.
+
+        A view of the plan's arrays as they are now, not to be used after the next update. A captured graph takes the
+        batch_prefill entries of prep, with the plan itself: they serve one token a request as well.
+
+        Raises ContractError: plan_set, q_len_one.
+        """
+        bounds = self.require_set()
+        check_one_token_each(bounds)
+        extents = (
+            ("positions", bounds.num_requests),
+            ("page_indices", bounds.num_pages),
+            ("page_indptr", bounds.num_requests + 1),
+            ("page_origins", bounds.num_requests),
+        )
+        positions, indices, indptr, origins = (getattr(self.buffers, name).view((extent,)) for name, extent in extents)
+        host_positions, host_indices, host_indptr, host_origins = (
+            self._state.contents[name][:extent] for name, extent in extents
+        )
+        host = (host_positions, host_indices, host_indptr, host_origins)
+        return PagedBatch(positions, indices, indptr, origins, host, bounds.padding_page)
 
     def free(self) -> None:
         """Return the arrays to the device; a later use is refused (not_freed)."""

@@ -24,6 +24,10 @@ Family = Literal["local", "global"]
 FAMILIES: tuple[Family, ...] = ("local", "global")
 
 
+ATTENTION_SCALE = 1.0
+"""sm_scale of every Gemma 4 size: queries are normed, not scaled (Hugging Face transformers, models/gemma4)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """One attention family of one model, as one tensor-parallel rank sees it."""

@@ -14,6 +14,7 @@ PLAN_TILE = rule("plan_tile", "is not the tile that this call derives: the plan 
 PLAN_HEAD_DIM = rule("plan_head_dim", "is of the other family: the plan was made for another head_dim")
 PLAN_HEADS = rule("plan_heads", "differs from the heads that the plan was made for")
 PLAN_PAGE_SIZE = rule("plan_page_size", "differs from the page size that the plan was made for")
+Q_LEN_ONE = rule("q_len_one", "is for decode only where every request has one new token")
 PLAN_ROWS = rule("plan_rows", "has fewer rows than the plan has tokens")
 
 
@@ -84,3 +85,13 @@ def check_plan_use(
     derived = derive_cta_tile_q(packed_rows, bounds.num_requests, tiles)
     want = derived if cta_tile_q is None else cta_tile_q
     PLAN_TILE.require(bounds.cta_tile_q == want, "plan.cta_tile_q", bounds.cta_tile_q, want)
+
+
+def check_one_token_each(bounds: PlanBounds) -> None:
+    """Decode takes one new token of each request. Raises ContractError (q_len_one)."""
+    Q_LEN_ONE.require(
+        bounds.min_q_len == bounds.max_q_len == 1,
+        "plan",
+        f"requests of {bounds.min_q_len} to {bounds.max_q_len} new tokens",
+        "1 each",
+    )

@@ -31,6 +31,7 @@ from g4kv_cli.model.checked import (
     require_sequence,
     require_type,
 )
+from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
 from g4kv_cli.model.page_rows import PageRows, check_page_rows
 from g4kv_cli.model.rules import rule
 
@@ -60,7 +61,8 @@ class PlanRequest:
     """One request of a plan: ``q_len`` new tokens from position ``start_pos`` on, all numbers in tokens or pages.
 
     ``page_indices`` are all its resident pages, the ones the new tokens go to included; index 0 is the logical page
-    ``page_origin``. ``last_page_len`` says how many slots of the last page are taken once the chunk is in.
+    ``page_origin``. ``last_page_len`` says how many slots of the last page are taken once the chunk is in. ``of``
+    derives the two.
     """
 
     start_pos: int
@@ -69,18 +71,68 @@ class PlanRequest:
     last_page_len: int
     page_origin: int = 0
 
+    @classmethod
+    def of(
+        cls, *, kv_len: int, pages: Sequence[int], page_size: int, q_len: int = 1, window: int | None = None
+    ) -> PlanRequest:
+        """The request whose ``pages`` hold ``kv_len`` tokens once its ``q_len`` new ones are in.
+
+        ``pages`` are ids in the order of the tokens; the last one holds token ``kv_len - 1``. Where they are fewer
+        than ``kv_len`` tokens span, the first ones were released. ``window`` counts keys, the query's own included
+        (None: all); pages that no query of the chunk sees any more are left out.
+
+        Raises ContractError: argument_type, integer, fits_i32, extent_positive, q_len, start_pos,
+        page_list_not_empty, length_equation. Whether a page is missing that is seen, the plan decides (window_pages).
+        """
+        tokens = _at_least_1("kv_len", kv_len)
+        size = _at_least_1("page_size", page_size)
+        new = require_i32("q_len", q_len)
+        Q_LEN.require(new >= 0, "q_len", new, ">= 0")
+        start = tokens - new
+        rules.START_POS.require(start >= 0, "kv_len - q_len", start, ">= 0")
+        listed: list[int] = require_sequence("pages", pages)  # type: ignore[assignment]
+        PAGE_LIST_NOT_EMPTY.require(len(listed) >= 1, "pages", "no page", ">= 1 page")
+        origin = -(-tokens // size) - len(listed)
+        LENGTH_EQUATION.require(origin >= 0, "pages", f"{len(listed)} pages", f"at most {origin + len(listed)}")
+        unseen = 0
+        if window is not None:
+            first_seen = max(0, start - (_at_least_1("window", window) - 1))
+            unseen = min(max(0, first_seen // size - origin), len(listed) - 1)
+        return cls(start, new, tuple(listed[unseen:]), (tokens - 1) % size + 1, origin + unseen)
+
+    @classmethod
+    def padding(cls, page: int) -> PlanRequest:
+        """A request that fills up a bucket: one token at position 0 of the reserved padding page."""
+        return cls(start_pos=0, q_len=1, page_indices=(page,), last_page_len=1)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanShape:
-    """What the requests of a plan share. ``cta_tile_q`` overrides the derived tile; None derives it."""
+    """What the requests of a plan share. ``cta_tile_q`` overrides the derived tile; None derives it.
+
+    ``window_left`` is the kernels' number: keys left of the query that it sees, -1 for all. ``of`` takes it from the
+    model.
+    """
 
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
     page_size: int
     window_left: int = -1
-    sm_scale: float = 1.0
+    sm_scale: float = ATTENTION_SCALE
     cta_tile_q: int | None = None
+
+    @classmethod
+    def of(cls, geometry: Geometry, *, page_size: int, cta_tile_q: int | None = None) -> PlanShape:
+        """The heads and the window of a family, and Gemma 4's attention scale."""
+        return cls(
+            num_qo_heads=geometry.num_qo_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            page_size=page_size,
+            window_left=geometry.window_left,
+            cta_tile_q=cta_tile_q,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +226,19 @@ class CheckedPlan:
     requests: tuple[CheckedRequest, ...]
 
 
+def check_sm_scale(sm_scale: object) -> tuple[float, float]:
+    """(sm_scale, sm_scale * log2(e)): the kernels take the second, for powers of 2. Raises ContractError (sm_scale)."""
+    number = finite_f32(sm_scale)
+    scale_log2 = None if number is None else finite_f32(number * LOG2_E)
+    SM_SCALE.require(
+        scale_log2 is not None and float(np.float32(scale_log2)) > 0,
+        "sm_scale",
+        sm_scale,
+        f"{F32_MIN / LOG2_E:.2e}..{F32_MAX / LOG2_E:.2e}",
+    )
+    return (0.0, 0.0) if number is None or scale_log2 is None else (number, scale_log2)
+
+
 def check_requests(
     requests: object, shape: object, tiles: Sequence[int] = CTA_TILES_Q, padding_page: object = None
 ) -> CheckedPlan:
@@ -194,22 +259,20 @@ def check_requests(
     return CheckedPlan(_bounds_of(checked, checked_shape, tiles, padding), checked)
 
 
+def _at_least_1(field: str, value: object) -> int:
+    number = require_i32(field, value)
+    rules.EXTENT_POSITIVE.require(number >= 1, field, number, ">= 1")
+    return number
+
+
 def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
     """The shape in Python numbers; the head relation first, before anything divides."""
     num_qo_heads, num_kv_heads = check_head_relation(shape.num_qo_heads, shape.num_kv_heads)
     head_dim = require_i32("head_dim", shape.head_dim)
     rules.HEAD_DIM.require(head_dim in HEAD_DIMS, "head_dim", head_dim, f"one of {HEAD_DIMS}")
-    page_size = require_i32("page_size", shape.page_size)
-    rules.EXTENT_POSITIVE.require(page_size >= 1, "page_size", page_size, ">= 1")
+    page_size = _at_least_1("page_size", shape.page_size)
     window_left = require_i32("window_left", shape.window_left)
     WINDOW_LEFT.require(window_left >= -1, "window_left", window_left, ">= -1")
-    sm_scale = finite_f32(shape.sm_scale)
-    SM_SCALE.require(
-        sm_scale is not None and _scale_log2(sm_scale) is not None,
-        "sm_scale",
-        shape.sm_scale,
-        f"{F32_MIN / LOG2_E:.2e}..{F32_MAX / LOG2_E:.2e}",
-    )
     tile = None
     if shape.cta_tile_q is not None:
         tile = require_i32("cta_tile_q", shape.cta_tile_q)
@@ -220,15 +283,9 @@ def _check_shape(shape: PlanShape, tiles: Sequence[int]) -> PlanShape:
         head_dim=head_dim,
         page_size=page_size,
         window_left=window_left,
-        sm_scale=1.0 if sm_scale is None else sm_scale,
+        sm_scale=check_sm_scale(shape.sm_scale)[0],
         cta_tile_q=tile,
     )
-
-
-def _scale_log2(sm_scale: float) -> float | None:
-    """sm_scale * log2(e) where float32 has a number for it that is neither 0 nor infinite."""
-    product = finite_f32(sm_scale * LOG2_E)
-    return product if product is not None and np.float32(product) > 0 else None
 
 
 def _check_request(name: str, request: object, shape: PlanShape) -> CheckedRequest:
@@ -274,7 +331,7 @@ def _bounds_of(
     tile = derived if shape.cta_tile_q is None else shape.cta_tile_q
     return PlanBounds(
         shape=shape,
-        scale_log2=_scale_log2(shape.sm_scale) or 0.0,
+        scale_log2=shape.sm_scale * LOG2_E,
         padding_page=padding_page,
         cta_tile_q=tile,
         num_requests=len(requests),

@@ -23,6 +23,7 @@ from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.table import ReplayCase, replay_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.arguments import PagedBatch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.inputs import BF16
 from g4kv_cli.main import run as g4kv
@@ -246,8 +247,12 @@ class KeepsWholePages(FamilyLaunches):
 class DecodesOnePositionLate(FamilyLaunches):
     """Tells prep the next position in decode."""
 
-    def decode_positions(self, requests: Sequence[PlanRequest]) -> list[int]:
-        return [position + 1 for position in super().decode_positions(requests)]
+    def decode_batch(self) -> PagedBatch:
+        batch = super().decode_batch()
+        assert batch.host is not None
+        late = batch.host[0] + 1
+        positions = self.library.device.upload(late, "late positions")
+        return dataclasses.replace(batch, positions=positions, host=(late, *batch.host[1:]))
 
 
 def test_a_page_released_early(cases: dict[str, ReplayCase], library: KernelLibrary) -> None:

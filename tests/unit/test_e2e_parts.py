@@ -140,7 +140,7 @@ def test_two_runs_agree_in_every_bit_or_not(e4b: RecordedModel) -> None:
 def _cache(device: Device, **changed: int) -> FamilyCache:
     geometry = dataclasses.replace(GEOMETRIES["e4b-local"], window=16, num_kv_heads=1, num_qo_heads=1)
     sizes = {"num_layers": 1, "page_size": 16, "context_tokens": 96, "step_tokens": 1, "num_requests": 2} | changed
-    return FamilyCache(device, geometry, padding_rows=1, seed=3, **sizes)
+    return FamilyCache(device, geometry, seed=3, **sizes)
 
 
 def _is_poison(cache: FamilyCache, page: int) -> bool:
@@ -156,7 +156,7 @@ def test_a_front_is_released_poisoned_and_recycled(device: Device) -> None:
     held, other = PageList(1), PageList(2)
     cache.extend(held, 32)
     assert len(held.pages) == 2
-    assert not set(held.pages) & set(cache.padding_pages)
+    assert cache.padding_page not in held.pages
     first = held.pages[0]
     stride = cache.pool.layout.page_stride
     device.write(cache.pool.data.view((stride,), offset_elems=first * stride), np.ones(stride, BF16))
@@ -188,14 +188,15 @@ def test_pages_stand_in_no_order(device: Device) -> None:
     assert (steps < 0).any()
 
 
-def test_padding_rows_share_no_slot(device: Device) -> None:
-    cache = FamilyCache(device, dataclasses.replace(GEOMETRIES["e4b-local"], num_kv_heads=1, num_qo_heads=1),
-                        num_layers=1, page_size=2, context_tokens=8, step_tokens=1, num_requests=1, padding_rows=3,
-                        seed=0)  # fmt: skip
-    assert cache.num_padding_pages == 2
-    slots = [(cache.padding_list(row).pages[row // 2], row % 2) for row in range(3)]
-    assert len(set(slots)) == 3
-    assert {page for page, _ in slots} == set(cache.padding_pages)
+@pytest.mark.parametrize("num_requests", [1, 3, 64])
+def test_one_page_is_reserved_whatever_the_bucket(num_requests: int, device: Device) -> None:
+    cache = _cache(device, num_requests=num_requests)
+    held = [PageList(number) for number in range(num_requests)]
+    for one in held:
+        cache.extend(one, 32)
+    pages = [page for one in held for page in one.pages]
+    # Every page but the padding page is handed out.
+    assert sorted([*pages, cache.padding_page]) == list(range(cache.num_pages))
 
 
 def test_plan_requests_count_what_is_resident(device: Device) -> None:

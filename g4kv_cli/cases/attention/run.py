@@ -149,13 +149,7 @@ def plan_shape(case: AttentionCase) -> PlanShape:
 def plan_requests(requests: Sequence[KvRequest], page_size: int) -> list[PlanRequest]:
     """The requests as a plan takes them."""
     return [
-        PlanRequest(
-            request.start_pos,
-            request.q_len,
-            request.pages,
-            request.kv_len - (request.origin + len(request.pages) - 1) * page_size,
-            request.origin,
-        )
+        PlanRequest.of(kv_len=request.kv_len, q_len=request.q_len, pages=request.pages, page_size=page_size)
         for request in requests
     ]
 

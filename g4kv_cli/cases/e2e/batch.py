@@ -21,6 +21,7 @@ from g4kv_cli.cases.e2e.recorded_model import Array, Float32, Int64, RecordedLay
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entry
 from g4kv_cli.errors import DeviceFault
+from g4kv_cli.model.prefill_plan import PlanRequest
 
 MakeCache = Callable[..., FamilyCache]
 
@@ -104,7 +105,6 @@ class ModelBatch:
                 context_tokens=context_tokens,
                 step_tokens=step_tokens,
                 num_requests=settings.num_requests,
-                padding_rows=settings.bucket_width - 1,
                 seed=seed,
             )
             self.families[geometry.name] = make_launches(
@@ -147,8 +147,7 @@ class ModelBatch:
             self._take_pages(family, work)
             cache = family.cache
             requests = [cache.plan_request(self._pages(family, one), one.request.length, 1) for one in work]
-            requests += [cache.plan_request(cache.padding_list(row), row, 1) for row in range(padding_rows)]
-            family.prepare_decode(requests)
+            family.prepare_decode([*requests, *[PlanRequest.padding(cache.padding_page)] * padding_rows])
         return self._forward(work, padding_rows=padding_rows, is_decode=True)
 
     def free(self) -> None:

@@ -30,8 +30,6 @@ from g4kv_cli.model.slots import (
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
 
-PADDING_OWNER = -1
-
 
 @dataclass(slots=True)
 class PageList:
@@ -55,23 +53,21 @@ class FamilyCache:
         context_tokens: int,
         step_tokens: int,
         num_requests: int,
-        padding_rows: int,
         seed: int,
     ) -> None:
         self.device, self.geometry, self.page_size = device, geometry, page_size
         resident = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
-        self.num_padding_pages = max(PADDING_PAGES, pages_for(padding_rows, page_size))
-        self.num_pages = num_requests * resident + self.num_padding_pages
-        self.max_row_pages = max(resident, self.num_padding_pages)
+        self.num_pages = num_requests * resident + PADDING_PAGES
+        self.max_row_pages = resident
         layout = derived_layout(geometry, page_size, num_layers)
         self.pool = PagedPool(
             layout, device.allocate((layout.pool_elems(self.num_pages),), BF16, f"{geometry.name} pool")
         )
         device.fill(self.pool.data, POISON_BYTE)
-        self.allocator = PageAllocator(self.num_pages, reserved=self.num_padding_pages)
+        self.allocator = PageAllocator(self.num_pages, reserved=PADDING_PAGES)
         self._page_ids = list(range(self.num_pages))
         random.Random(seed).shuffle(self._page_ids)
-        self.padding_pages = self._page_ids[: self.num_padding_pages]
+        self.padding_page = self._page_ids[0]
 
     def origin(self, frontier: int) -> int:
         """The first logical page that a query at ``frontier`` or later may still see."""
@@ -105,13 +101,7 @@ class FamilyCache:
 
     def plan_request(self, held: PageList, start_pos: int, q_len: int) -> PlanRequest:
         """What a plan says of the next ``q_len`` tokens; their pages are taken already."""
-        kv_len = start_pos + q_len
-        last_page_len = kv_len - (held.origin + len(held.pages) - 1) * self.page_size
-        return PlanRequest(start_pos, q_len, tuple(held.pages), last_page_len, held.origin)
-
-    def padding_list(self, row: int) -> PageList:
-        """The pages of padding row ``row`` of a bucket, which stands at position ``row``: no two share a slot."""
-        return PageList(PADDING_OWNER, 0, self.padding_pages[: row // self.page_size + 1])
+        return PlanRequest.of(kv_len=start_pos + q_len, q_len=q_len, pages=held.pages, page_size=self.page_size)
 
     def stored(self, held: PageList, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
         """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]."""

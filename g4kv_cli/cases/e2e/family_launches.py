@@ -25,9 +25,6 @@ from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
 
-ATTENTION_SCALE = 1.0
-"""Of every Gemma 4 size."""
-
 _ROWS_A_TILE = 16
 
 
@@ -82,19 +79,11 @@ class FamilyLaunches:
 
     def plan_shape(self, requests: Sequence[PlanRequest]) -> PlanShape:
         """What the family's requests share."""
-        geometry = self.geometry
-        return PlanShape(
-            num_qo_heads=geometry.num_qo_heads,
-            num_kv_heads=geometry.num_kv_heads,
-            head_dim=geometry.head_dim,
-            page_size=self.cache.page_size,
-            window_left=geometry.window_left,
-            sm_scale=ATTENTION_SCALE,
-        )
+        return PlanShape.of(self.geometry, page_size=self.cache.page_size)
 
-    def decode_positions(self, requests: Sequence[PlanRequest]) -> list[int]:
-        """The position of each row of a decode batch."""
-        return [request.start_pos for request in requests]
+    def decode_batch(self) -> PagedBatch:
+        """What prep gets of a decode step."""
+        return self._plan.decode_batch()
 
     def prepare_prefill(self, requests: Sequence[PlanRequest]) -> None:
         """Metadata of a prefill step, the same for all layers of the family."""
@@ -111,19 +100,8 @@ class FamilyLaunches:
 
     def prepare_decode(self, requests: Sequence[PlanRequest]) -> None:
         """Metadata of a decode step: the rows of the bucket, padding rows last."""
-        self._plan.update(requests, shape=self.plan_shape(requests))
-        rows = [np.asarray(request.page_indices, np.int32) for request in requests]
-        host = (
-            np.asarray(self.decode_positions(requests), np.int32),
-            np.concatenate(rows),
-            np.cumsum([0, *(row.size for row in rows)]).astype(np.int32),
-            np.asarray([request.page_origin for request in requests], np.int32),
-        )
-        names = ("positions", "page_indices", "page_indptr", "page_origins")
-        positions, indices, indptr, origins = (
-            self._metadata(name, values) for name, values in zip(names, host, strict=True)
-        )
-        self._batch = PagedBatch(positions, indices, indptr, origins, host)
+        self._plan.update(requests, shape=self.plan_shape(requests), padding_page=self.cache.padding_page)
+        self._batch = self.decode_batch()
 
     # --- launches ----------------------------------------------------------------------------------------------
 

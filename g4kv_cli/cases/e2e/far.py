@@ -153,7 +153,7 @@ class _Walker:
         self.q_weight, self.k_weight = weights.astype(np.float32).astype(BF16)
         self.cache = FamilyCache(
             run.device, geometry, num_layers=2, page_size=PAGE_SIZE, context_tokens=walk.end, step_tokens=WRITE_CHUNK,
-            num_requests=1, padding_rows=0, seed=SEED,
+            num_requests=1, seed=SEED,
         )  # fmt: skip
         # Two layers lie in a page, and the second is used: the first stays poison.
         self.layer = 1

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from g4kv_cli.cases.e2e.batch import ModelBatch, Request
-from g4kv_cli.cases.e2e.family_launches import ATTENTION_SCALE
 from g4kv_cli.cases.e2e.host_model import Projections
 from g4kv_cli.cases.e2e.recorded_model import TRACE_PARTS, Array, Float32, RecordedModel
 from g4kv_cli.cases.e2e.replay import replay
 from g4kv_cli.inputs import rope_rows
+from g4kv_cli.model.geometry import ATTENTION_SCALE
 from g4kv_cli.oracle.attention import attend
 from g4kv_cli.oracle.prep import rms_norm, rotate_half_rope
 from g4kv_cli.records.run import Mismatch

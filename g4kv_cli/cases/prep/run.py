@@ -256,18 +256,12 @@ def _batch(run: _Run, placement: Placement) -> PagedBatch:
 
 
 def _plan(run: _Run, placement: Placement) -> PrefillPagedPlan:
-    geometry, size = run.case.geometry, placement.page_size
-    requests = []
-    for (start, q_len), row, origin in zip(run.case.requests, placement.rows, placement.origins, strict=True):
-        last_page_len = start + q_len - (origin + len(row) - 1) * size
-        requests.append(PlanRequest(start, q_len, row, last_page_len, origin))
-    shape = PlanShape(
-        num_qo_heads=geometry.num_qo_heads,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
-        page_size=size,
-        window_left=geometry.window_left,
-    )
-    plan = PrefillPagedPlan.batch(run.device, requests, shape=shape)
+    size = placement.page_size
+    requests = [
+        PlanRequest.of(kv_len=start + q_len, q_len=q_len, pages=row, page_size=size)
+        for (start, q_len), row in zip(run.case.requests, placement.rows, strict=True)
+    ]
+    shape = PlanShape.of(run.case.geometry, page_size=size)
+    plan = PrefillPagedPlan.batch(run.device, requests, shape=shape, padding_page=placement.padding_page)
     run.arrays.extend(plan.buffers.by_name().values())
     return plan

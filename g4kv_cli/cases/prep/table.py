@@ -150,6 +150,7 @@ class _Table:
             yield self._batch(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
         yield self._batch("one-request", "random", ((size // 2, size + 1),))
         yield self._batch("padding/rows-behind-the-tokens", "random", ragged, padding_rows=3)
+        yield self._padded_batch()
         for page_size in self.page_sizes:
             requests = ((page_size - 1, 3), (2 * page_size, 1))
             yield self._batch(f"page-size/{page_size}", "random", requests, page_size=page_size)
@@ -269,6 +270,16 @@ class _Table:
         rows = ((4, 2), (1,) if size > 1 else (1, 6), (3, 5, 7), (0,), (0,), (0,), (0,), (0,))
         placement = Placement(size, 8, 2, 1, rows, (0,) * len(rows), padding_page=0)
         return self._decode("padding/shared-page", "random", positions, placement=placement)
+
+    def _padded_batch(self) -> Case:
+        """Two requests and padding before, between and behind them, at several slots of the reserved page 0."""
+        size = self.page_size
+        requests = ((0, 1), (size - 1, 3), (0, 1), (size, 1), (0, min(2, size)), (size - 1, 1))
+        rows = ((0,), (2, 5, 1)[: -(-(size + 2) // size)], (0,), (4, 3), (0,), (0,))
+        positions = [start + token for start, q_len in requests for token in range(q_len)]
+        placement = Placement(size, 6, 2, 1, rows, (0,) * len(rows), padding_page=0)
+        case = self._case("batch_prefill", "padding/shared-page", "random", positions, placement)
+        return dataclasses.replace(case, requests=requests)
 
     def _large_pools(self, form: str) -> Iterator[Case]:
         """Pools whose element offsets leave int32 (prefill) and uint32 (decode), with all of the model's layers.

@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
-from g4kv_cli.cases.reject.valid import DECODE_POSITIONS, NUM_PAGES, PAGE_ROW, TABLE_POSITIONS
+from g4kv_cli.cases.reject.valid import (
+    DECODE_PAGES,
+    DECODE_POSITIONS,
+    NUM_PAGES,
+    PAGE_ROW,
+    PAGE_SIZE,
+    TABLE_POSITIONS,
+)
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
 from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.model.prefill_plan import PlanRequest
 
 I32 = 2**31
 U32 = 2**32
@@ -46,7 +55,11 @@ def _row_cases() -> list[Spoiled]:
         Spoiled("integer", "page-none", "page_row[1]", _row([first, None])),
         Spoiled("page_unique", "page-twice", "page_row", _row([first, first])),
         Spoiled(
-            "page_unique", "page-of-history", "page_row", _longer_row(first, second, first), _longer_row(9, 2, 6, 6)
+            "page_unique",
+            "page-of-history",
+            "page_row",
+            _longer_row(first, second, first),
+            _longer_row(-1, 2, 6, 6),
         ),
         Spoiled("fits_i32", "row-length", "page_row length", _long_row),
         Spoiled("argument_type", "page_row-none", "page_row", _replaced("page_row", None)),
@@ -111,6 +124,7 @@ def _batch_cases() -> list[Spoiled]:
         Spoiled("fits_i32", "padding-wraps", "padding_page", _set("padding_page", U32 + 5)),
         Spoiled("integer", "padding-text", "padding_page", _set("padding_page", "5")),
         Spoiled("fits_i32", "indices-length", "page_indices length", _long_indices),
+        Spoiled("q_len_one", "batch-of-a-plan", "plan", _batch_of_plan(2), _batch_of_plan(1)),
         Spoiled("argument_type", "batch-none", "batch", _replaced("batch", None)),
         Spoiled("argument_type", "batch-dict", "batch", _replaced("batch", {"positions": [0]})),
         Spoiled("argument_type", "positions-none", "positions", _set("positions", None)),
@@ -256,6 +270,21 @@ def _indptr(*values: int) -> Change:
         host = np.array(values, np.int32)
         draft.device.write(batch.page_indptr, host)
         draft.replaced["batch"] = replace(batch, host=(*batch.host[:2], host, batch.host[3]))
+
+    return change
+
+
+def _batch_of_plan(last_q_len: int) -> Change:
+    """The same tokens by a plan, the last request with so many new ones."""
+
+    def change(draft: Draft) -> None:
+        requests = [
+            PlanRequest.of(kv_len=position + 1, pages=row, page_size=PAGE_SIZE)
+            for position, row in zip(DECODE_POSITIONS, DECODE_PAGES, strict=True)
+        ]
+        requests[-1] = replace(requests[-1], q_len=last_q_len, start_pos=DECODE_POSITIONS[-1] + 1 - last_q_len)
+        plan = draft.keep(PrefillPagedPlan.batch(draft.device, requests, shape=draft.shape))
+        draft.replaced["batch"] = plan.decode_batch()
 
     return change
 

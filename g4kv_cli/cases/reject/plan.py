@@ -29,6 +29,7 @@ def plan_cases(entry: Entry) -> list[Spoiled]:
     return [
         *_shape_cases(entry),
         *_request_cases(),
+        *_made_request_cases(),
         *_shared_page_cases(entry),
         *_padding_cases(entry),
         *_capacity_cases(),
@@ -127,7 +128,29 @@ def _request_cases() -> list[Spoiled]:
     ]
 
 
-def _shared_page_cases(entry: RejectEntry) -> list[Spoiled]:
+def _made_request_cases() -> list[Spoiled]:
+    """Requests that PlanRequest.of is asked for."""
+
+    def made(rule: str, variant: str, field: str, **arguments: Any) -> Spoiled:
+        return Spoiled(rule, f"of-{variant}", field, _made(**arguments), _made())
+
+    return [
+        made("extent_positive", "kv_len-zero", "kv_len", kv_len=0, q_len=0),
+        made("extent_positive", "page_size-zero", "page_size", page_size=0),
+        made("extent_positive", "window-zero", "window", window=0),
+        made("fits_i32", "kv_len-wraps", "kv_len", kv_len=U32 + 5),
+        made("integer", "q_len-float", "q_len", q_len=1.0),
+        made("q_len", "negative", "q_len", q_len=-1),
+        made("start_pos", "more-new-than-all", "kv_len - q_len", q_len=6),
+        made("argument_type", "pages-none", "pages", pages=None),
+        made("page_list_not_empty", "no-page", "pages", pages=()),
+        made("length_equation", "surplus-page", "pages", pages=(5, 2, 4)),
+        # What is left out of a row is for the plan to find.
+        made("window_pages", "page-too-few", "requests[0].page_origin", pages=(2,)),
+    ]
+
+
+def _shared_page_cases(entry: Entry) -> list[Spoiled]:
     """Pages that stand in two rows, or twice in one."""
     cases = [
         Spoiled("slot_unique", "two-requests", "requests[1].page_indices", _one_slot, _shared_prefix),
@@ -144,7 +167,7 @@ def _shared_page_cases(entry: RejectEntry) -> list[Spoiled]:
     return cases
 
 
-def _padding_cases(entry: RejectEntry) -> list[Spoiled]:
+def _padding_cases(entry: Entry) -> list[Spoiled]:
     """The reserved page, and requests that use it."""
     return [
         Spoiled("padding_page", "among-own-pages", "requests[2].page_indices", _set("padding_page", 6), _padding(6)),
@@ -250,6 +273,24 @@ def _request(number: int, **fields: Any) -> Change:
         requests = list(draft.requests)
         requests[number] = replace(requests[number], **fields)
         draft.requests = tuple(requests)
+
+    return change
+
+
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
+def _made(**arguments: Any) -> Change:
+    """Request 0 as PlanRequest.of makes it."""
+
+    def change(draft: Draft) -> None:
+        first = draft.requests[0]
+        valid: dict[str, Any] = {
+            "kv_len": first.start_pos + first.q_len,
+            "q_len": first.q_len,
+            "pages": first.page_indices,
+            "page_size": PAGE_SIZE,
+            "window": WINDOW_LEFT + 1,
+        }
+        draft.requests = (PlanRequest.of(**valid | arguments), *draft.requests[1:])
 
     return change
 

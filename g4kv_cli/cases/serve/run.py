@@ -20,14 +20,14 @@ from g4kv_cli.cases.attention.run import plan_requests, workspace
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries.arguments import PagedBatch, PagedPool, RopeTables
+from g4kv_cli.entries.arguments import PagedPool, RopeTables
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanShape
+from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.compare import POISON_BITS, ROWS, Axes, compare_bits, compare_values
@@ -181,45 +181,30 @@ class _Run:
 
     def _batch(self, step: Step, form: Entry, works: Sequence[Work], *, is_decode: bool = False) -> None:
         name = f"step {step.number}, {'decode' if is_decode else 'prefill'}"
-        plan = PrefillPagedPlan.batch(
-            self.device, plan_requests([work.kv for work in works], self.case.page_size), shape=self._shape()
-        )
-        self.session.arrays.extend(plan.buffers.by_name().values())
         rows = _Rows(works)
-        q_out = self._prep(name, works, rows, plan, is_decode)
+        # A decode batch is padded to a power of two, for prep and attention alike.
+        padding = _bucket(rows.count) - rows.count if is_decode else 0
+        plan = PrefillPagedPlan.batch(
+            self.device,
+            [*plan_requests([work.kv for work in works], self.case.page_size),
+             *[PlanRequest.padding(PADDING_PAGE)] * padding],
+            shape=PlanShape.of(self.geometry, page_size=self.case.page_size),
+            padding_page=PADDING_PAGE,
+        )  # fmt: skip
+        self.session.arrays.extend(plan.buffers.by_name().values())
+        q_out = self._prep(name, works, rows, plan, padding, is_decode)
         self._attend(name, step, form, works, rows, plan, q_out, is_decode)
 
-    def _shape(self) -> PlanShape:
-        return PlanShape(
-            num_qo_heads=self.geometry.num_qo_heads,
-            num_kv_heads=self.geometry.num_kv_heads,
-            head_dim=self.geometry.head_dim,
-            page_size=self.case.page_size,
-            window_left=self.geometry.window_left,
-        )
-
     def _prep(
-        self, name: str, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan, is_decode: bool
+        self, name: str, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan, padding: int, is_decode: bool
     ) -> DeviceArray:
-        """Write the batch's K and V and its q_out; in decode the batch is padded to a power of two."""
-        padding = _bucket(rows.count) - rows.count if is_decode else 0
+        """Write the batch's K and V and its q_out."""
         q = self._raw(works, "q", padding)
         q_out = self.session.poisoned(q.shape, "q_out")
         arguments = self.common | {"q": q, "k": self._raw(works, "k", padding), "q_out": q_out}
         if not self.geometry.k_eq_v:
             arguments["v"] = self._raw(works, "v", padding)
-        if is_decode:
-            batch = PagedBatch.from_host(
-                self.device,
-                positions=[*rows.positions, *[0] * padding],
-                page_lists=[*(work.kv.pages for work in works), *[(PADDING_PAGE,)] * padding],
-                page_origins=[*(work.kv.origin for work in works), *[0] * padding],
-                padding_page=PADDING_PAGE,
-            )
-            self.session.arrays.extend((batch.positions, batch.page_indices, batch.page_indptr, batch.page_origins))
-            arguments["batch"] = batch
-        else:
-            arguments["plan"] = plan
+        arguments |= {"batch": plan.decode_batch()} if is_decode else {"plan": plan}
         entry = entry_for(self.geometry, "prep", "decode" if is_decode else "batch_prefill")
         entry(self.session.library, **arguments)
         self._note(name, works, rows, self.device.read(q_out)[: rows.count])
@@ -263,7 +248,7 @@ class _Run:
         if form.takes_splits:
             arguments["num_splits"] = NUM_SPLITS
             arguments["workspace"] = workspace(
-                session, rows.count, geometry.num_qo_heads, NUM_SPLITS, geometry.head_dim
+                session, q_out.shape[0], geometry.num_qo_heads, NUM_SPLITS, geometry.head_dim
             )
         form(session.library, **arguments)
         q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
