@@ -10,7 +10,7 @@ from typing import Any
 from g4kv_cli.cases.reject.request import OUTPUTS, Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT
 from g4kv_cli.entries.entry import Entry
-from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles
 from g4kv_cli.model.checked import F32_MAX
 from g4kv_cli.model.prefill_plan import F32_MIN, LOG2_E, PlanRequest, check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE
@@ -56,16 +56,16 @@ def _shape_cases(entry: Entry) -> list[Spoiled]:
         shape("fits_i32", "wraps", "head_dim", U32 + entry.head_dim),
         shape("fits_i32", "wraps", "page_size", U32 + PAGE_SIZE),
         shape("fits_i32", "wraps", "window_left", U32 + WINDOW_LEFT),
-        shape("fits_i32", "wraps", "cta_tile_q", U32 + 16, 16),
+        shape("fits_i32", "wraps", "cta_tile_q", U32 + 16),
         shape("integer", "float", "num_qo_heads", 16.0),
         shape("integer", "none", "page_size", None),
         shape("integer", "text", "window_left", "3"),
         shape("head_dim", "128", "head_dim", 128),
         Spoiled("window_left", "minus-two", "window_left", _shape(window_left=-2), _no_window),
         shape("window_left", "lowest", "window_left", -I32),
-        shape("cta_tile_q", "zero", "cta_tile_q", 0, 16),
-        shape("cta_tile_q", "48", "cta_tile_q", 48, 16),
-        shape("cta_tile_q", "negative", "cta_tile_q", -16, 16),
+        Spoiled("cta_tile_q", "plan-cta_tile_q-zero", "cta_tile_q", _shape(cta_tile_q=0), _own_tile),
+        Spoiled("cta_tile_q", "plan-cta_tile_q-48", "cta_tile_q", _shape(cta_tile_q=48), _own_tile),
+        Spoiled("cta_tile_q", "plan-cta_tile_q-negative", "cta_tile_q", _shape(cta_tile_q=-16), _own_tile),
     ]
     for variant, value, edge in (
         ("nan", math.nan, 1 / 16),
@@ -146,7 +146,7 @@ def _made_request_cases() -> list[Spoiled]:
         made("page_list_not_empty", "no-page", "pages", pages=()),
         made("length_equation", "surplus-page", "pages", pages=(5, 2, 4)),
         # What is left out of a row is for the plan to find.
-        made("window_pages", "page-too-few", "requests[0].page_origin", pages=(2,)),
+        Spoiled("window_pages", "of-page-too-few", "requests[0].page_origin", _made_of_last_page, _made()),
     ]
 
 
@@ -202,7 +202,7 @@ def _capacity_cases() -> list[Spoiled]:
 def _use_cases(entry: Entry) -> list[Spoiled]:
     cases = [
         Spoiled("plan_set", "preallocated", "plan", _unset, _refilled()),
-        Spoiled("plan_tile", "plan-overridden", "plan.cta_tile_q", _shape(cta_tile_q=64), _shape(cta_tile_q=16)),
+        Spoiled("plan_tile", "plan-overridden", "plan.cta_tile_q", _shape(cta_tile_q=64), _own_tile),
         Spoiled("plan_head_dim", "other-family", "plan.head_dim", _shape(head_dim=768 - entry.head_dim)),
         Spoiled("plan_heads", "more-query-heads", "plan.num_qo_heads", _more_query_heads),
         Spoiled("plan_page_size", "twice", "plan.page_size", _twice_the_page_size),
@@ -222,7 +222,7 @@ def _use_cases(entry: Entry) -> list[Spoiled]:
     if entry.takes_tile:
         cases += [
             Spoiled("plan_tile", "both-differ", "plan.cta_tile_q", _tiles(64, 16), _tiles(64, 64)),
-            Spoiled("plan_tile", "call-overridden", "plan.cta_tile_q", _tiles(None, 64), _tiles(None, 16)),
+            Spoiled("plan_tile", "call-overridden", "plan.cta_tile_q", _tiles(None, 64), _own_tile_of_call),
             Spoiled("fits_i32", "call-tile-wraps", "cta_tile_q", _tiles(None, U32 + 16)),
             Spoiled("integer", "call-tile-text", "cta_tile_q", _tiles(None, "16")),
         ]
@@ -293,6 +293,12 @@ def _made(**arguments: Any) -> Change:
         draft.requests = (PlanRequest.of(**valid | arguments), *draft.requests[1:])
 
     return change
+
+
+def _made_of_last_page(draft: Draft) -> None:
+    """Request 0 in its third page, of which the second is seen and not there."""
+    q_len = draft.requests[0].q_len
+    _made(kv_len=2 * PAGE_SIZE + q_len, pages=(2,))(draft)
 
 
 def _full_page(draft: Draft) -> None:
@@ -410,7 +416,7 @@ def _refilled(one_short: str = "", /, **capacity: Any) -> Change:
     """A preallocated plan with exactly the room that the valid requests take, updated with them."""
 
     def change(draft: Draft) -> None:
-        bounds = check_requests(draft.requests, draft.shape).bounds
+        bounds = check_requests(draft.requests, draft.shape, plan_tiles(draft.device, draft.shape)).bounds
         room: dict[str, Any] = {
             "max_tokens": bounds.num_tokens,
             "max_requests": bounds.num_requests,
@@ -438,6 +444,19 @@ def _tiles(of_plan: Any, of_call: Any) -> Change:
         draft.arguments["cta_tile_q"] = of_call
 
     return change
+
+
+def _derived_tile(draft: Draft) -> int:
+    return check_requests(draft.requests, draft.shape, plan_tiles(draft.device, draft.shape)).bounds.cta_tile_q
+
+
+def _own_tile(draft: Draft) -> None:
+    """An override that is what would be derived."""
+    draft.shape = replace(draft.shape, cta_tile_q=_derived_tile(draft))
+
+
+def _own_tile_of_call(draft: Draft) -> None:
+    draft.arguments["cta_tile_q"] = _derived_tile(draft)
 
 
 def _more_query_heads(draft: Draft) -> None:
