@@ -27,6 +27,7 @@ from g4kv_cli.device.emulated import (
     LaunchInterrupted,
     Machine,
     Module,
+    emulator_words,
 )
 from g4kv_cli.device.interface import (
     Allocation,
@@ -96,7 +97,12 @@ class EmulatedDevice(Device):
         if known is None:
             raise UsageError(f"the emulated device does not know {arch!r}; it knows {', '.join(ARCHS)}")
         note = "" if plain == ARITHMETIC_ARCH else f", arithmetic of {ARITHMETIC_ARCH}"
-        self.info = DeviceInfo("emulated", f"emulated {plain} ({known.card} limits{note})", arch, "", reason)
+        try:
+            how = emulator_words()
+        except EmulatorError as error:
+            raise UsageError(str(error)) from error
+        name = f"emulated {plain} ({known.card} limits{note})" + (f", {how}" if how else "")
+        self.info = DeviceInfo("emulated", name, arch, "", reason)
         self.limits = DeviceLimits(
             max_threads_per_block=1024,
             max_grid=(2**31 - 1, 65535, 65535),

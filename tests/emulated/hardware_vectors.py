@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "hw"
 
@@ -226,3 +229,46 @@ def carry_assembly(name: str) -> str:
         f"{verb}c.{type_name} z, %1, %1; shl.{bits} y, y, 1; xor.{bits} x, x, y; shl.{bits} z, z, 2; "
         f"xor.{bits} %0, x, z;}}"
     )
+
+
+DTYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+
+
+def evaluate(text: str, operands: list[Any], result_dtype: Any, apply: Callable[[str, list[Any]], Any]) -> Any:
+    """Run an inline assembly, each opcode by ``apply(opcode, operands of its kinds)``."""
+    registers: dict[str, Any] = {f"%{index + 1}": array for index, array in enumerate(operands)}
+    registers["carry"] = None
+    for opcode, names in statements(text):
+        target, sources = names[0], names[1:]
+        if opcode.startswith("mov."):
+            registers[target] = _move(registers, sources[0])
+            continue
+        op = ELEMENTWISE[opcode]
+        arguments = [_value(registers, name, kind) for name, kind in zip(sources, op.operands, strict=False)]
+        arguments += [registers["carry"]] * (len(op.operands) - len(arguments))
+        results = apply(opcode, arguments)
+        if len(op.results) == 2:
+            results, registers["carry"] = results
+        if target == "%0" and results.dtype != result_dtype:
+            results = _widened(results, result_dtype, op.sign_extends)
+        registers[target] = results
+    return registers["%0"]
+
+
+def _value(registers: dict[str, Any], name: str, kind: str) -> Any:
+    if kind == "pred":
+        return registers[name]
+    array = registers[name] if name in registers else np.array([int(name)])
+    return array.astype(DTYPES[kind])
+
+
+def _move(registers: dict[str, Any], source: str) -> Any:
+    if source.startswith("{"):
+        low, high = (registers[name.strip()].astype(np.uint64) for name in source[1:-1].split(","))
+        return low | (high << np.uint64(32))
+    return registers[source] if source in registers else np.array([int(source)], np.uint32)
+
+
+def _widened(results: Any, dtype: Any, sign_extends: bool) -> Any:
+    signed = results.view(f"i{results.dtype.itemsize}")
+    return (signed if sign_extends else results).astype(dtype)

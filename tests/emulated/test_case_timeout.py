@@ -118,6 +118,7 @@ extern "C" __global__ void kernel(int* out, int times) {
 
 
 def test_a_loop_of_stores_to_one_place_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "interpreter")
     monkeypatch.setattr(store_log, "_COMPACT_AT_LANES", 4096)
     kept: list[int] = []
     finish = store_log.StoreLog.finish

@@ -11,7 +11,7 @@ import pytest
 
 from g4kv_cli.device.emulated.arithmetic.opcodes import ELEMENTWISE
 
-DTYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+DTYPES = hardware.DTYPES
 
 
 @pytest.fixture(autouse=True)
@@ -22,42 +22,7 @@ def _no_warnings():
 
 def run(text: str, operands: list[Any], result_dtype: Any) -> Any:
     """Evaluate an inline assembly with the table alone."""
-    registers: dict[str, Any] = {f"%{index + 1}": array for index, array in enumerate(operands)}
-    registers["carry"] = None
-    for opcode, names in hardware.statements(text):
-        target, sources = names[0], names[1:]
-        if opcode.startswith("mov."):
-            registers[target] = move(registers, sources[0])
-            continue
-        op = ELEMENTWISE[opcode]
-        arguments = [value(registers, name, kind) for name, kind in zip(sources, op.operands, strict=False)]
-        arguments += [registers["carry"]] * (len(op.operands) - len(arguments))
-        results = op.function(*arguments)
-        if len(op.results) == 2:
-            results, registers["carry"] = results
-        if target == "%0" and results.dtype != result_dtype:
-            results = widened(results, result_dtype, op.sign_extends)
-        registers[target] = results
-    return registers["%0"]
-
-
-def value(registers: dict[str, Any], name: str, kind: str) -> Any:
-    if kind == "pred":
-        return registers[name]
-    array = registers[name] if name in registers else np.array([int(name)])
-    return array.astype(DTYPES[kind])
-
-
-def move(registers: dict[str, Any], source: str) -> Any:
-    if source.startswith("{"):
-        low, high = (registers[name.strip()].astype(np.uint64) for name in source[1:-1].split(","))
-        return low | (high << np.uint64(32))
-    return registers[source] if source in registers else np.array([int(source)], np.uint32)
-
-
-def widened(results: Any, dtype: Any, sign_extends: bool) -> Any:
-    signed = results.view(f"i{results.dtype.itemsize}")
-    return (signed if sign_extends else results).astype(dtype)
+    return hardware.evaluate(text, operands, result_dtype, lambda opcode, values: ELEMENTWISE[opcode].function(*values))
 
 
 def differing(expected: Any, got: Any) -> int:

@@ -1,4 +1,4 @@
-"""Runs CUDA kernels without a GPU by interpreting the PTX that NVRTC emits, with all memory and race checks on.
+"""Runs CUDA kernels without a GPU from the PTX that NVRTC emits, with all memory and race checks on.
 
     machine = Machine()
     address = machine.allocate(nbytes, "q_out")
@@ -6,6 +6,9 @@
     report = machine.launch(kernel, grid=(4, 1, 1), block=(128, 1, 1), arguments=[...])
 
 Of Hopper (compute_90a) it knows mbarriers, bulk tensor copies (``Machine.tensor_map``) and wgmma.
+
+A native engine (``engine``) runs what it knows; the interpreter, which is its reference, runs the rest and writes the
+reports. ``G4KV_EMULATOR`` is ``native`` (if not set), ``interpreter``, or ``both`` to compare them.
 
 A library of its own: it needs NumPy only. A launch either returns a LaunchReport or raises LaunchFault with one
 Fault for each broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was recorded to do; nothing here says
@@ -25,16 +28,19 @@ from .faults import (
     Standing,
     UnsupportedOpcode,
 )
-from .interpreter.translate import Kernel, Module
+from .kernel import Kernel, Module
+from .launcher import EmulatorsDiffer, LaunchCounts, emulator_words
 from .machine import Machine, shared_limit
 from .memory.tensor_map import TensorMap
 
 __all__ = [
     "DeadlinePassed",
     "EmulatorError",
+    "EmulatorsDiffer",
     "Fault",
     "Kernel",
     "LaunchConfigurationError",
+    "LaunchCounts",
     "LaunchFault",
     "LaunchInterrupted",
     "LaunchReport",
@@ -45,5 +51,6 @@ __all__ = [
     "Standing",
     "TensorMap",
     "UnsupportedOpcode",
+    "emulator_words",
     "shared_limit",
 ]

@@ -18,12 +18,14 @@ from .faults import (
     PoisonedMachine,
     Standing,
 )
-from .interpreter.run import Run, shared_total
-from .interpreter.translate import Kernel, Module
+from .kernel import Kernel, Module
+from .launcher import LaunchCounts, Launcher
 from .memory.allocation import keep_freed_memory
 from .memory.memory import GLOBAL_BASE, Bytes, DeviceMemory
 from .memory.store_log import Ranges, clip_ranges, union_ranges
 from .memory.tensor_map import TensorMap, contiguous_strides
+from .mode import emulator_mode
+from .request import LaunchRequest
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_BLOCK = (1024, 1024, 64)
@@ -56,7 +58,7 @@ class Machine:
         self._memory = DeviceMemory()
         self._written: list[Ranges] = []
         self._modules: dict[Module, dict[str, int]] = {}
-        self._run: Run | None = None
+        self._launcher = Launcher(self._memory, emulator_mode())
         self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
 
     def allocate(self, nbytes: int, label: str = "", sparse: bool = False) -> int:
@@ -162,21 +164,29 @@ class Machine:
         if self.poisoned_by is not None:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
-        symbols = [np.array([self._place(kernel.module, name)], np.uint64) for name in kernel.device_variables]
-        run = Run(self._memory, kernel, grid, block, blob, dynamic_shared_bytes, symbols, max_instructions, deadline)
-        self._run = run
+        symbols = [self._place(kernel.module, name) for name in kernel.device_variables]
+        request = LaunchRequest(
+            kernel,
+            grid,
+            block,
+            blob,
+            dynamic_shared_bytes,
+            symbols,
+            must_write,
+            may_collide,
+            reverse_blocks,
+            chunk_threads,
+            max_instructions,
+            deadline,
+        )
         try:
-            reached_end = run.execute(chunk_threads, reverse_blocks)
+            outcome = self._launcher.run(request)
         except (DeadlinePassed, LaunchInterrupted) as ended:
             self.poisoned_by = ended
             raise
-        finally:
-            self._run = None
-        ranges = run.finish(must_write, may_collide, reached_end)
-        self._written.append(ranges)
-        faults = run.collector.faults
-        if faults:
-            error = LaunchFault(faults)
+        self._written.append(outcome.ranges)
+        if outcome.faults:
+            error = LaunchFault(outcome.faults)
             if error.fatal is not None:
                 self.poisoned_by = error
             raise error
@@ -184,14 +194,19 @@ class Machine:
             kernel.name,
             grid[0] * grid[1] * grid[2],
             block[0] * block[1] * block[2],
-            run.thread_instructions,
-            int((ranges[:, 1] - ranges[:, 0]).sum()),
-            run.shared_bytes,
+            outcome.thread_instructions,
+            int((outcome.ranges[:, 1] - outcome.ranges[:, 0]).sum()),
+            kernel.shared_total(dynamic_shared_bytes),
         )
 
     def standing(self) -> Standing | None:
         """Where the launch in progress stands, for a signal handler; None where there is none."""
-        return None if self._run is None else self._run.standing()
+        return self._launcher.standing()
+
+    @property
+    def counts(self) -> LaunchCounts:
+        """How many launches ran where."""
+        return self._launcher.counts
 
     def _check_launch(
         self, kernel: Kernel, grid: Extent, block: Extent, arguments: Sequence[bytes], dynamic_shared_bytes: int
@@ -211,7 +226,7 @@ class Machine:
         if dynamic_shared_bytes < 0:
             raise refuse(f"dynamic shared memory of {dynamic_shared_bytes} bytes")
         target = kernel.module.parsed.target
-        shared = shared_total(kernel, dynamic_shared_bytes)
+        shared = kernel.shared_total(dynamic_shared_bytes)
         if shared > shared_limit(target):
             raise refuse(f"{shared} bytes of shared memory in a block, {target} has {shared_limit(target)}")
         if len(arguments) != len(kernel.parameters):

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from .bits import (
     F32,
@@ -103,6 +104,18 @@ def _tables() -> dict[str, _Quadratic]:
         "rsqrt": _Quadratic(np.concatenate([raw["rsq2"], raw["rsq1"]], axis=1), 17),
         "sqrt": _Quadratic(np.concatenate([raw["sqrt2"], raw["sqrt1"]], axis=1), 17),
     }
+
+
+def coefficient_tables() -> dict[str, npt.NDArray[Any]]:
+    """The tables of the approximate functions as arrays, for evaluations elsewhere: name -> float64 [3, segments] of
+    constant, linear and quadratic coefficients in units of the result's last place. ``square``: uint16 [2^17], sq(x)
+    of 17-bit x in units of 2^19, to which those quadratic coefficients are scaled."""
+    tables: dict[str, npt.NDArray[Any]] = {}
+    for name, table in _tables().items():
+        unit = 2.0 ** (2 * table.x_bits - _SQUARE_COLUMNS)
+        tables[name] = np.ascontiguousarray(np.stack([table.constant, table.linear, table.square * unit]))
+    tables["square"] = (_cut_squares(17) / 2.0**19).astype(np.uint16)
+    return tables
 
 
 def _fields(bits: U32) -> tuple[I64, I64]:

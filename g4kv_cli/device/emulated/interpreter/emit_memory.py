@@ -16,7 +16,7 @@ _EVICTION = r"(?:\.L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no
 _LEVEL2 = r"(?:\.L2::(?:evict_normal|evict_first|evict_last))?(\.L2::cache_hint)?"
 _ORDER = r"(?:\.weak|\.volatile|\.(?:{})\.(?:cta|cluster|gpu|sys))?"
 _TAIL = r"(?:\.v([248]))?\.([bus](?:8|16|32|64)|f32|f64)"
-_LOAD = re.compile(
+LOAD = re.compile(
     "ld"
     + _ORDER.format("relaxed|acquire")
     + r"(?:\.(global|shared|shared::cta|local|param|const))?(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?"
@@ -25,7 +25,7 @@ _LOAD = re.compile(
     + r"(?:\.L2::(?:64B|128B|256B))?"
     + _TAIL
 )
-_STORE = re.compile(
+STORE = re.compile(
     "st"
     + _ORDER.format("relaxed|release")
     + r"(?:\.(global|shared|shared::cta|local))?(?:\.(?:wb|cg|cs|wt))?"
@@ -37,11 +37,11 @@ _STORE = re.compile(
 
 def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
-    match = _LOAD.fullmatch(instruction.opcode)
+    match = LOAD.fullmatch(instruction.opcode)
     if match is not None:
         _emit_load(emitter, number, instruction, *match.groups())
         return True
-    match = _STORE.fullmatch(instruction.opcode)
+    match = STORE.fullmatch(instruction.opcode)
     if match is not None:
         _emit_store(emitter, number, instruction, *match.groups())
         return True

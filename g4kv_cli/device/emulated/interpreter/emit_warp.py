@@ -15,29 +15,29 @@ from ..warp.warp_ops import active_mask, elect, match, reduce_warp, shuffle, vot
 from .emit import BlockEmitter
 
 _ARRIVE = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.arrive(?:\.aligned)?")
-_REDUCTION = re.compile(
+REDUCTION = re.compile(
     r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:(popc)(?:\.aligned)?\.u32|(and|or)(?:\.aligned)?\.pred)"
 )
-_SHUFFLE = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
-_VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
+SHUFFLE = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
+VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
 _MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
-_REDUX = re.compile(r"redux\.sync\.(?:(add|min|max)\.([us])32|(and|or|xor)\.b32)")
-_MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+REDUX = re.compile(r"redux\.sync\.(?:(add|min|max)\.([us])32|(and|or|xor)\.b32)")
+MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 _MMA = re.compile(rf"(?:{re.escape(CHECKED)})?{MULTIPLY}")
-_COPY = re.compile(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?")
+COPY = re.compile(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?")
 
 
 def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
     opcode = instruction.opcode
     for pattern, emit in (
-        (_SHUFFLE, _emit_shuffle),
-        (_VOTE, _emit_vote),
+        (SHUFFLE, _emit_shuffle),
+        (VOTE, _emit_vote),
         (_MATCH, _emit_match),
-        (_REDUX, _emit_redux),
-        (_MATRIX, _emit_matrix),
+        (REDUX, _emit_redux),
+        (MATRIX, _emit_matrix),
         (_MMA, _emit_mma),
-        (_COPY, _emit_copy),
+        (COPY, _emit_copy),
     ):
         found = pattern.fullmatch(opcode)
         if found is not None:
@@ -61,7 +61,7 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
     elif opcode == CONTRIBUTE:
         values = [emitter.source(operands[0], "b32", instruction), emitter.source(operands[1], "pred", instruction)]
         emitter.effect(number, instruction, [], contribute_to_barrier(), values)
-    elif opcode.startswith(READ_REDUCTION) and (reduction := _REDUCTION.fullmatch(opcode[len(READ_REDUCTION) :])):
+    elif opcode.startswith(READ_REDUCTION) and (reduction := REDUCTION.fullmatch(opcode[len(READ_REDUCTION) :])):
         values = [emitter.source(operands[1], "b32", instruction)]
         targets = [_register(emitter, instruction, operands[0])]
         emitter.effect(number, instruction, targets, read_reduction(reduction.group(1) or reduction.group(2)), values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,10 @@ from ..memory.memory import GLOBAL_BASE, DeviceMemory, Views
 from ..memory.store_log import Ranges, StoreLog, empty_ranges, gaps
 from ..warp.lanes import WARP, Group
 from .chunk import Chunk
-from .translate import CompiledBlock, Kernel
+from .translate import CompiledBlock
+
+if TYPE_CHECKING:
+    from ..kernel import Kernel
 
 DEFAULT_BLOCK_STEPS = 20_000_000
 """Basic-block executions after which the watchdog ends a launch that sets no instruction limit."""
@@ -49,7 +52,7 @@ class Run:
         self.hints = fresh_hints(len(kernel.sites))
         self.stores = StoreLog()
         self.symbols = symbols
-        self.shared_bytes = shared_total(kernel, dynamic_shared_bytes)
+        self.shared_bytes = kernel.shared_total(dynamic_shared_bytes)
         self.ntid = [np.array([extent], np.uint32) for extent in block]
         self.nctaid = [np.array([extent], np.uint32) for extent in grid]
         self.nwarpid = np.array([-(-block[0] * block[1] * block[2] // 32)], np.uint32)
@@ -177,8 +180,3 @@ class Run:
 
 def _coordinates(number: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
     return number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-
-
-def shared_total(kernel: Kernel, dynamic_shared_bytes: int) -> int:
-    """Shared bytes of one block: static, padding, dynamic."""
-    return kernel.dynamic_shared_offset + dynamic_shared_bytes if dynamic_shared_bytes else kernel.shared_bytes

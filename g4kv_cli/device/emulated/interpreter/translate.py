@@ -10,8 +10,7 @@ from typing import Any
 from ..faults import UnsupportedOpcode
 from ..ptx.flow import BasicBlock, build_flow
 from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
-from ..ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
-from ..ptx.parse_body import parse_kernel
+from ..ptx.parse import ParsedKernel, ParsedModule
 from ..ptx.sites import Site
 from ..warp.barriers import BarrierCall
 from .emit import BlockEmitter, KernelContext, constant_array
@@ -42,15 +41,9 @@ class CompiledBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """A translated kernel. ``shared_bytes`` counts static shared memory; dynamic memory begins at
-    ``dynamic_shared_offset``."""
+class Translation:
+    """What the interpreter runs of a kernel."""
 
-    name: str
-    parameters: tuple[Parameter, ...]
-    parameter_bytes: int
-    shared_bytes: int
-    dynamic_shared_offset: int
     local_bytes: int
     blocks: tuple[CompiledBlock, ...]
     entry: int
@@ -58,37 +51,8 @@ class Kernel:
     sites: tuple[Site, ...]
     parameter_loads: tuple[tuple[int, int, bool, int], ...]
     granule_shift: int
-    module: Module
-    instruction_count: int
-    max_threads: int
-    device_variables: tuple[str, ...]
-    """Module variables that the kernel names; their addresses are the symbols of a run."""
     is_asynchronous: bool
     """Whether it uses mbarriers, bulk copies or wgmma."""
-
-
-class Module:
-    """PTX text as NVRTC emits it. ``source_name`` replaces the name of the first source file in messages.
-
-    Kernels are translated when first asked for and kept. Raises PtxSyntaxError or UnsupportedOpcode.
-    """
-
-    def __init__(self, ptx_text: str, source_name: str | None = None) -> None:
-        self.parsed: ParsedModule = parse_module(ptx_text)
-        self.source_name = source_name
-        self._kernels: dict[str, Kernel] = {}
-
-    @property
-    def kernel_names(self) -> list[str]:
-        """Names of all kernels in the text."""
-        return list(self.parsed.bodies)
-
-    def kernel(self, name: str) -> Kernel:
-        """The kernel of this name, translated."""
-        found = self._kernels.get(name)
-        if found is None:
-            found = self._kernels[name] = translate(self, name)
-        return found
 
 
 def _bits(flags: int) -> tuple[int, ...]:
@@ -105,15 +69,28 @@ def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
-def translate(module: Module, name: str) -> Kernel:
-    """Translate one kernel. Raises UnsupportedOpcode with the complete opcode and PTX line."""
-    parsed = parse_kernel(module.parsed, name, module.source_name)
-    flow = build_flow(parsed)
-    context = KernelContext(name)
-    static_bytes, dynamic_offset = _layout_variables(context, module.parsed, parsed)
-    last = parsed.parameters[-1] if parsed.parameters else None
-    for parameter in parsed.parameters:
+@dataclass(frozen=True)
+class Layout:
+    """Where a kernel's variables lie: ``context`` knows their offsets; dynamic shared memory is behind the static."""
+
+    context: KernelContext
+    static_bytes: int
+    dynamic_offset: int
+
+
+def lay_out(module: ParsedModule, kernel: ParsedKernel) -> Layout:
+    """A fresh context with the offsets of all variables and parameters."""
+    context = KernelContext(kernel.name)
+    static_bytes, dynamic_offset = _layout_variables(context, module, kernel)
+    for parameter in kernel.parameters:
         context.parameter_offsets[parameter.name] = parameter.offset
+    return Layout(context, static_bytes, dynamic_offset)
+
+
+def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
+    """Translate one kernel. Raises UnsupportedOpcode with the complete opcode and PTX line."""
+    flow = build_flow(kernel)
+    context = lay_out(module, kernel).context
     emitters = [BlockEmitter(context, block, flow.register_index) for block in flow.blocks]
     source: list[str] = []
     for number, emitter in enumerate(emitters):
@@ -123,7 +100,7 @@ def translate(module: Module, name: str) -> Kernel:
     barriers = [_barrier_call(context, block) for block in flow.blocks]
     firsts = [block.final or (block.body[0] if block.body else None) for block in flow.blocks]
     sites = [context.sites.add(first) if first is not None else None for first in firsts]
-    exec(compile("".join(source), f"<{name}>", "exec"), context.namespace)
+    exec(compile("".join(source), f"<{kernel.name}>", "exec"), context.namespace)
     blocks = []
     for number, block in enumerate(flow.blocks):
         successors = block.successors
@@ -142,12 +119,7 @@ def translate(module: Module, name: str) -> Kernel:
             )
         )
     zeros = {kind: constant_array(0, kind) for kind in ("b16", "b32", "b64", "pred")}
-    return Kernel(
-        name,
-        tuple(parsed.parameters),
-        last.offset + last.nbytes if last is not None else 0,
-        static_bytes,
-        dynamic_offset,
+    return Translation(
         context.local_bytes,
         tuple(blocks),
         flow.entry,
@@ -155,10 +127,6 @@ def translate(module: Module, name: str) -> Kernel:
         tuple(context.sites.sites),
         tuple(context.parameter_loads),
         context.smallest_shared_shift,
-        module,
-        len(parsed.instructions),
-        parsed.max_threads,
-        tuple(context.device_variables),
         context.is_asynchronous,
     )
 

@@ -98,6 +98,11 @@ class DeviceMemory:
         self._next = ALIGNMENT_BYTES
         self._tables: tuple[npt.NDArray[Any], ...] | None = None
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena from its start that allocations have taken."""
+        return self._next
+
     def allocate(self, nbytes: int, label: str, sparse: bool = False) -> Allocation:
         """A new 256-byte aligned block with a guard gap behind it; contents uninitialised."""
         if nbytes < 0:
@@ -191,7 +196,7 @@ class DeviceMemory:
             return np.ones(nbytes, np.bool_)
         return np.asarray(self.state.of[0][offset : offset + nbytes] != 0, np.bool_)
 
-    def _lookup_tables(self) -> tuple[npt.NDArray[Any], ...]:
+    def lookup_tables(self) -> tuple[npt.NDArray[Any], ...]:
         """(begins, ends, freed, fully initialised) of all allocations, with an empty one in front."""
         if self._tables is None:
             known = self.allocations
@@ -206,7 +211,7 @@ class DeviceMemory:
     def classify(self, addresses: npt.NDArray[np.uint64], nbytes: int) -> npt.NDArray[np.int8]:
         """For each access of ``nbytes`` bytes: 0 outside every allocation, 1 in freed memory, 2 good, 3 good and in
         an allocation that is initialised as a whole."""
-        begins, ends, freed, whole = self._lookup_tables()
+        begins, ends, freed, whole = self.lookup_tables()
         index = np.searchsorted(begins, addresses, "right") - 1
         last = addresses + np.uint64(nbytes)
         inside = (last <= ends[index]) & (last > addresses)

@@ -103,12 +103,13 @@ def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock]
     extra.append(BasicBlock([read], "jump", None, (following,)))
 
 
-def build_flow(kernel: ParsedKernel) -> Flow:
-    """Cut a kernel into blocks, order them, and compute liveness."""
+def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
+    """Cut a kernel into blocks, order them, and compute liveness; ``joins_multiplies`` as in mma_batches.py."""
     blocks, entry = _cut(kernel)
     for block in blocks:
         block.size = len(block.body) + (block.final is not None)
-        block.body = batch_multiplies(block.body)
+        if joins_multiplies:
+            block.body = batch_multiplies(block.body)
     order = _schedule_order(blocks, entry)
     position = {old: new for new, old in enumerate(order)}
     ordered = [blocks[old] for old in order]

@@ -1,0 +1,118 @@
+// The approximate functions of the special-function unit, from its recorded tables: floor(C0[s] + C1[s] x + C2[s] sq(x)).
+//
+// Tables hold the constant, the linear and the quadratic coefficient of all segments one after another, scaled to units
+// of the result's last place; square_table holds sq(x), x of 17 bits, in units of 2^19. All terms are exact in f64.
+#include "elementwise.h"
+
+#define INFINITY32 0x7f800000u
+#define NAN32 0x7fffffffu
+#define SIGN 0x80000000u
+
+INLINE f64 segment_value(const f64 *table, int segments, u32 segment, u32 x, const u16 *squares) {
+  return table[segments + segment] * (f64)x + table[segment] + table[2 * segments + segment] * (f64)squares[x];
+}
+INLINE f32 as_float(u32 bits) {
+  f32 value;
+  COPY(&value, &bits, 4);
+  return value;
+}
+INLINE u32 as_bits(f32 value) {
+  u32 bits;
+  COPY(&bits, &value, 4);
+  return value != value ? NAN32 : bits;
+}
+INLINE i64 floored(f64 value) {
+  i64 cut = (i64)value;
+  return (f64)cut > value ? cut - 1 : cut;
+}
+INLINE int is_subnormal(u32 bits) { return (bits & INFINITY32) == 0 && (bits & ~SIGN) != 0; }
+
+// 2^x: the fraction of |x| is cut to 23 bits, a negative x takes its one's complement.
+INLINE u32 ex2_lane(const Launch *c, u32 bits) {
+  f32 x = as_float(bits);
+  if (x != x) return NAN32;
+  x = x < -200.0f ? -200.0f : x > 200.0f ? 200.0f : x;  // beyond, the result is 0 or infinity anyway
+  i32 fixed = (i32)(x * 8388608.0f);
+  fixed -= fixed < 0 && (fixed & 0x7fffff) != 0;
+  u32 mantissa = (u32)fixed & 0x7fffffu;
+  i32 power = fixed >> 23;
+  if (power < -126) return 0;
+  if (power > 127) return INFINITY32;
+  i32 value = (i32)segment_value(c->ex2_table, 64, mantissa >> 17, mantissa & 0x1ffffu, c->square_table);
+  return ((u32)(power + 126) << 23) + (u32)value;
+}
+// Below -126 the form without .ftz halves the argument and squares the result.
+INLINE u32 ex2_full_lane(const Launch *c, u32 bits) {
+  f32 x = as_float(bits);
+  if (!(x < -126.0f)) return ex2_lane(c, bits);
+  f32 root = as_float(ex2_lane(c, as_bits(x * 0.5f)));
+  return as_bits(root * root);
+}
+
+INLINE u32 rsqrt_lane(const Launch *c, u32 bits) {
+  u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
+  if (exponent == 0) return INFINITY32 | sign;
+  if (exponent == 255) return mantissa || sign ? NAN32 : 0;
+  if (sign) return NAN32;
+  i32 half = ((i32)exponent - 127) >> 1;  // floor: what is left of the argument lies in [1, 4)
+  i64 value = (i64)segment_value(c->rsqrt_table, 128, (bits >> 17) & 127u, mantissa & 0x1ffffu, c->square_table);
+  i64 root = mantissa == 0 && (exponent & 1) ? (i64)127 << 23 : ((i64)125 << 23) + value;
+  return (u32)(root - (i64)half * (1 << 23));
+}
+// Subnormals are scaled by 2^24, the result by 2^12.
+INLINE u32 rsqrt_full_lane(const Launch *c, u32 bits) {
+  if (!is_subnormal(bits)) return rsqrt_lane(c, bits);
+  return as_bits(as_float(rsqrt_lane(c, as_bits(as_float(bits) * 16777216.0f))) * 4096.0f);
+}
+
+INLINE u32 sqrt_lane(const Launch *c, u32 bits) {
+  u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
+  if (exponent == 0) return sign;
+  if (exponent == 255) return mantissa || sign ? NAN32 : INFINITY32;
+  if (sign) return NAN32;
+  i32 half = ((i32)exponent - 127) >> 1;
+  i64 value = (i64)segment_value(c->sqrt_table, 128, (bits >> 17) & 127u, mantissa & 0x1ffffu, c->square_table);
+  return (u32)(((i64)126 << 23) + value + (i64)half * (1 << 23));
+}
+INLINE u32 sqrt_full_lane(const Launch *c, u32 bits) {
+  if (!is_subnormal(bits)) return sqrt_lane(c, bits);
+  u32 root = sqrt_lane(c, as_bits(as_float(bits) * 16777216.0f));
+  return as_bits(as_float(root) * 0x1p-12f);
+}
+
+// Exponent plus table in fixed point with 36 fraction bits, then cut to 24 bits.
+INLINE u32 lg2_lane(const Launch *c, u32 bits) {
+  u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
+  if (exponent == 255) return mantissa || sign ? NAN32 : INFINITY32;
+  if (exponent == 0) return SIGN | INFINITY32;
+  if (sign) return NAN32;
+  if (bits == 0x3f800000u) return 0;
+  i64 part = floored(segment_value(c->lg2_table, 64, mantissa >> 17, mantissa & 0x1ffffu, c->square_table));
+  i64 fixed = ((i64)exponent - 127) * ((i64)1 << 36) + part;
+  u64 size = fixed < 0 ? ~(u64)fixed : (u64)fixed;
+  if (size == 0) return fixed < 0 ? SIGN : 0;
+  int leading = 63 - __builtin_clzll(size);
+  u64 cut = leading >= 23 ? size >> (leading - 23) : size << (23 - leading);
+  return (((u32)(leading - 36 + 126) << 23) + (u32)cut) | (fixed < 0 ? SIGN : 0);
+}
+INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
+  if (!is_subnormal(bits)) return lg2_lane(c, bits);
+  return as_bits(as_float(lg2_lane(c, as_bits(as_float(bits) * 16777216.0f))) - 24.0f);
+}
+
+#define APPROXIMATE(name, lane)                                       \
+  HANDLER(name) {                                                     \
+    const u32 *a = (const u32 *)(frame + i->field[1]);                \
+    u32 result[LANES];                                                \
+    for (int l = 0; l < LANES; l++) result[l] = lane(w->launch, a[l]); \
+    COPY(frame + i->field[0], result, sizeof result);                 \
+    return done(i);                                                   \
+  }
+APPROXIMATE(ex2_approx_ftz_f32, ex2_lane)
+APPROXIMATE(ex2_approx_f32, ex2_full_lane)
+APPROXIMATE(rsqrt_approx_ftz_f32, rsqrt_lane)
+APPROXIMATE(rsqrt_approx_f32, rsqrt_full_lane)
+APPROXIMATE(sqrt_approx_ftz_f32, sqrt_lane)
+APPROXIMATE(sqrt_approx_f32, sqrt_full_lane)
+APPROXIMATE(lg2_approx_ftz_f32, lg2_lane)
+APPROXIMATE(lg2_approx_f32, lg2_full_lane)

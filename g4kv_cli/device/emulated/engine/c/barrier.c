@@ -1,0 +1,101 @@
+// Barriers of all threads of a thread block: who waits, who goes on, and what the race check learns from it.
+//
+// A barrier that counts threads (a second operand, bar.arrive) has rules of its own, see checks/barrier_counts.py;
+// kernels with one are left to the interpreter.
+#include "barrier.h"
+#include "races.h"
+
+// After a barrier all members know what any of them knew before it.
+static void join_clocks(Launch *c, u32 members) {
+  u32 latest[LANES] = {0};
+  for (int m = 0; m < c->warp_count; m++)
+    for (int of = 0; of < c->warp_count; of++)
+      if ((members >> m & 1) && c->clocks[m][of] > latest[of]) latest[of] = c->clocks[m][of];
+  for (int m = 0; m < c->warp_count; m++) {
+    if (!(members >> m & 1)) continue;
+    COPY(c->clocks[m], latest, 4 * (size_t)c->warp_count);
+    if (++c->clocks[m][m] >= CLOCK_MASK) raise_fault(&c->warps[m], FAULT_CLOCKS, c->warps[m].site, 0, 0);
+  }
+}
+
+static void release(Launch *c, Barrier *barrier, int number) {
+  if (barrier->arrived == 0 || barrier->arrived < c->live_threads) return;
+  for (int m = 0; m < c->warp_count; m++) {
+    if (!(barrier->waiting >> m & 1)) continue;
+    Warp *w = &c->warps[m];
+    // Named barriers are named so that different code can meet there; and all means all that were started.
+    if ((number == 0 && w->site != barrier->site) || c->live_threads != c->threads)
+      raise_fault(w, FAULT_DIVERGENT_BARRIER, w->site, w->waiting, 0);
+    make_pending(w, w->following, w->waiting);
+    w->waiting = 0;
+    w->state = WARP_READY;
+  }
+  join_clocks(c, barrier->waiting);
+  barrier->last_held = barrier->held;
+  barrier->last_given = barrier->given;
+  barrier->waiting = 0;
+  barrier->arrived = barrier->held = barrier->given = 0;
+}
+
+static Barrier *barrier_of(Warp *w, int number, int site) {
+  if (number >= 0 && number < BARRIERS) return &w->launch->barriers[number];
+  raise_fault(w, FAULT_DIVERGENT_BARRIER, site, w->mask, 0);
+  return 0;
+}
+
+void arrive(Warp *w, int number, int site, int following) {
+  Launch *c = w->launch;
+  Barrier *barrier = barrier_of(w, number, site);
+  if (!barrier) return;
+  if (w->mask != w->live) raise_fault(w, FAULT_DIVERGENT_BARRIER, site, w->mask, 0);
+  if (!barrier->waiting) barrier->site = site;
+  w->waiting = w->mask;
+  w->following = following;
+  w->site = site;
+  w->state = WARP_WAITS;
+  barrier->waiting |= 1u << w->number;
+  barrier->arrived += __builtin_popcount(w->mask);
+  release(c, barrier, number);
+}
+
+void release_after_exit(Launch *c) {
+  for (int number = 0; number < BARRIERS; number++)
+    if (c->barriers[number].waiting) release(c, &c->barriers[number], number);
+}
+
+// The value all lanes here have in a register, or -1 with a fault: other values are the interpreter's to judge.
+int uniform(Warp *w, const U32 *values, int site) {
+  const u32 first = ((const u32 *)values)[first_lane(w->mask)];
+  const Mask differs = pack32((U32)(*values != first)) & w->mask;
+  if (UNLIKELY(differs)) raise_fault(w, FAULT_UNKNOWN_RESULT, site, differs, 0);
+  return differs ? -1 : (int)first;
+}
+
+// First half of bar.red. Fields: number, predicate, site.
+HANDLER(barrier_contribute) {
+  const int number = uniform(w, &AT(U32, 0), i->field[2]);
+  Barrier *barrier = barrier_of(w, number, i->field[2]);
+  if (!barrier) return done(i);
+  barrier->held += __builtin_popcount(AT(Mask, 1) & w->mask);
+  barrier->given += __builtin_popcount(w->mask);
+  return done(i);
+}
+
+enum { REDUCTION_AND, REDUCTION_OR };
+
+// Second half of bar.red, behind the barrier: the count of predicates that held. Fields: result, number, site.
+HANDLER(barrier_count) {
+  const int number = uniform(w, &AT(U32, 1), i->field[2]);
+  const Barrier *barrier = barrier_of(w, number, i->field[2]);
+  if (barrier) AT(U32, 0) = (U32)((u32)barrier->last_held);
+  return done(i);
+}
+// The same as a predicate. Fields: result, number, site, which.
+HANDLER(barrier_vote) {
+  const int number = uniform(w, &AT(U32, 1), i->field[2]);
+  const Barrier *barrier = barrier_of(w, number, i->field[2]);
+  if (!barrier) return done(i);
+  const int holds = i->field[3] == REDUCTION_OR ? barrier->last_held > 0 : barrier->last_held == barrier->last_given;
+  AT(Mask, 0) = holds ? ALL_LANES : 0;
+  return done(i);
+}

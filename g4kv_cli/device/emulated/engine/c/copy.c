@@ -1,0 +1,93 @@
+// cp.async: the source is read when the copy is issued, the destination changes when its group is waited for, so that a
+// forgotten wait shows as old or unwritten data. Both moments are writes to the race check.
+#include "memory.h"
+#include "races.h"
+
+// Whether lane l may read bytes from its source address; copies them.
+INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int site, int l, u8 *to) {
+  const Launch *c = w->launch;
+  __builtin_memset(to, 0, 16);
+  if (bytes == (u32)whole) {
+    if (!check_global(w, hint, from, bytes, whole, site, 1u << l, 1)) return 0;
+    COPY(to, c->data + (from - c->base), 16);
+    return 1;
+  }
+  for (u32 k = 0; k < bytes; k++) {
+    if (!check_global(w, hint, from + k, 1, 1, site, 1u << l, 1)) return 0;
+    to[k] = c->data[from + k - c->base];
+  }
+  return 1;
+}
+
+// Fields: shared address, offset, site, address is 64 bits wide, global address, offset, source bytes. 16 bytes a lane.
+HANDLER(copy_async_16) {
+  Launch *c = w->launch;
+  const int site = i->field[2];
+  Range *hint = &c->hints[site];
+  if (UNLIKELY(w->copy_count >= c->copies_each)) {
+    raise_fault(w, FAULT_COPIES_FULL, site, w->mask, 0);
+    return done(i);
+  }
+  Copy *copy = &w->copies[w->copy_count++];
+  copy->lanes = w->mask;
+  copy->site = site;
+  copy->group = w->committed;
+  i64 to[LANES];
+  u64 from[LANES];
+  u32 sizes[LANES];
+  shared_offsets(to, frame + i->field[0], i->field[3], i->field[1]);
+  const U64 sources = AT(U64, 4) + (u64)(i64)i->field[5];
+  COPY(from, &sources, sizeof from);
+  COPY(sizes, frame + i->field[6], sizeof sizes);
+  U64 step;
+  for (u32 l = 0; l < LANES; l++) step[l] = 16u * (u64)l;
+  const int in_a_row = w->mask == ALL_LANES && pack64((U64)(sources == step + from[0])) == ALL_LANES &&
+                       pack32((U32)(AT(U32, 6) >= 16u)) == ALL_LANES;
+  if (in_a_row) {
+    if (!check_global(w, hint, from[0], LANES * 16, 16, site, w->mask, 1)) return done(i);
+    COPY(copy->data, c->data + (from[0] - c->base), LANES * 16);
+  }
+  for (int l = 0; l < LANES; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    if (!check_shared(w, to[l], 16, site, 1u << l)) return done(i);
+    copy->to[l] = (u32)to[l];
+    const u32 bytes = sizes[l] < 16 ? sizes[l] : 16;
+    if (!in_a_row && !read_source(w, hint, from[l], bytes, 16, site, l, copy->data[l])) return done(i);
+    note_write(w, to[l], 16, site, 1u << l);
+  }
+  return done(i);
+}
+
+HANDLER(copy_commit) {
+  (void)frame;
+  w->committed += expand(w->mask) & 1u;
+  return done(i);
+}
+
+// Completes the copies of these lanes but for the latest open groups; -1: those of no group too. Field: open groups.
+HANDLER(copy_wait) {
+  (void)frame;
+  const Launch *c = w->launch;
+  const int open = i->field[0];
+  i64 kept = 0;
+  for (i64 number = 0; number < w->copy_count; number++) {
+    Copy *copy = &w->copies[number];
+    Mask ready = copy->lanes & w->mask;
+    if (open >= 0) ready &= pack32((U32)((I32)copy->group < (I32)(w->committed - (u32)open)));
+    u32 to[LANES];
+    COPY(to, &copy->to, sizeof to);
+    for (int l = 0; l < LANES; l++) {
+      if (!(ready >> l & 1)) continue;
+      COPY(c->shared + to[l], copy->data[l], 16);
+      __builtin_memset(c->shared_state + to[l], (int)(c->generation & 255u), 16);
+      note_write(w, to[l], 16, copy->site, 1u << l);
+    }
+    copy->lanes &= ~ready;
+    if (copy->lanes) {
+      if (kept != number) w->copies[kept] = *copy;
+      kept++;
+    }
+  }
+  w->copy_count = kept;
+  return done(i);
+}

@@ -1,0 +1,213 @@
+// The bytecode engine: one handler an instruction over the 32 lanes of a warp.
+//
+// A kernel is an array of basic blocks, a block an array of instructions that ends with one whose handler is null. A
+// handler reads and writes the frame of its warp: a 32-bit register is 32 consecutive u32 (16-bit ones have zeros above),
+// a 64-bit register 32 u64, a predicate one bit a lane in a u32. Offsets into the frame are the instruction's fields.
+//
+// A broken rule is only detected here, as a Fault that names the place. The launch is then taken back (undo.c) and run
+// by the interpreter, which writes the report.
+//
+// Freestanding: no C library, no allocation, no state between launches but what Python keeps for it. Vectors, not
+// intrinsics, so that one source serves every processor; nothing may depend on what C leaves undefined.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int32_t i32;
+typedef int64_t i64;
+typedef float f32;
+typedef double f64;
+
+#define LANES 32
+#define ALL_LANES 0xffffffffu
+typedef u32 U32 __attribute__((ext_vector_type(32), aligned(4)));
+typedef i32 I32 __attribute__((ext_vector_type(32), aligned(4)));
+typedef f32 F32 __attribute__((ext_vector_type(32), aligned(4)));
+typedef u64 U64 __attribute__((ext_vector_type(32), aligned(8)));
+typedef i64 I64 __attribute__((ext_vector_type(32), aligned(8)));
+typedef f64 F64 __attribute__((ext_vector_type(32), aligned(8)));
+typedef _Bool Bits32 __attribute__((ext_vector_type(32)));
+typedef u32 Mask;  // one bit a lane
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define COPY(to, from, bytes) __builtin_memcpy(to, from, bytes)
+
+// What a launch may be stopped or replayed for. The names stand in structures.py too, in this order.
+enum FaultKind {
+  FAULT_NONE,
+  FAULT_TRAP,
+  FAULT_GLOBAL_BOUNDS,
+  FAULT_MISALIGNED,
+  FAULT_UNINITIALISED,
+  FAULT_PARAMETER_BOUNDS,
+  FAULT_SHARED_BOUNDS,
+  FAULT_SHARED_UNINITIALISED,
+  FAULT_SHARED_RACE,
+  FAULT_LOST_WRITE,
+  FAULT_MEMBERS,
+  FAULT_DIVERGENT_BARRIER,
+  FAULT_DEADLOCK,
+  FAULT_UNKNOWN_RESULT,
+  FAULT_COPIES_FULL,
+  FAULT_WATCHDOG,
+  FAULT_CLOCKS,
+};
+
+typedef struct {
+  i32 kind, site, warp, block;
+  Mask lanes;
+  u32 unused;
+  u64 address;
+} Fault;
+
+// [begin, end) of device memory. state: 1 initialised as a whole, 0 look at the state bytes, -1 freed.
+typedef struct {
+  u64 begin, end;
+  i64 state;
+} Range;
+
+// Consecutive bytes of the arena that one block stored to.
+typedef struct {
+  i64 begin;
+  i32 bytes, site, block, unused;
+} Store;
+
+// One executed cp.async of a warp: it takes effect when its lanes wait for its group.
+typedef struct {
+  Mask lanes;
+  i32 site;
+  U32 group;
+  U32 to;
+  u8 data[LANES][16];
+} Copy;
+
+typedef struct Warp Warp;
+typedef struct Launch Launch;
+typedef struct Instruction Instruction;
+typedef const Instruction *(*Handler)(const Instruction *, char *frame, Warp *);  // returns the next instruction
+
+#define FIELDS 22
+struct Instruction {
+  Handler run;
+  i32 field[FIELDS];
+};
+
+enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER };
+
+// full: the code for 32 lanes here together; masked: the code that keeps what other lanes have in shared registers.
+// A barrier's number is a literal, or the complement (~) of a frame offset.
+typedef struct {
+  const Instruction *full, *masked;
+  i32 end, size, successor[2], guard, site, barrier, stores;
+} Block;
+
+// One of a block's 16 barriers: the warps that wait there (bits), their threads, where the first of them stands; and the
+// predicates of a bar.red that hold and were given, now and at the last release.
+#define BARRIERS 16
+typedef struct {
+  u32 waiting;
+  i32 arrived, site;
+  i32 held, given, last_held, last_given;
+} Barrier;
+
+enum WarpState { WARP_READY, WARP_WAITS, WARP_ENDED };
+
+struct Warp {
+  Launch *launch;
+  char *frame;
+  u32 *pending;   // for each basic block, the lanes that wait to run it
+  u64 *occupied;  // one bit a basic block: pending is not zero
+  Copy *copies;
+  i64 copy_count;
+  Mask mask, block_mask, live, waiting;  // lanes that execute; the same without an instruction's guard; not exited
+  i32 number, state, following, site;
+  U32 committed;  // cp.async groups of each lane
+};
+
+enum Pause { RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL };
+
+// All a launch needs. Filled by Python (structures.py repeats the fields in this order).
+struct Launch {
+  // Device memory: bytes and state bytes of the arena, its first device address, the allocations in order.
+  u8 *data, *state;
+  u64 base;
+  const Range *ranges;
+  i64 range_count;
+  Range *hints;  // for each site, the allocation found last
+  const u8 *parameters;
+  i64 parameter_bytes;
+  // Shared memory of the block that runs; a byte was written if its state is the block's generation.
+  u8 *shared, *shared_state;
+  i64 shared_bytes;
+  u64 generation;
+  // Races (races.h). writers, readers: for 16 bytes of shared memory; fine_*: for 1 << granule_shift bytes.
+  u32 *writers, *readers, *fine_writers, *fine_readers;
+  u8 *has_fine;
+  i64 granules;
+  i32 granule_shift, reader_stride, races_on, warp_count;
+  u32 clock, unused0;
+  // Stores in the order they were made, and the old contents of every arena page stored to (undo.c).
+  Store *stores;
+  i64 store_count, store_capacity;
+  u32 *saved_in;  // for each page the number of the launch that saved it
+  u8 *saved;
+  i64 *saved_pages;
+  i64 saved_count, saved_capacity;
+  u32 launch_number, unused1;
+  Fault *faults;
+  i64 fault_count, fault_capacity;
+  // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
+  const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table;
+  const u16 *square_table;
+  // The kernel and the grid.
+  const Block *blocks;
+  i64 block_count, entry, image_bytes, frame_bytes, copies_each;
+  const char *image;  // the first frame of every warp: constants and parameters
+  i32 clear_frames, threads;
+  i32 grid[3], extent[3];
+  // Progress: linear number of the thread block, of the first one not to run, and the step; limits.
+  i64 next, last, step;
+  i64 instructions, instruction_limit, steps, step_limit, slice, spent;
+  i32 is_running, stop, current, live_threads, coordinates[3], at_warp, at_block;  // the two that ran last
+  u32 dynamic_shared_bytes, total_shared_bytes, unused2;
+  Warp *warps;
+  Barrier barriers[BARRIERS];
+  u32 clocks[LANES][LANES];  // [warp][of warp]
+};
+
+void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address);
+INLINE const Instruction *done(const Instruction *i) { return i + 1; }
+#define HANDLER(name) const Instruction *op_##name(const Instruction *i, char *frame, Warp *w)
+#define AT(type, number) (*(type *)(frame + i->field[number]))
+
+INLINE U32 expand(Mask mask) {
+  Bits32 bits;
+  COPY(&bits, &mask, 4);
+  return -__builtin_convertvector(bits, U32);
+}
+INLINE Mask pack32(U32 flags) {
+  Bits32 bits = __builtin_convertvector(flags, Bits32);
+  Mask mask;
+  COPY(&mask, &bits, 4);
+  return mask;
+}
+INLINE Mask pack64(U64 flags) {
+  Bits32 bits = __builtin_convertvector(flags, Bits32);
+  Mask mask;
+  COPY(&mask, &bits, 4);
+  return mask;
+}
+INLINE U32 select32(U32 flags, U32 yes, U32 no) { return (yes & flags) | (no & ~flags); }
+INLINE U64 widen(U32 a) { return __builtin_convertvector(a, U64); }
+INLINE I64 widen_signed(U32 a) { return __builtin_convertvector((I32)a, I64); }
+INLINE U32 low32(U64 a) { return __builtin_convertvector(a, U32); }
+INLINE U64 select64(Mask flags, U64 yes, U64 no) {
+  U64 wide = (U64)widen_signed(expand(flags));
+  return (yes & wide) | (no & ~wide);
+}
+INLINE int first_lane(Mask mask) { return __builtin_ctz(mask); }

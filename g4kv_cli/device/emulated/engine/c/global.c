@@ -1,0 +1,154 @@
+// Loads and stores of global memory, and loads of parameters by address.
+#include "memory.h"
+
+// Element k of a lane's access lies element_bytes * k behind the lane's address.
+INLINE void load_element(char *frame, int field, int lane, const u8 *from, int bytes, int is_signed) {
+  if (bytes == 8) {
+    COPY(frame + field + 8 * lane, from, 8);
+    return;
+  }
+  u32 value;
+  u16 half;
+  if (bytes == 4)
+    COPY(&value, from, 4);
+  else if (bytes == 2) {
+    COPY(&half, from, 2);
+    value = is_signed ? (u32)(i32)(int16_t)half : half;
+  } else
+    value = is_signed ? (u32)(i32)(int8_t)*from : *from;
+  COPY(frame + field + 4 * lane, &value, 4);
+}
+
+INLINE Mask lanes_in_a_row(U64 address, int size, u64 *first) {
+  U64 step;
+  for (u32 l = 0; l < LANES; l++) step[l] = (u64)l * (u64)size;
+  *first = address[0];
+  return pack64((U64)(address == step + *first));
+}
+
+// Fields: address, offset, site, is signed, registers. An address is a 64-bit register.
+INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, int count, int is_signed) {
+  Launch *c = w->launch;
+  const int size = bytes * count, site = i->field[2];
+  Range *hint = &c->hints[site];
+  const U64 address = AT(U64, 0) + (u64)(i64)i->field[1];
+  const Mask here = w->mask;
+  u64 first;
+  if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
+    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 1)) return;
+    const u8 *from = c->data + (first - c->base);
+    for (int k = 0; k < count; k++)
+      for (int l = 0; l < LANES; l++) load_element(frame, i->field[4 + k], l, from + l * size + k * bytes, bytes, is_signed);
+    return;
+  }
+  u64 at[LANES];
+  COPY(at, &address, sizeof at);
+  first = at[first_lane(here)];
+  if ((pack64((U64)(address == first)) & here) == here) {
+    if (!check_global(w, hint, first, (u64)size, size, site, here, 1)) return;
+    const u8 *from = c->data + (first - c->base);
+    for (int k = 0; k < count; k++)
+      for (int l = 0; l < LANES; l++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
+    return;
+  }
+  for (int l = 0; l < LANES; l++) {
+    if (!(here >> l & 1)) continue;
+    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, 1)) return;
+    const u8 *from = c->data + (at[l] - c->base);
+    for (int k = 0; k < count; k++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
+  }
+}
+
+INLINE void log_store(Launch *c, i64 begin, int bytes, int site) {
+  if (c->store_count) {
+    Store *last = &c->stores[c->store_count - 1];
+    if (last->site == site && last->block == c->current && last->begin + last->bytes == begin && last->bytes < 1 << 30) {
+      last->bytes += bytes;
+      return;
+    }
+  }
+  Store *store = &c->stores[c->store_count++];
+  store->begin = begin;
+  store->bytes = bytes;
+  store->site = site;
+  store->block = c->current;
+}
+
+INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, int bytes, int count) {
+  for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
+}
+
+INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
+  Launch *c = w->launch;
+  const int size = bytes * count, site = i->field[2];
+  Range *hint = &c->hints[site];
+  const U64 address = AT(U64, 0) + (u64)(i64)i->field[1];
+  const Mask here = w->mask;
+  u64 first;
+  if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
+    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 0)) return;
+    i64 begin = (i64)(first - c->base);
+    save_old(c, begin, LANES * size);
+    for (int l = 0; l < LANES; l++) put_lane(i, frame, c->data + begin + l * size, l, bytes, count);
+    if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)(LANES * size));
+    log_store(c, begin, LANES * size, site);
+    return;
+  }
+  u64 at[LANES];
+  COPY(at, &address, sizeof at);
+  for (int l = 0; l < LANES; l++) {
+    if (!(here >> l & 1)) continue;
+    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, 0)) return;
+    i64 begin = (i64)(at[l] - c->base);
+    save_old(c, begin, size);
+    put_lane(i, frame, c->data + begin, l, bytes, count);
+    if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)size);
+    log_store(c, begin, size, site);
+  }
+}
+
+#define GLOBAL(name, bytes, count)                     \
+  HANDLER(load_global_##name) {                        \
+    load_global(i, frame, w, bytes, count, 0);         \
+    return done(i);                                    \
+  }                                                    \
+  HANDLER(store_global_##name) {                       \
+    store_global(i, frame, w, bytes, count);           \
+    return done(i);                                    \
+  }
+#define SIGNED_GLOBAL(name, bytes, count)              \
+  HANDLER(load_global_signed_##name) {                 \
+    load_global(i, frame, w, bytes, count, 1);         \
+    return done(i);                                    \
+  }
+GLOBAL(v1_8, 1, 1)
+GLOBAL(v2_8, 1, 2)
+GLOBAL(v4_8, 1, 4)
+GLOBAL(v1_16, 2, 1)
+GLOBAL(v2_16, 2, 2)
+GLOBAL(v4_16, 2, 4)
+GLOBAL(v1_32, 4, 1)
+GLOBAL(v2_32, 4, 2)
+GLOBAL(v4_32, 4, 4)
+GLOBAL(v1_64, 8, 1)
+GLOBAL(v2_64, 8, 2)
+SIGNED_GLOBAL(v1_8, 1, 1)
+SIGNED_GLOBAL(v1_16, 2, 1)
+
+// Fields: address, offset, site, element bytes, registers 4 to 7, count, is signed.
+HANDLER(load_parameter) {
+  const Launch *c = w->launch;
+  const int bytes = i->field[3], count = i->field[8];
+  const u64 *base = &AT(u64, 0);
+  for (int l = 0; l < LANES; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    u64 at = base[l] + (u64)(i64)i->field[1], size = (u64)(bytes * count);
+    if (at > (u64)c->parameter_bytes || at + size > (u64)c->parameter_bytes) {
+      raise_fault(w, FAULT_PARAMETER_BOUNDS, i->field[2], 1u << l, at);
+      return done(i);
+    }
+    for (int k = 0; k < count; k++)
+      load_element(frame, i->field[4 + k], l, c->parameters + at + (u64)(k * bytes), bytes, i->field[9]);
+  }
+  return done(i);
+}

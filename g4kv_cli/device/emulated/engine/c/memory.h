@@ -1,0 +1,79 @@
+// Checks of addresses, for every space.
+#pragma once
+#include "engine.h"
+
+// Whether size bytes of state all equal one repeated byte.
+INLINE int state_is(const u8 *state, int size, u64 repeated) {
+  u64 differs = 0, eight;
+  u32 four;
+  u16 two;
+  switch (size) {
+    case 1: return state[0] == (u8)repeated;
+    case 2: COPY(&two, state, 2); return two == (u16)repeated;
+    case 4: COPY(&four, state, 4); return four == (u32)repeated;
+    default:
+      for (int at = 0; at < size; at += 8) {
+        COPY(&eight, state + at, 8);
+        differs |= eight ^ repeated;
+      }
+      return differs == 0;
+  }
+}
+INLINE u64 repeated(u8 byte) { return 0x0101010101010101u * (u64)byte; }
+
+int find_range(const Launch *c, u64 begin, u64 end, Range *hint);
+
+// Whether lanes may access bytes at a global address, in pieces of size bytes; otherwise a fault was raised.
+INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, int site, Mask lanes, int is_read) {
+  Launch *c = w->launch;
+  if (UNLIKELY(address < hint->begin || address + bytes > hint->end || address + bytes < address) &&
+      !find_range(c, address, address + bytes, hint)) {
+    raise_fault(w, FAULT_GLOBAL_BOUNDS, site, lanes, address);
+    return 0;
+  }
+  if (UNLIKELY(address & (u64)(size - 1))) {
+    raise_fault(w, FAULT_MISALIGNED, site, lanes, address);
+    return 0;
+  }
+  if (is_read && hint->state == 0) {
+    const u8 *state = c->state + (address - c->base);
+    int is_good = 1;
+    if (bytes == (u64)size)
+      is_good = state_is(state, size, repeated(1));
+    else
+      for (u64 at = 0; at < bytes; at += (u64)size) is_good &= state_is(state + at, size, repeated(1));
+    if (UNLIKELY(!is_good)) raise_fault(w, FAULT_UNINITIALISED, site, lanes, address);
+  }
+  return 1;
+}
+
+INLINE int check_shared(Warp *w, i64 at, int size, int site, Mask lanes) {
+  if (UNLIKELY(at < 0 || at + size > w->launch->shared_bytes)) {
+    raise_fault(w, FAULT_SHARED_BOUNDS, site, lanes, (u64)at);
+    return 0;
+  }
+  if (UNLIKELY(at & (size - 1))) {
+    raise_fault(w, FAULT_MISALIGNED, site, lanes, (u64)at);
+    return 0;
+  }
+  return 1;
+}
+INLINE void check_shared_written(Warp *w, i64 at, int size, int site, Mask lanes) {
+  Launch *c = w->launch;
+  if (UNLIKELY(!state_is(c->shared_state + at, size, c->generation)))
+    raise_fault(w, FAULT_SHARED_UNINITIALISED, site, lanes, (u64)at);
+}
+// Shared offsets of all lanes; a 32-bit base does not wrap here: what would wrap is out of bounds and so looked at again.
+INLINE void shared_offsets(i64 *at, const char *base, int is_wide, i64 offset) {
+  for (int l = 0; l < LANES; l++)
+    at[l] = (i64)((is_wide ? ((const u64 *)base)[l] : ((const u32 *)base)[l]) + (u64)offset);
+}
+
+// Before global bytes change: keep what their page held (undo.c).
+#define PAGE_SHIFT 10
+#define PAGE_BYTES (1 << PAGE_SHIFT)
+void save_page(Launch *c, i64 page);
+INLINE void save_old(Launch *c, i64 begin, i64 bytes) {
+  for (i64 page = begin >> PAGE_SHIFT; page <= (begin + bytes - 1) >> PAGE_SHIFT; page++)
+    if (UNLIKELY(c->saved_in[page] != c->launch_number)) save_page(c, page);
+}

@@ -1,0 +1,175 @@
+// mma.sync m16n8k16 of bf16 into f32, as the H200 was recorded to do it: the 16 products and the addend are each cut to
+// a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an f32.
+#include "engine.h"
+
+typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
+typedef i32 I8 __attribute__((ext_vector_type(8), aligned(4)));
+typedef u32 U8 __attribute__((ext_vector_type(8), aligned(4)));
+typedef f32 F16 __attribute__((ext_vector_type(16), aligned(4)));
+typedef i32 I16 __attribute__((ext_vector_type(16), aligned(4)));
+typedef u32 U16 __attribute__((ext_vector_type(16), aligned(4)));
+typedef f64 D16 __attribute__((ext_vector_type(16), aligned(8)));
+typedef u64 L16 __attribute__((ext_vector_type(16), aligned(8)));
+typedef u16 H64 __attribute__((ext_vector_type(64), aligned(2)));
+typedef u32 U64x4 __attribute__((ext_vector_type(64), aligned(4)));
+
+#define EXPONENT 0x7f800000u
+#define MAGNITUDE 0x7fffffffu
+#define NAN32 0x7fffffffu
+
+// size * 2^by, cut toward zero.
+INLINE u64 scaled(u64 size, int by) { return by >= 0 ? size << by : by < -62 ? 0 : size >> -by; }
+
+// One output in integers: every class of number.
+static u32 exact_output(const u16 *a, const u16 *b, u32 addend) {
+  u64 size[17];
+  int exponent[17], highest = -1000000, is_nan = 0, plus = 0, minus = 0;
+  u32 negative[17];
+  for (int k = 0; k < 16; k++) {
+    const u32 x = a[k], y = b[k], mx = x & 127u, my = y & 127u;
+    const int ex = (int)(x >> 7 & 255u), ey = (int)(y >> 7 & 255u);
+    const u32 sx = ex ? mx | 128u : mx, sy = ey ? my | 128u : my;
+    const int infinite_x = ex == 255 && !mx, infinite_y = ey == 255 && !my;
+    negative[k] = (x ^ y) >> 15 & 1u;
+    is_nan |= (ex == 255 && mx) || (ey == 255 && my) || (infinite_x && !sy) || (infinite_y && !sx);
+    if (infinite_x || infinite_y) {
+      plus |= !negative[k];
+      minus |= (int)negative[k];
+    }
+    size[k] = (u64)sx * sy;
+    exponent[k] = (ex ? ex : 1) - 127 + (ey ? ey : 1) - 127 - 14;  // of the last place
+    if (size[k] && exponent[k] + 14 > highest) highest = exponent[k] + 14;
+  }
+  const int ec = (int)(addend >> 23 & 255u);
+  const u32 mc = addend & 0x7fffffu;
+  negative[16] = addend >> 31;
+  size[16] = ec ? mc | 0x800000u : mc;
+  exponent[16] = (ec ? ec : 1) - 127 - 23;
+  if (ec == 255) {
+    is_nan |= mc != 0;
+    plus |= !mc && !negative[16];
+    minus |= !mc && negative[16];
+  }
+  if (size[16] && exponent[16] + 23 > highest) highest = exponent[16] + 23;
+  if (is_nan || (plus && minus)) return NAN32;
+  if (plus) return EXPONENT;
+  if (minus) return 0x80000000u | EXPONENT;
+  const int unit = highest - 25;
+  i64 total = 0;
+  for (int k = 0; k < 17; k++) {
+    if (!size[k]) continue;
+    const i64 part = (i64)scaled(size[k], exponent[k] - unit);
+    total += negative[k] ? -part : part;
+  }
+  if (total == 0) return 0;
+  const u64 sum = total < 0 ? (u64)-total : (u64)total;
+  const int leading = 63 - __builtin_clzll(sum) + unit, power = leading < -126 ? -126 : leading;
+  const u64 cut = scaled(sum, unit - (power - 23));
+  u64 bits = cut >= 1u << 23 ? ((u64)(power + 127) << 23) + (cut - (1u << 23)) : cut;
+  if (bits > EXPONENT) bits = EXPONENT;
+  return (u32)bits | (total < 0 ? 0x80000000u : 0);
+}
+
+// The operand B of one multiply: values and powers of two of [k][n]; special: a subnormal, infinity or NaN is in it.
+typedef struct {
+  f32 value[16][8], power[16][8];
+  u32 special;
+} Decoded;
+
+INLINE void decode_b(Decoded *to, u16 registers[2][64]) {
+  to->special = 0;
+  for (int half = 0; half < 2; half++) {  // register: lane 4 n + k/2 holds k and k + 1 of column n
+    H64 raw;
+    COPY(&raw, registers[half], 128);
+#define ROW(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
+    H64 turned = __builtin_shufflevector(raw, raw, ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7));
+    U64x4 value = __builtin_convertvector(turned, U64x4) << 16, power = value & EXPONENT;
+    U64x4 odd = (U64x4)(power == EXPONENT) | ((U64x4)(power == 0u) & (U64x4)((value & MAGNITUDE) != 0u));
+    to->special |= __builtin_reduce_or(odd);
+    COPY(to->value[8 * half], &value, 256);
+    COPY(to->power[8 * half], &power, 256);
+  }
+}
+
+// Two rows of the result, 16 numbers: a [2][16], c the addends. The highest exponents come from products of the
+// operands without mantissas, the cut from a conversion to int32 of products scaled by a power of two: 16 of at most
+// 2^27 fit. Only for exponents within 2^-100 .. 2^100 of a sum; returns 0 if the two rows need the exact form.
+INLINE int fast_rows(const u16 *a, const Decoded *b, U16 c, U16 *result) {
+  f32 av[32], ap[32];
+  u32 odd = b->special;
+  for (int k = 0; k < 32; k++) {
+    const u32 value = (u32)a[k] << 16, power = value & EXPONENT;
+    odd |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
+    COPY(&av[k], &value, 4);
+    COPY(&ap[k], &power, 4);
+  }
+  U16 top = c & EXPONENT;
+  const U16 subnormal = (U16)(top == 0u) & (U16)((c & MAGNITUDE) != 0u);
+  U8 top0 = (U8)(0u), top1 = (U8)(0u);
+  F8 row;
+  for (int k = 0; k < 16; k++) {
+    COPY(&row, b->power[k], 32);
+    top0 = __builtin_elementwise_max(top0, (U8)(row * ap[k]));
+    top1 = __builtin_elementwise_max(top1, (U8)(row * ap[16 + k]));
+  }
+#define BOTH 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+  top = __builtin_elementwise_max(top, (U16)__builtin_shufflevector(top0, top1, BOTH));
+  const U16 zero = (U16)(top == 0u);
+  const U16 far = ((U16)(top - (27u << 23) > (200u << 23)) & ~zero) | subnormal;
+  if (UNLIKELY(odd | __builtin_reduce_or(far))) return 0;
+  top |= zero & (127u << 23);
+  const F16 scale = (F16)((279u << 23) - top), back = (F16)(top - (25u << 23));
+  const F8 scale0 = __builtin_shufflevector(scale, scale, 0, 1, 2, 3, 4, 5, 6, 7);
+  const F8 scale1 = __builtin_shufflevector(scale, scale, 8, 9, 10, 11, 12, 13, 14, 15);
+  D16 total = __builtin_convertvector(__builtin_convertvector((F16)c * scale, I16), D16);
+  I8 sum0 = (I8)(0), sum1 = (I8)(0);
+  for (int k = 0; k < 16; k++) {
+    COPY(&row, b->value[k], 32);
+    sum0 += __builtin_convertvector((row * av[k]) * scale0, I8);
+    sum1 += __builtin_convertvector((row * av[16 + k]) * scale1, I8);
+  }
+  total += __builtin_convertvector(__builtin_shufflevector(sum0, sum1, BOTH), D16);
+  const L16 cut = (L16)total & ~(u64)0x1fffffff;  // to 24 significant bits
+  *result = (U16)__builtin_convertvector((D16)cut * __builtin_convertvector(back, D16), F16);
+  return 1;
+}
+
+// Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site. Registers of A: 2 * (k half) + (row half); of C and D:
+// 2 * (row half) + (column parity).
+HANDLER(mma_m16n8k16_bf16) {
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
+  u16 a[16][16], b_registers[2][64];  // copies, for a result may lie in any operand's register
+  f32 c_registers[4][LANES];
+  Decoded b;
+  for (int half = 0; half < 2; half++) COPY(b_registers[half], frame + i->field[8 + half], 128);
+  for (int number = 0; number < 4; number++) COPY(c_registers[number], frame + i->field[10 + number], 128);
+  decode_b(&b, b_registers);
+  for (int half = 0; half < 4; half++)
+    for (int g = 0; g < 8; g++) COPY(&a[(half & 1) * 8 + g][(half >> 1) * 8], frame + i->field[4 + half] + 16 * g, 16);
+  for (int pair = 0; pair < 8; pair++) {  // rows 2 pair and 2 pair + 1: lanes 8 (pair % 4) to 8 (pair % 4) + 7
+    const int half = pair >> 2, at = 8 * (pair & 3);
+    F8 even, odd;
+    COPY(&even, &c_registers[2 * half][at], 32);
+    COPY(&odd, &c_registers[2 * half + 1][at], 32);
+    const U16 c = (U16)__builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    U16 raw, d;
+    COPY(&raw, a[2 * pair], 64);
+    if (__builtin_reduce_or(raw & 0x7fff7fffu) == 0 && __builtin_reduce_or(c) == 0 && !b.special)
+      d = (U16)(0u);
+    else if (UNLIKELY(!fast_rows(a[2 * pair], &b, c, &d))) {
+      u32 addends[16], results[16];
+      COPY(addends, &c, 64);
+      for (int n = 0; n < 16; n++) {
+        u16 column[16];
+        for (int k = 0; k < 16; k++) column[k] = b_registers[k >> 3][8 * (n & 7) + (k & 7)];
+        results[n] = exact_output(a[2 * pair + (n >> 3)], column, addends[n]);
+      }
+      COPY(&d, results, 64);
+    }
+    const U8 d_even = __builtin_shufflevector(d, d, 0, 2, 4, 6, 8, 10, 12, 14);
+    const U8 d_odd = __builtin_shufflevector(d, d, 1, 3, 5, 7, 9, 11, 13, 15);
+    COPY(frame + i->field[2 * half] + 4 * at, &d_even, 32);
+    COPY(frame + i->field[2 * half + 1] + 4 * at, &d_odd, 32);
+  }
+  return done(i);
+}

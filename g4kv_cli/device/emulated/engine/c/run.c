@@ -1,0 +1,266 @@
+// The scheduler. Thread blocks run one after another, the warps of a block in turn to their next barrier; of a warp's
+// lanes those run that wait at the lowest basic block, which joins them again where their paths meet (ptx/flow.py).
+// A warp can be left between any two basic blocks, so that a run can pause and go on.
+#include "barrier.h"
+
+void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
+  Launch *c = w->launch;
+  c->stop = 1;
+  if (c->fault_count >= c->fault_capacity) return;
+  Fault *fault = &c->faults[c->fault_count++];
+  fault->kind = kind;
+  fault->site = site;
+  fault->warp = w->number;
+  fault->block = c->current;
+  fault->lanes = lanes;
+  fault->address = address;
+}
+
+static int take_pending(Warp *w) {
+  const i64 words = (w->launch->block_count + 63) >> 6;
+  for (i64 word = 0; word < words; word++) {
+    if (!w->occupied[word]) continue;
+    const int block = (int)(64 * word) + __builtin_ctzll(w->occupied[word]);
+    w->occupied[word] &= w->occupied[word] - 1;
+    return block;
+  }
+  return -1;
+}
+static int has_pending(const Warp *w) {
+  u64 any = 0;
+  for (i64 word = 0; word < (w->launch->block_count + 63) >> 6; word++) any |= w->occupied[word];
+  return any != 0;
+}
+
+INLINE void execute(const Instruction *i, char *frame, Warp *w) {
+  while (i->run) i = i->run(i, frame, w);
+}
+
+static int must_pause(Launch *c, const Block *block) {
+  const i64 stores = (i64)LANES * block->stores;
+  if (c->store_count + stores > c->store_capacity || c->saved_count + stores > c->saved_capacity) return RUN_LOGS_FULL;
+  return c->spent > c->slice ? RUN_SLICE_OVER : 0;
+}
+
+// Runs a warp until it waits, ends, faults, or the run pauses (the result is then why).
+static int run_warp(Warp *w) {
+  Launch *c = w->launch;
+  while (!c->stop) {
+    int current = take_pending(w);
+    if (current < 0) {
+      w->state = w->waiting ? WARP_WAITS : WARP_ENDED;
+      return 0;
+    }
+    Mask mask = w->pending[current];
+    w->pending[current] = 0;
+    for (;;) {
+      const Block *block = &c->blocks[current];
+      const int pause = must_pause(c, block);
+      if (UNLIKELY(pause)) {
+        make_pending(w, current, mask);
+        return pause;
+      }
+      w->mask = w->block_mask = mask;
+      c->at_warp = w->number;
+      c->at_block = current;
+      c->instructions += (i64)block->size * __builtin_popcount(mask);
+      c->spent += block->size;
+      if (UNLIKELY(++c->steps > c->step_limit || c->instructions > c->instruction_limit)) {
+        raise_fault(w, FAULT_WATCHDOG, block->site, mask, 0);
+        return 0;
+      }
+      execute(mask == ALL_LANES ? block->full : block->masked, w->frame, w);
+      if (UNLIKELY(c->stop)) return 0;
+      int next = block->successor[0];
+      if (block->end == END_BRANCH) {
+        const Mask holds = *(const Mask *)(w->frame + block->guard), taken = mask & holds, other = mask & ~holds;
+        if (taken && other) {
+          make_pending(w, next, taken);
+          make_pending(w, block->successor[1], other);
+          break;
+        }
+        if (!taken) next = block->successor[1];
+      } else if (block->end == END_EXIT) {
+        w->live &= ~mask;
+        c->live_threads -= __builtin_popcount(mask);
+        release_after_exit(c);
+        break;
+      } else if (block->end == END_TRAP) {
+        raise_fault(w, FAULT_TRAP, block->site, mask, 0);
+        return 0;
+      } else if (block->end == END_BARRIER) {
+        int number = block->barrier;
+        if (number < 0) number = uniform(w, (const U32 *)(w->frame + ~number), block->site);
+        if (c->stop) return 0;
+        arrive(w, number, block->site, next);
+        if (w->state == WARP_WAITS) return 0;
+        break;
+      }
+      if (has_pending(w)) {
+        make_pending(w, next, mask);
+        break;
+      }
+      current = next;
+    }
+  }
+  return 0;
+}
+
+// Marks hold 24 bits of clock; before those run out, all marks are forgotten between two blocks.
+#define LAST_CLOCK 0xf00000u
+
+static void start_clocks(Launch *c) {
+  for (int k = 0; k < LANES; k++)
+    for (int of = 0; of < LANES; of++) c->clocks[k][of] = c->clock + (k == of);
+  c->clock++;
+}
+static void end_clocks(Launch *c) {
+  for (int k = 0; k < c->warp_count; k++)
+    if (c->clocks[k][k] > c->clock) c->clock = c->clocks[k][k];
+}
+
+static void start_block(Launch *c) {
+  const i64 x = c->grid[0], y = c->grid[1];
+  c->current = (i32)c->next;
+  c->coordinates[0] = (i32)(c->next % x);
+  c->coordinates[1] = (i32)(c->next / x % y);
+  c->coordinates[2] = (i32)(c->next / (x * y));
+  // A byte of shared memory counts as written if its state is the block's generation, 1 to 255 in every byte.
+  if (c->generation == ~(u64)0 || c->generation == 0) {
+    __builtin_memset(c->shared_state, 0, (size_t)c->shared_bytes);
+    c->generation = 0;
+  }
+  c->generation += 0x0101010101010101u;
+  __builtin_memset(c->has_fine, 0, (size_t)c->granules);
+  __builtin_memset(c->barriers, 0, sizeof c->barriers);
+  start_clocks(c);
+  c->steps = 0;
+  c->live_threads = c->threads;
+  for (int number = 0; number < c->warp_count; number++) {
+    Warp *w = &c->warps[number];
+    const int left = c->threads - LANES * number;
+    w->live = left >= LANES ? ALL_LANES : (1u << left) - 1;
+    w->waiting = 0;
+    w->state = WARP_READY;
+    w->copy_count = 0;
+    w->committed = (U32)(0u);
+    __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);
+    __builtin_memset(w->occupied, 0, 8 * (size_t)((c->block_count + 63) >> 6));
+    if (c->clear_frames) __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+    make_pending(w, (int)c->entry, w->live);
+  }
+  c->is_running = 1;
+}
+
+// Runs the block to its end; otherwise the result says why it stands still.
+static int run_block(Launch *c) {
+  for (;;) {
+    int ended = 0, ran = 0;
+    for (int number = 0; number < c->warp_count; number++) {
+      Warp *w = &c->warps[number];
+      if (w->state == WARP_READY) {
+        const int pause = run_warp(w);
+        if (pause) return pause;
+        ran = 1;
+      }
+      if (c->stop) return RUN_FAULT;
+      ended += w->state == WARP_ENDED;
+    }
+    if (ended == c->warp_count) return RUN_ENDED;
+    if (!ran) {
+      raise_fault(&c->warps[0], FAULT_DEADLOCK, -1, 0, 0);
+      return RUN_FAULT;
+    }
+  }
+}
+
+static int run_grid(Launch *c) {
+  while (c->next != c->last) {
+    if (!c->is_running) {
+      if (c->clock > LAST_CLOCK) return RUN_CLOCKS_FULL;
+      start_block(c);
+    }
+    const int why = run_block(c);
+    if (why != RUN_ENDED) return why;
+    end_clocks(c);
+    c->is_running = 0;
+    c->next += c->step;
+  }
+  return RUN_ENDED;
+}
+
+// A library may have told the processor to flush subnormals; PTX keeps them.
+INLINE u64 plain_floats(void) {
+#if defined(__x86_64__)
+  const u32 before = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(0x1f80);
+  return before;
+#elif defined(__aarch64__)
+  u64 before;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+  __asm__ volatile("msr fpcr, %0" : : "r"((u64)0));
+  return before;
+#else
+  return 0;
+#endif
+}
+INLINE void floats_as_before(u64 before) {
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr((u32)before);
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(before));
+#else
+  (void)before;
+#endif
+}
+
+// Starts or goes on with a launch; a value of enum Pause.
+i32 engine_run(Launch *c) {
+  const u64 before = plain_floats();
+  c->spent = 0;
+  const int why = run_grid(c);
+  floats_as_before(before);
+  return why;
+}
+
+// Runs instructions alone for some lanes of a warp: the tests' way to one handler.
+void engine_execute(Launch *c, const Instruction *i, char *frame, Mask mask) {
+  const u64 before = plain_floats();
+  Warp w = {0};
+  w.launch = c;
+  w.frame = frame;
+  w.mask = w.block_mask = w.live = mask;
+  execute(i, frame, &w);
+  floats_as_before(before);
+}
+
+// ---- the memory of a launch's warps: one piece, laid out here ----------------------------------------------------
+
+static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+static size_t lay_out(Launch *c, u8 *base) {
+  const size_t pending = rounded(4 * (size_t)c->block_count), copies = rounded(sizeof(Copy) * (size_t)c->copies_each);
+  const size_t occupied = rounded(8 * (size_t)((c->block_count + 63) >> 6)), frame = rounded((size_t)c->frame_bytes);
+  const size_t warps = rounded(sizeof(Warp) * (size_t)c->warp_count), each = pending + copies + occupied + frame;
+  if (!base) return warps + each * (size_t)c->warp_count;
+  c->warps = (Warp *)base;
+  for (int number = 0; number < c->warp_count; number++) {
+    Warp *w = &c->warps[number];
+    u8 *at = base + warps + each * (size_t)number;
+    w->launch = c;
+    w->number = number;
+    w->frame = (char *)at;
+    w->pending = (u32 *)(at + frame);
+    w->occupied = (u64 *)(at + frame + pending);
+    w->copies = (Copy *)(at + frame + pending + occupied);
+    __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+  }
+  return 0;
+}
+i64 engine_scratch_bytes(Launch *c) { return (i64)lay_out(c, 0); }
+void engine_begin(Launch *c, u8 *scratch) { lay_out(c, scratch); }
+
+// So that the Python side can see that it knows the structures as they are.
+i64 engine_size(i32 which) {
+  const size_t sizes[] = {sizeof(Launch), sizeof(Instruction), sizeof(Block), sizeof(Fault), sizeof(Store), sizeof(Range)};
+  return (i64)sizes[which];
+}

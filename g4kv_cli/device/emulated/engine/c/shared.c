@@ -1,0 +1,120 @@
+// Loads and stores of shared memory, and the loads of 8x8 matrices.
+#include "memory.h"
+#include "races.h"
+
+// Fields: address, offset, site, address is 64 bits wide, registers. Elements are 32 or 64 bits, or smaller ones
+// extended to 32.
+INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, int count, int is_signed) {
+  const Launch *c = w->launch;
+  const int size = bytes * count, site = i->field[2];
+  i64 at[LANES];
+  shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  for (int l = 0; l < LANES; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    if (!check_shared(w, at[l], size, site, 1u << l)) return;
+    check_shared_written(w, at[l], size, site, 1u << l);
+    note_read(w, at[l], size, site, 1u << l);
+    for (int k = 0; k < count; k++) {
+      const u8 *from = c->shared + at[l] + k * bytes;
+      char *to = frame + i->field[4 + k];
+      if (bytes >= 4)
+        COPY(to + bytes * l, from, bytes);
+      else {
+        u16 half = *from;
+        if (bytes == 2) COPY(&half, from, 2);
+        u32 value = !is_signed ? half : bytes == 2 ? (u32)(i32)(int16_t)half : (u32)(i32)(int8_t)half;
+        COPY(to + 4 * l, &value, 4);
+      }
+    }
+  }
+}
+
+INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
+  const Launch *c = w->launch;
+  const int size = bytes * count, site = i->field[2], stride = bytes == 8 ? 8 : 4;
+  i64 at[LANES];
+  shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  for (int l = 0; l < LANES; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    if (!check_shared(w, at[l], size, site, 1u << l)) return;
+    for (int k = 0; k < count; k++) COPY(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
+    __builtin_memset(c->shared_state + at[l], (int)(c->generation & 255u), (size_t)size);
+    note_write(w, at[l], size, site, 1u << l);
+  }
+  if (w->mask == ALL_LANES) {  // ascending addresses cannot collide
+    int ascends = 1;
+    for (int l = 1; l < LANES; l++) ascends &= at[l] >= at[l - 1] + size;
+    if (ascends) return;
+  }
+  for (int l = 0; l < LANES; l++) {  // was a lane's value lost to another lane of the instruction?
+    if (!(w->mask >> l & 1)) continue;
+    int is_lost = 0;
+    for (int k = 0; k < count; k++)
+      is_lost |= __builtin_memcmp(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
+    if (UNLIKELY(is_lost)) {
+      raise_fault(w, FAULT_LOST_WRITE, site, 1u << l, (u64)at[l]);
+      return;
+    }
+  }
+}
+
+#define SHARED(name, bytes, count)              \
+  HANDLER(load_shared_##name) {                 \
+    load_shared(i, frame, w, bytes, count, 0);  \
+    return done(i);                             \
+  }                                             \
+  HANDLER(store_shared_##name) {                \
+    store_shared(i, frame, w, bytes, count);    \
+    return done(i);                             \
+  }
+#define SIGNED_SHARED(name, bytes, count)       \
+  HANDLER(load_shared_signed_##name) {          \
+    load_shared(i, frame, w, bytes, count, 1);  \
+    return done(i);                             \
+  }
+SHARED(v1_8, 1, 1)
+SHARED(v1_16, 2, 1)
+SHARED(v2_16, 2, 2)
+SHARED(v4_16, 2, 4)
+SHARED(v1_32, 4, 1)
+SHARED(v2_32, 4, 2)
+SHARED(v4_32, 4, 4)
+SHARED(v1_64, 8, 1)
+SHARED(v2_64, 8, 2)
+SIGNED_SHARED(v1_8, 1, 1)
+SIGNED_SHARED(v1_16, 2, 1)
+
+// Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix m.
+// Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
+HANDLER(load_matrix) {
+  typedef u16 Matrix __attribute__((ext_vector_type(64), aligned(2)));
+  const Launch *c = w->launch;
+  const int site = i->field[2];
+  i64 at[LANES];
+  if (UNLIKELY(w->mask != ALL_LANES)) {
+    raise_fault(w, FAULT_MEMBERS, site, w->mask, 0);
+    return done(i);
+  }
+  shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  for (int m = 0; m < i->field[5]; m++) {
+    u16 rows[8][8];
+    for (int r = 0; r < 8; r++) {
+      const int lane = 8 * m + r;
+      if (!check_shared(w, at[lane], 16, site, 1u << lane)) return done(i);
+      check_shared_written(w, at[lane], 16, site, 1u << lane);
+      note_read(w, at[lane], 16, site, 1u << lane);
+      COPY(rows[r], c->shared + at[lane], 16);
+    }
+    char *to = frame + i->field[6 + m];
+    if (i->field[4]) {
+      Matrix plain, transposed;
+      COPY(&plain, rows, sizeof rows);
+#define COLUMN(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
+      transposed = __builtin_shufflevector(plain, plain, COLUMN(0), COLUMN(1), COLUMN(2), COLUMN(3), COLUMN(4), COLUMN(5),
+                                           COLUMN(6), COLUMN(7));
+      COPY(to, &transposed, sizeof rows);
+    } else
+      COPY(to, rows, sizeof rows);
+  }
+  return done(i);
+}

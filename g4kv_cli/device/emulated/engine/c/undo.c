@@ -1,0 +1,40 @@
+// What a launch stored, for the checks at its end; and the way back to the state before it.
+#include "memory.h"
+
+// Room for the worst case of a basic block was made before it began, see run.c.
+void save_page(Launch *c, i64 page) {
+  i64 begin = page * PAGE_BYTES;
+  u8 *to = c->saved + c->saved_count * 2 * PAGE_BYTES;
+  COPY(to, c->data + begin, PAGE_BYTES);
+  COPY(to + PAGE_BYTES, c->state + begin, PAGE_BYTES);
+  c->saved_in[page] = c->launch_number;
+  c->saved_pages[c->saved_count++] = page;
+}
+
+// Exchanges the saved pages with those of the arena: undoes a launch, or does it again.
+void engine_exchange(Launch *c) {
+  u8 held[2 * PAGE_BYTES];
+  for (i64 number = 0; number < c->saved_count; number++) {
+    i64 begin = c->saved_pages[number] * PAGE_BYTES;
+    u8 *saved = c->saved + number * 2 * PAGE_BYTES;
+    COPY(held, saved, sizeof held);
+    COPY(saved, c->data + begin, PAGE_BYTES);
+    COPY(saved + PAGE_BYTES, c->state + begin, PAGE_BYTES);
+    COPY(c->data + begin, held, PAGE_BYTES);
+    COPY(c->state + begin, held + PAGE_BYTES, PAGE_BYTES);
+  }
+}
+
+int find_range(const Launch *c, u64 begin, u64 end, Range *hint) {
+  i64 low = 0, high = c->range_count;
+  while (low < high) {
+    i64 middle = (low + high) / 2;
+    if (c->ranges[middle].begin <= begin)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (end < begin || low == 0 || end > c->ranges[low - 1].end || c->ranges[low - 1].state < 0) return 0;
+  *hint = c->ranges[low - 1];
+  return 1;
+}

@@ -1,0 +1,191 @@
+// Instructions across the lanes of a warp: shuffles, votes, reductions, and what lanes know about themselves.
+#include "engine.h"
+
+// Every lane here must be in its own member mask, and all members must be here.
+INLINE void check_members(Warp *w, const U32 *members, int site) {
+  Mask here = w->mask;
+  U32 lane_bit;
+  for (u32 l = 0; l < LANES; l++) lane_bit[l] = 1u << l;
+  U32 wrong = (U32)((*members & ~here) != 0u) | (U32)((*members & lane_bit) == 0u);
+  Mask bad = pack32(wrong) & here;
+  if (UNLIKELY(bad)) raise_fault(w, FAULT_MEMBERS, site, bad, 0);
+}
+
+enum { SHUFFLE_BUTTERFLY, SHUFFLE_INDEX, SHUFFLE_UP, SHUFFLE_DOWN };
+
+// Fields: value, in-range predicate, a, b, c, members, mode, site.
+HANDLER(shuffle) {
+  const u32 *a = &AT(u32, 2), *b = &AT(u32, 3), *c = &AT(u32, 4);
+  const int mode = i->field[6], site = i->field[7];
+  Mask here = w->mask, in_range = 0, lost = 0;
+  u32 result[LANES];
+  check_members(w, &AT(U32, 5), site);
+  for (u32 l = 0; l < LANES; l++) {
+    u32 by = b[l] & 31u, clamp = c[l] & 31u, segment = (c[l] >> 8) & 31u;
+    u32 limit = (l & segment) | (clamp & ~segment), from;
+    int is_valid;
+    if (mode == SHUFFLE_BUTTERFLY) {
+      from = l ^ by;
+      is_valid = from <= limit;
+    } else if (mode == SHUFFLE_INDEX) {
+      from = (l & segment) | (by & ~segment);
+      is_valid = from <= limit;
+    } else if (mode == SHUFFLE_UP) {
+      from = l - by;
+      is_valid = (i32)from >= (i32)limit;
+    } else {
+      from = l + by;
+      is_valid = from <= limit;
+    }
+    from = is_valid ? from & 31u : l;
+    in_range |= (u32)is_valid << l;
+    lost |= (~here >> from & 1u) << l;
+    result[l] = a[from];
+  }
+  lost &= here;
+  if (UNLIKELY(lost)) raise_fault(w, FAULT_MEMBERS, site, lost, 0);
+  COPY(frame + i->field[0], result, sizeof result);
+  AT(Mask, 1) = in_range;
+  return done(i);
+}
+
+enum { VOTE_ALL, VOTE_ANY, VOTE_UNIFORM };
+
+// Fields: result, predicate, members, mode, site. Lanes with different masks may execute together.
+HANDLER(vote) {
+  check_members(w, &AT(U32, 2), i->field[4]);
+  U32 members = AT(U32, 2) & w->mask, holds = members & AT(Mask, 1);
+  U32 all = (U32)(holds == members), none = (U32)(holds == 0u);
+  int mode = i->field[3];
+  AT(Mask, 0) = pack32(mode == VOTE_ALL ? all : mode == VOTE_ANY ? ~none : all | none);
+  return done(i);
+}
+HANDLER(ballot) {
+  check_members(w, &AT(U32, 2), i->field[4]);
+  AT(U32, 0) = AT(U32, 2) & w->mask & AT(Mask, 1);
+  return done(i);
+}
+
+enum { REDUCE_ADD, REDUCE_MIN_UNSIGNED, REDUCE_MAX_UNSIGNED, REDUCE_MIN_SIGNED, REDUCE_MAX_SIGNED, REDUCE_AND, REDUCE_OR, REDUCE_XOR };
+
+INLINE u32 reduced(int mode, u32 a, u32 b) {
+  switch (mode) {
+    case REDUCE_ADD: return a + b;
+    case REDUCE_MIN_UNSIGNED: return a < b ? a : b;
+    case REDUCE_MAX_UNSIGNED: return a > b ? a : b;
+    case REDUCE_MIN_SIGNED: return (i32)a < (i32)b ? a : b;
+    case REDUCE_MAX_SIGNED: return (i32)a > (i32)b ? a : b;
+    case REDUCE_AND: return a & b;
+    case REDUCE_OR: return a | b;
+    default: return a ^ b;
+  }
+}
+// Fields: result, a, members, mode, site.
+HANDLER(reduce) {
+  u32 a[LANES], members[LANES], result[LANES] = {0};
+  COPY(a, &AT(u32, 1), sizeof a);
+  COPY(members, &AT(u32, 2), sizeof members);
+  check_members(w, &AT(U32, 2), i->field[4]);
+  for (Mask left = w->mask; left;) {  // the lanes of one member mask at a time
+    Mask group = members[first_lane(left)] & w->mask, same = 0;
+    if (!group) break;  // a fault was raised
+    int first = first_lane(group);
+    u32 total = a[first];
+    for (int l = first + 1; l < LANES; l++)
+      if (group >> l & 1) total = reduced(i->field[3], total, a[l]);
+    for (int l = 0; l < LANES; l++)
+      if ((left >> l & 1) && (members[l] & w->mask) == group) {
+        result[l] = total;
+        same |= 1u << l;
+      }
+    left &= ~same;
+  }
+  COPY(frame + i->field[0], result, sizeof result);
+  return done(i);
+}
+
+// Fields: members, site. A warp is ordered in itself here, so bar.warp.sync checks its members only.
+HANDLER(warp_barrier) {
+  check_members(w, &AT(U32, 0), i->field[1]);
+  return done(i);
+}
+HANDLER(active_mask) {
+  AT(U32, 0) = (U32)(w->mask);
+  return done(i);
+}
+
+enum {
+  SPECIAL_THREAD,
+  SPECIAL_BLOCK = 3,
+  SPECIAL_BLOCK_EXTENT = 6,
+  SPECIAL_GRID_EXTENT = 9,
+  SPECIAL_LANE = 12,
+  SPECIAL_WARP,
+  SPECIAL_WARPS,
+  SPECIAL_DYNAMIC_SHARED,
+  SPECIAL_TOTAL_SHARED,
+  SPECIAL_MASK_EQ,
+  SPECIAL_MASK_LT,
+  SPECIAL_MASK_LE,
+  SPECIAL_MASK_GT,
+  SPECIAL_MASK_GE
+};
+
+// Fields: result, which special register.
+HANDLER(special) {
+  const Launch *c = w->launch;
+  u32 *result = &AT(u32, 0);
+  int which = i->field[1];
+  u32 x = (u32)c->extent[0], y = (u32)c->extent[1];
+  for (u32 l = 0; l < LANES; l++) {
+    u32 thread = (u32)w->number * LANES + l, bit = 1u << l, value;
+    switch (which) {
+      case SPECIAL_THREAD: value = thread % x; break;
+      case SPECIAL_THREAD + 1: value = thread / x % y; break;
+      case SPECIAL_THREAD + 2: value = thread / (x * y); break;
+      case SPECIAL_LANE: value = l; break;
+      case SPECIAL_WARP: value = (u32)w->number; break;
+      case SPECIAL_WARPS: value = (u32)c->warp_count; break;
+      case SPECIAL_DYNAMIC_SHARED: value = c->dynamic_shared_bytes; break;
+      case SPECIAL_TOTAL_SHARED: value = c->total_shared_bytes; break;
+      case SPECIAL_MASK_EQ: value = bit; break;
+      case SPECIAL_MASK_LT: value = bit - 1; break;
+      case SPECIAL_MASK_LE: value = bit | (bit - 1); break;
+      case SPECIAL_MASK_GT: value = ~(bit | (bit - 1)); break;
+      case SPECIAL_MASK_GE: value = ~(bit - 1); break;
+      default:
+        value = (u32)(which < SPECIAL_BLOCK_EXTENT ? c->coordinates[which - SPECIAL_BLOCK]
+                      : which < SPECIAL_GRID_EXTENT ? c->extent[which - SPECIAL_BLOCK_EXTENT]
+                                                    : c->grid[which - SPECIAL_GRID_EXTENT]);
+    }
+    result[l] = value;
+  }
+  return done(i);
+}
+
+// ---- what a partial mask and a guard need ------------------------------------------------------------------------
+
+// The lanes here take the second field's value, the others keep the first's.
+HANDLER(blend_b32) {
+  AT(U32, 0) = select32(expand(w->mask), AT(U32, 1), AT(U32, 0));
+  return done(i);
+}
+HANDLER(blend_b64) {
+  AT(U64, 0) = select64(w->mask, AT(U64, 1), AT(U64, 0));
+  return done(i);
+}
+HANDLER(blend_pred) {
+  AT(Mask, 0) = (AT(Mask, 1) & w->mask) | (AT(Mask, 0) & ~w->mask);
+  return done(i);
+}
+// Fields: predicate, is negated, instructions to skip if no lane is left.
+HANDLER(guard) {
+  Mask holds = AT(Mask, 0) ^ (i->field[1] ? ALL_LANES : 0);
+  w->mask = w->block_mask & holds;
+  return w->mask ? i + 1 : i + 1 + i->field[2];
+}
+HANDLER(unguard) {
+  (void)frame;
+  w->mask = w->block_mask;
+  return done(i);
+}

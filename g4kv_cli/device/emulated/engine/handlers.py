@@ -1,0 +1,122 @@
+"""Which handlers of the engine do an elementwise opcode: their names, applied one after another.
+
+The first takes the opcode's operands, the others the result before them. Kinds of operands and results are those of the
+table of opcodes; 16-bit values lie in 32-bit lanes with zeros above. What the table knows and this does not is left to
+the interpreter.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+_ROUNDED = ("", ".rn")
+_UNSIGNED_COMPARISONS = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_SIGNED_COMPARISONS = ("lt", "le", "gt", "ge")
+FLOAT_COMPARISONS = (*_SIGNED_COMPARISONS, "eq", "ne", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+COMBINATIONS = ("and", "or", "xor")
+"""setp with a third operand; lowered to the comparison and the operation of two predicates."""
+
+
+def _integers() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for sign, width in product("us", (16, 32, 64)):
+        name = f"{sign}{width}"
+        for stem in ("add", "sub", "mul.lo", "mad.lo"):
+            table[f"{stem}.{name}"] = (f"{stem.replace('.', '_')}_b{width}",)
+        for stem in ("min", "max"):
+            table[f"{stem}.{name}"] = (f"{stem}_{'u32' if name == 'u16' else name}",)
+        if width < 64:
+            for stem in ("mul.wide", "mad.wide"):
+                table[f"{stem}.{name}"] = (f"{stem.replace('.', '_')}_{name}",)
+        if width == 32:
+            for stem in ("div", "rem", "mul.hi"):
+                table[f"{stem}.{name}"] = (f"{stem.replace('.', '_')}_{name}",)
+    for width in (16, 32, 64):
+        kind = f"b{width}"
+        for stem in ("and", "or", "xor"):
+            table[f"{stem}.{kind}"] = (f"{stem}_b{max(width, 32)}",)
+        table[f"not.{kind}"] = (f"not_{kind}",)
+        table[f"neg.s{width}"] = (f"neg_s{width}",)
+        table[f"shl.{kind}"] = (f"shl_{kind}",)
+        table[f"shr.s{width}"] = (f"shr_s{width}",)
+        for sign in "bu":
+            table[f"shr.{sign}{width}"] = (f"shr_u{width}",)
+        for sign in "busf":
+            if (sign, width) != ("f", 16):
+                table[f"selp.{sign}{width}"] = (f"selp_b{max(width, 32)}",)
+    for stem in ("and", "or", "xor", "not"):
+        table[f"{stem}.pred"] = (f"{stem}_pred",)
+    for name in (
+        *("abs.s32", "abs.s64", "popc.b32", "clz.b32", "brev.b32", "bfind.u32", "bfi.b32", "bfi.b64"),
+        *("prmt.b32", "lop3.b32", "shf.l.wrap.b32", "shf.r.wrap.b32", "shf.l.clamp.b32", "shf.r.clamp.b32"),
+    ):
+        table[name] = (name.replace(".", "_"),)
+    return table
+
+
+def _comparisons() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for width in (16, 32, 64):
+        for sign in "bus":
+            for name in ("eq", "ne"):
+                table[f"setp.{name}.{sign}{width}"] = (f"setp_{name}_b{max(width, 32)}",)
+        for name in _SIGNED_COMPARISONS:
+            table[f"setp.{name}.s{width}"] = (f"setp_{name}_s{width}",)
+            table[f"setp.{name}.u{width}"] = (f"setp_{name}_u{max(width, 32)}",)
+        for name, same in _UNSIGNED_COMPARISONS.items():
+            table[f"setp.{name}.u{width}"] = (f"setp_{same}_u{max(width, 32)}",)
+    for name in FLOAT_COMPARISONS:
+        table[f"setp.{name}.f32"] = (f"setp_{name}_f32",)
+        table[f"setp.{name}.ftz.f32"] = (f"setp_{name}_ftz_f32",)
+    return table
+
+
+def _floats() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for stem, rounded in product(("add", "sub", "mul"), _ROUNDED):
+        table[f"{stem}{rounded}.f32"] = (f"{stem}_f32",)
+        table[f"{stem}{rounded}.sat.f32"] = (f"{stem}_sat_f32",)
+        if stem != "mul":
+            table[f"{stem}{rounded}.ftz.f32"] = (f"{stem}_ftz_f32",)
+    for stem in ("min", "max"):
+        for form in ("", ".ftz", ".NaN"):
+            table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
+    for stem, form in product(("neg", "abs"), ("", ".ftz")):
+        table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
+    for stem, form in product(("ex2", "lg2", "rsqrt", "sqrt"), ("", ".ftz")):
+        table[f"{stem}.approx{form}.f32"] = (f"{stem}_approx{form.replace('.', '_')}_f32",)
+    for name in ("fma.rn.f32", "fma.rn.sat.f32", "div.rn.f32", "rcp.rn.f32", "sqrt.rn.f32", "copysign.f32"):
+        table[name] = (name.replace(".", "_"),)
+    return table
+
+
+_READ = {"u8": ("cut_b8",), "s8": ("sign_b32_b8",), "s16": ("sign_b32_b16",)}
+"""A narrow integer as 32 bits of its value, from a register that holds it."""
+_WRITE = {"u8": ("cut_b8",), "s8": ("sign_b32_b8", "cut_b16_b32"), "u16": ("cut_b16_b32",), "s16": ("cut_b16_b32",)}
+
+
+def _conversions() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    names = [f"{sign}{width}" for sign, width in product("us", (8, 16, 32, 64))]
+    for target, source in product(names, names):
+        steps: tuple[str, ...] = ("cut_b32_b64",) if source.endswith("64") else _READ.get(source, ())
+        if target.endswith("64"):
+            if source.endswith("64"):
+                steps = ("mov_b64",)
+            else:
+                steps += ("sign_b64_b32",) if source[0] == "s" else ("widen_b64_b32",)
+        else:
+            steps += _WRITE.get(target, ())
+        table[f"cvt.{target}.{source}"] = steps or ("mov_b32",)
+    for mode in ("rni", "rzi", "rmi", "rpi"):
+        for target in ("f32", "s32", "u32"):
+            table[f"cvt.{mode}.{target}.f32"] = (f"cvt_{mode}_{target}_f32",)
+    for name in (
+        *("cvt.rn.bf16x2.f32", "cvt.rn.bf16.f32", "cvt.f32.bf16", "cvt.rn.f16x2.f32", "cvt.rn.f16.f32"),
+        *("cvt.f32.f16", "cvt.rn.f32.s32", "cvt.rn.f32.u32"),
+    ):
+        table[name] = (name.replace(".", "_"),)
+    return table
+
+
+HANDLERS: dict[str, tuple[str, ...]] = {**_integers(), **_comparisons(), **_floats(), **_conversions()}

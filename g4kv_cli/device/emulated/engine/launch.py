@@ -1,0 +1,197 @@
+"""Runs a launch on the engine, and can take it back."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..faults import DeadlinePassed, LaunchInterrupted, Standing
+from ..memory.memory import GLOBAL_BASE, DeviceMemory
+from ..memory.store_log import Ranges, gaps, merge_ranges
+from ..ptx.instruction import Location
+from ..request import LaunchOutcome, LaunchRequest
+from .library import Library
+from .program import Program
+from .state import EngineState
+from .structures import FAULT_KINDS, RUN_CLOCKS_FULL, RUN_LOGS_FULL, RUN_SLICE_OVER
+
+SLICE = 1 << 20
+"""Instructions of warps between two returns to Python, where signals are handled: some 50 ms."""
+BLOCK_STEPS = 20_000_000
+"""Basic blocks that the warps of one thread block may run before it looks endless."""
+_NO_LIMIT = (1 << 63) - 1
+_FRAME_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Why a launch must be run again by the interpreter: the kind of the first thing found, in the engine's words."""
+
+    kind: str
+    site: int = -1
+    block: int = -1
+    warp: int = -1
+
+
+class Engine:
+    """The engine of a process; one launch at a time."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.state = EngineState()
+
+    def exchange(self) -> None:
+        """Take the last launch back; or, called again, do it once more."""
+        self.library.exchange(ctypes.addressof(self.state.launch))
+
+
+class EngineRun:
+    """One launch on the engine."""
+
+    def __init__(self, engine: Engine, memory: DeviceMemory, program: Program, request: LaunchRequest) -> None:
+        self.engine = engine
+        self.memory = memory
+        self.program = program
+        self.request = request
+
+    def execute(self) -> LaunchOutcome | Detected:
+        """Run the launch. If a rule was broken, or is not known to the engine, memory is as it was before.
+
+        Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
+        """
+        try:
+            self._prepare()
+            self._run()
+            found = self._judge()
+        except KeyboardInterrupt as interrupt:
+            raise LaunchInterrupted(self.standing()) from interrupt
+        finally:
+            self._settle_clocks()
+        if isinstance(found, Detected):
+            self.engine.exchange()
+        return found
+
+    def standing(self) -> Standing:
+        """The basic block and warp that ran last."""
+        launch, where = self.engine.state.launch, self.program.stands_at
+        instruction = where[launch.at_block] if 0 <= launch.at_block < len(where) else None
+        location = instruction.location if instruction is not None else Location()
+        x, y, z = launch.coordinates
+        return Standing(
+            self.program.name,
+            location.file,
+            location.line or None,
+            location.call_line or None,
+            instruction.ptx_line if instruction is not None else 0,
+            (x, y, z),
+            launch.at_warp,
+        )
+
+    def _prepare(self) -> None:
+        memory, program, request = self.memory, self.program, self.request
+        state, library = self.engine.state, self.engine.library
+        launch = state.launch
+        shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
+        state.set_memory(memory, program.site_count)
+        launch.base = GLOBAL_BASE
+        state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift)
+        state.set_logs(program.most_stores)
+        parameters = state.buffers.get("parameters", len(request.parameters) + 16)
+        parameters[: len(request.parameters)] = np.frombuffer(request.parameters, np.uint8)
+        state.point("parameters", parameters)
+        launch.parameter_bytes = len(request.parameters)
+        state.point("blocks", program.blocks)
+        launch.block_count, launch.entry = len(program.blocks), program.entry
+        state.point("image", program.image(request.parameters, request.symbols))
+        launch.image_bytes, launch.frame_bytes = program.image_bytes, program.frame_bytes
+        launch.copies_each, launch.clear_frames = program.copies_each, int(program.clears_frames)
+        launch.grid[:], launch.extent[:] = request.grid, request.block
+        launch.threads = request.threads
+        launch.dynamic_shared_bytes, launch.total_shared_bytes = request.dynamic_shared_bytes, shared_bytes
+        blocks = request.blocks
+        launch.next, launch.last, launch.step = (blocks - 1, -1, -1) if request.reverse_blocks else (0, blocks, 1)
+        limit = request.max_instructions
+        launch.instructions, launch.instruction_limit = 0, _NO_LIMIT if limit is None else limit
+        launch.step_limit, launch.slice = BLOCK_STEPS, SLICE
+        launch.is_running = launch.stop = launch.at_warp = launch.at_block = 0
+        address = ctypes.addressof(launch)
+        scratch = state.buffers.get("scratch", library.scratch_bytes(address) + _FRAME_ALIGN)
+        begin = scratch.ctypes.data
+        library.begin(address, begin + -begin % _FRAME_ALIGN)
+
+    def _run(self) -> None:
+        state, library, deadline = self.engine.state, self.engine.library, self.request.deadline
+        address = ctypes.addressof(state.launch)
+        while True:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlinePassed(self.standing())
+            why = library.run(address)  # between two calls Python handles signals
+            if why == RUN_LOGS_FULL:
+                state.grow_logs(self.program.most_stores)
+            elif why == RUN_CLOCKS_FULL:
+                state.forget_marks()
+            elif why != RUN_SLICE_OVER:
+                return
+
+    def _settle_clocks(self) -> None:
+        """Later launches begin behind all marks of a block that did not end."""
+        launch = self.engine.state.launch
+        if launch.is_running:
+            launch.clock = max(launch.clock, int(np.ctypeslib.as_array(launch.clocks).max()))
+            launch.is_running = 0
+
+    def _judge(self) -> LaunchOutcome | Detected:
+        state, request = self.engine.state, self.request
+        if state.launch.fault_count:
+            first = state.faults[0]
+            return Detected(FAULT_KINDS[first["kind"]], int(first["site"]), int(first["block"]), int(first["warp"]))
+        stores = state.stores
+        ranges, has_conflict = stored_ranges(stores, request.may_collide)
+        instructions = state.launch.instructions
+        if has_conflict:
+            return Detected("block write conflict")
+        for address, nbytes in request.must_write:
+            begin = address - GLOBAL_BASE
+            if nbytes and gaps(ranges, begin, begin + nbytes).size:
+                return Detected("unwritten output")
+        return LaunchOutcome(ranges, instructions, [])
+
+
+def stored_ranges(stores: npt.NDArray[Any], may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, bool]:
+    """(ranges stored to, whether two blocks stored to one location that may not collide).
+
+    A run of stores that overlaps one of another block has, in the order of their begins, a neighbour of another block
+    that reaches over its begin.
+    """
+    if not stores.size:
+        return np.empty((0, 2), np.int64), False
+    begins = stores["begin"]
+    if stores.size > 1:
+        order = np.argsort(begins, kind="stable")
+        begins, lengths, blocks = begins[order], stores["bytes"][order], stores["block"][order]
+    else:
+        lengths, blocks = stores["bytes"], stores["block"]
+    ends = begins + lengths
+    reach = np.maximum.accumulate(ends)
+    overlaps = begins[1:] < reach[:-1]
+    clash = np.zeros(0, np.bool_)
+    if overlaps.any():
+        clash = overlaps & (blocks[1:] != blocks[:-1])
+        for address, nbytes in may_collide:
+            begin = address - GLOBAL_BASE
+            clash &= (begins[1:] < begin) | (ends[1:] > begin + nbytes)
+    return merge_ranges(begins, ends), bool(clash.any())
+
+
+def mark_written(memory: DeviceMemory, must_write: Sequence[tuple[int, int]]) -> None:
+    """Allocations of which a launch stored every byte are initialised as a whole."""
+    for address, nbytes in must_write:
+        allocation = memory.find(address)
+        if allocation is not None and nbytes and (allocation.begin, allocation.nbytes) == (address, nbytes):
+            memory.mark_whole(allocation)

@@ -1,0 +1,339 @@
+"""Lowers a kernel's basic blocks to operations of the engine's handlers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from ..arithmetic.opcodes import ELEMENTWISE
+from ..interpreter.emit import SPECIAL_REGISTERS, WINDOWS, KernelContext, real_bits
+from ..interpreter.emit_basic import NO_OPERATION
+from ..ptx.flow import BasicBlock, Flow
+from ..ptx.instruction import (
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    PredicatePair,
+    Register,
+    Symbol,
+    Vector,
+)
+from .handlers import COMBINATIONS, HANDLERS
+from .operations import SLOT_KIND, Constant, LoweredBlock, NotLowered, Operation, Slot, Variable
+
+Family = Callable[["Lowering", Instruction], bool]
+"""Lowers an instruction if it belongs to it, and says whether it did."""
+
+_BITS = {"b16": 16, "b32": 32, "b64": 64}
+_CUT = {("b64", "b32"): "cut_b32_b64", ("b64", "b16"): "cut_b16_b64", ("b32", "b16"): "cut_b16_b32"}
+_WIDEN = {("b32", "b64"): "widen_b64_b32", ("b16", "b64"): "widen_b64_b32"}
+_SIGN = {
+    ("b16", "b32"): ("sign_b32_b16",),
+    ("b16", "b64"): ("sign_b32_b16", "sign_b64_b32"),
+    ("b32", "b64"): ("sign_b64_b32",),
+}
+
+SPECIAL = {
+    **{f"%tid.{axis}": number for number, axis in enumerate("xyz")},
+    **{f"%ctaid.{axis}": 3 + number for number, axis in enumerate("xyz")},
+    **{f"%ntid.{axis}": 6 + number for number, axis in enumerate("xyz")},
+    **{f"%nctaid.{axis}": 9 + number for number, axis in enumerate("xyz")},
+    **{
+        name: 12 + number
+        for number, name in enumerate(
+            (
+                *("%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"),
+                *(f"%lanemask_{which}" for which in ("eq", "lt", "le", "gt", "ge")),
+            )
+        )
+    },
+}
+"""Numbers of the special registers, as in ``c/warp.c``."""
+
+_MOV = re.compile(r"mov\.(?:[bus](16|32|64)|f(16|32|64)|(pred))")
+_CVTA = re.compile(r"cvta(\.to)?\.(global|shared|local|const|param)\.u64")
+_COMPARE = re.compile(rf"(setp\.[a-z]+)\.({'|'.join(COMBINATIONS)})(\..+)")
+_BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.(?:sync(?:\.aligned)?|red\..*)")
+
+
+class Lowering:
+    """One kernel. Families of instructions use ``source``, ``target``, ``address``, ``site`` and ``emit``."""
+
+    def __init__(self, context: KernelContext, flow: Flow) -> None:
+        self.context = context
+        self.flow = flow
+        self.out: list[Operation] = []
+        self.constants: dict[Slot, None] = {}
+        self.after: list[Operation] = []
+        self.site_count = 0
+        self.granule_shift = 4
+        self._fresh = 0
+
+    # ---- operands ------------------------------------------------------------------------------------------------
+
+    def fresh(self, kind: str) -> Slot:
+        """A slot for a value inside a block."""
+        self._fresh += 1
+        return Slot(SLOT_KIND[kind], self._fresh)
+
+    def register(self, register: Register) -> Slot:
+        """The slot of a register."""
+        return Slot(SLOT_KIND[register.kind], register)
+
+    def constant(self, bits: int, kind: str) -> Slot:
+        """The slot of a value that all lanes have, of a kind of raw bits."""
+        if kind == "pred":
+            bits = 0xFFFFFFFF if bits else 0
+        else:
+            bits &= (1 << _BITS[kind]) - 1
+        return self.filled(Slot(SLOT_KIND[kind], Constant(bits, SLOT_KIND[kind])))
+
+    def filled(self, slot: Slot) -> Slot:
+        """A slot that is filled before the launch."""
+        self.constants[slot] = None
+        return slot
+
+    def emit(self, handler: str, *fields: int | Slot, outs: tuple[int, ...] = (0,)) -> None:
+        """Append an operation."""
+        self.out.append(Operation(handler, list(fields), outs))
+
+    def source(self, operand: Operand | None, kind: str) -> Slot:
+        """A slot that holds an operand, cut or zero-extended to a kind of raw bits."""
+        if isinstance(operand, Register):
+            return self._converted(self.register(operand), operand.kind, kind)
+        if isinstance(operand, Negated):
+            slot = self.fresh("pred")
+            self.emit("not_pred", slot, self.register(operand.register))
+            return slot
+        if isinstance(operand, Immediate):
+            bits = operand.bits if operand.real is None else real_bits(operand.real, kind)
+            return self.constant(bits, kind)
+        if isinstance(operand, Symbol):
+            return self._symbol(operand, kind)
+        raise NotLowered(f"operand {type(operand).__name__}")
+
+    def _converted(self, slot: Slot, have: str, want: str) -> Slot:
+        if have == want or (have, want) == ("b16", "b32"):
+            return slot
+        handler = _CUT.get((have, want)) or _WIDEN.get((have, want))
+        if handler is None:
+            raise NotLowered(f"a {have} register where {want} is needed")
+        result = self.fresh(want)
+        self.emit(handler, result, slot)
+        return result
+
+    def _symbol(self, symbol: Symbol, kind: str) -> Slot:
+        name, context = symbol.name, self.context
+        if name in SPECIAL and name in SPECIAL_REGISTERS:
+            slot = self.fresh("b32")
+            self.emit("special", slot, SPECIAL[name])
+            return self._converted(slot, "b32", kind)
+        if name == "WARP_SZ":
+            return self.constant(32, kind)
+        for offsets in (context.shared_offsets, context.parameter_offsets):
+            if name in offsets:
+                return self.constant(offsets[name] + symbol.offset, kind)
+        if name in context.device_variables and kind == "b64":
+            number = context.device_variables.index(name)
+            return self.filled(Slot("b64", Variable(number, symbol.offset)))
+        raise NotLowered(f"name {name}")
+
+    def target(self, register: Register | None, kind: str, is_signed: bool = False) -> Slot:
+        """The slot where a result of a kind goes on its way to a register; what is left to do comes ``after``."""
+        if register is None:
+            return self.fresh(kind)
+        have, want = SLOT_KIND[kind], SLOT_KIND[register.kind]
+        is_wider = have == want and _BITS.get(register.kind, 0) > _BITS.get(kind, 0)
+        if kind == register.kind or (is_wider and not is_signed):
+            return self.register(register)
+        if "pred" in (kind, register.kind):
+            raise NotLowered(f"a {register.kind} register where {kind} is produced")
+        result = self.fresh(kind)
+        narrow = _CUT.get((kind, register.kind))
+        steps = (narrow,) if narrow else _SIGN[kind, register.kind] if is_signed else (_WIDEN[kind, register.kind],)
+        last = result
+        for number, step in enumerate(steps):
+            final = number == len(steps) - 1
+            following = self.register(register) if final else self.fresh("b32")
+            self.after.append(Operation(step, [following, last]))
+            last = following
+        return result
+
+    def finish(self) -> None:
+        """Append what is left to do for targets."""
+        self.out.extend(self.after)
+        self.after = []
+
+    def address(self, operand: Operand | None) -> tuple[Slot, int, int]:
+        """(slot, whether it is 64 bits wide, constant offset) of an address operand."""
+        if not isinstance(operand, Address):
+            raise NotLowered("operand is no address")
+        if operand.base is None:
+            return self.constant(operand.offset, "b64"), 1, 0
+        if isinstance(operand.base, Symbol):
+            return self.source(operand.base, "b64"), 1, operand.offset
+        return self.register(operand.base), int(operand.base.kind == "b64"), operand.offset
+
+    def site(self) -> int:
+        """A new number of a place where something can go wrong."""
+        self.site_count += 1
+        return self.site_count - 1
+
+    # ---- blocks --------------------------------------------------------------------------------------------------
+
+    def block(self, block: BasicBlock, families: Sequence[Family]) -> LoweredBlock:
+        """Lower one basic block. Raises NotLowered."""
+        self.out = []
+        for instruction in block.body:
+            start = len(self.out)
+            if instruction.guard is not None:
+                self.emit("guard", self.register(instruction.guard), int(instruction.guard_negated), 0, outs=())
+            if not any(lower(self, instruction) for lower in families):
+                raise NotLowered(instruction.opcode)
+            self.finish()
+            if instruction.guard is not None:
+                self._close_guard(start)
+        successors = tuple(block.successors)
+        lowered = LoweredBlock(self.out, block.end, block.size, successors)
+        final = block.final
+        lowered.stands_at = final or (block.body[0] if block.body else None)
+        if block.end == "branch" and final is not None and final.guard is not None:
+            lowered.guard = self.register(final.guard)
+            if final.guard_negated:
+                lowered.successors = (successors[1], successors[0])
+        elif block.end == "barrier" and final is not None:
+            lowered.barrier = self._barrier(final)
+        elif block.end not in ("jump", "exit", "trap"):
+            raise NotLowered(final.opcode if final is not None else block.end)
+        if block.end in ("barrier", "trap"):
+            lowered.site = self.site()
+        lowered.store_count = sum(operation.handler.startswith("store_global") for operation in self.out)
+        return lowered
+
+    def _close_guard(self, start: int) -> None:
+        """Everything since the guard runs under its mask."""
+        for operation in self.out[start + 1 :]:
+            operation.is_guarded = True
+        self.emit("unguard", outs=())
+
+    def _barrier(self, final: Instruction) -> int | Slot:
+        if not _BARRIER.fullmatch(final.opcode):
+            raise NotLowered(final.opcode)
+        if len(final.operands) > 1:
+            raise NotLowered(f"{final.opcode} with a thread count")
+        number = final.operands[0] if final.operands else Immediate(0)
+        return number.bits if isinstance(number, Immediate) else self.source(number, "b32")
+
+
+def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
+    """Elementwise opcodes, mov and cvta, and hints that do nothing."""
+    opcode = instruction.opcode
+    if _MOV.fullmatch(opcode):
+        _lower_mov(lowering, instruction)
+    elif (found := _CVTA.fullmatch(opcode)) is not None:
+        _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
+    elif opcode in NO_OPERATION:
+        target = instruction.operands[0] if instruction.operands else None
+        if opcode.startswith("createpolicy") and isinstance(target, Register):
+            lowering.emit("mov_b64", lowering.register(target), lowering.constant(0, "b64"))
+    elif opcode in ELEMENTWISE:
+        _lower_elementwise(lowering, instruction)
+    else:
+        return False
+    return True
+
+
+def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
+    opcode, operands = instruction.opcode, instruction.operands
+    combined = _COMPARE.fullmatch(opcode)
+    plain = combined.group(1) + combined.group(3) if combined else opcode
+    steps, operation = HANDLERS.get(plain), ELEMENTWISE[opcode]
+    if steps is None or "carry" in (*operation.results, *operation.operands):
+        raise NotLowered(opcode)
+    targets = list(_targets(operands[0]))
+    has_complement = len(targets) == 2 and opcode.startswith("setp.") and combined is None
+    if len(operands) - 1 != len(operation.operands) or (len(targets) != 1 and not has_complement):
+        raise NotLowered(f"{opcode} with these operands")
+    sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], operation.operands, strict=True)]
+    kind = operation.results[0]
+    if combined is not None:
+        compared = lowering.fresh("pred")
+        lowering.emit(steps[0], compared, *sources[:2])
+        lowering.emit(f"{combined.group(2)}_pred", lowering.target(targets[0], "pred"), compared, sources[2])
+        return
+    result = lowering.target(targets[0], kind, operation.sign_extends)
+    if has_complement:
+        held = lowering.fresh("pred")
+        lowering.emit(steps[0], held, *sources)
+        lowering.emit("mov_pred", result, held)
+        lowering.emit("not_pred", lowering.target(targets[1], "pred"), held)
+        return
+    for number, step in enumerate(steps):
+        final = number == len(steps) - 1
+        slot = result if final else lowering.fresh("b32")
+        lowering.emit(step, slot, *sources)
+        sources = [slot]
+
+
+def _targets(operand: Operand | None) -> tuple[Register | None, ...]:
+    if operand is None or isinstance(operand, Register):
+        return (operand,)
+    if isinstance(operand, PredicatePair):
+        return operand.first, operand.second
+    raise NotLowered("destination form")
+
+
+def _lower_mov(lowering: Lowering, instruction: Instruction) -> None:
+    target, value = instruction.operands
+    width = instruction.opcode.rsplit(".", 1)[1]
+    kind = "pred" if width == "pred" else f"b{width[1:]}"
+    if isinstance(value, Vector):
+        _lower_packing(lowering, target, value, kind)
+    elif isinstance(target, Vector):
+        _lower_unpacking(lowering, target, value, kind)
+    elif isinstance(target, Register):
+        handler = {"b16": "mov_b32", "b32": "mov_b32", "b64": "mov_b64", "pred": "mov_pred"}[kind]
+        lowering.emit(handler, lowering.target(target, kind), lowering.source(value, kind))
+    else:
+        raise NotLowered(f"{instruction.opcode} with these operands")
+
+
+def _part(vector: Vector, kind: str) -> str:
+    part = {("b64", 2): "b32", ("b32", 2): "b16"}.get((kind, len(vector.items)))
+    if part is None:
+        raise NotLowered(f"mov of {len(vector.items)} parts")
+    return part
+
+
+def _lower_packing(lowering: Lowering, target: Operand | None, vector: Vector, kind: str) -> None:
+    part = _part(vector, kind)
+    if not isinstance(target, Register) or target.kind != kind:
+        raise NotLowered("destination form")
+    low, high = (lowering.source(item, part) for item in vector.items)
+    lowering.emit(f"join_{kind}", lowering.register(target), low, high)
+
+
+def _lower_unpacking(lowering: Lowering, vector: Vector, value: Operand | None, kind: str) -> None:
+    part = _part(vector, kind)
+    whole = lowering.source(value, kind)
+    handlers = ("cut_b32_b64" if kind == "b64" else "cut_b16_b32", f"high_{kind}")
+    for item, handler in zip(vector.items, handlers, strict=True):
+        if item is not None and not isinstance(item, Register):
+            raise NotLowered("destination form")
+        lowering.emit(handler, lowering.target(item, part), whole)
+    lowering.finish()
+
+
+def _lower_cvta(lowering: Lowering, instruction: Instruction, to_space: bool, space: str) -> None:
+    target, value = instruction.operands
+    if not isinstance(target, Register) or target.kind != "b64":
+        raise NotLowered("destination form")
+    source = lowering.source(value, "b64")
+    window = WINDOWS[space]
+    if window:
+        handler = "sub_b64" if to_space else "add_b64"
+        lowering.emit(handler, lowering.register(target), source, lowering.constant(window, "b64"))
+    else:
+        lowering.emit("mov_b64", lowering.register(target), source)

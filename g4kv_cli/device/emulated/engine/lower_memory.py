@@ -1,0 +1,163 @@
+"""Lowers loads and stores of global, shared and parameter memory, and cp.async."""
+
+from __future__ import annotations
+
+import re
+
+from ..interpreter.emit_memory import LOAD, STORE
+from ..interpreter.emit_warp import COPY
+from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
+from ..ptx.parse import TYPE_BYTES
+from .lower import Lowering
+from .operations import NotLowered, Parameter, Slot
+
+_REGISTER_KIND = {1: "b32", 2: "b32", 4: "b32", 8: "b64"}
+"""What the handlers load an element to, extended."""
+
+
+def lower_memory(lowering: Lowering, instruction: Instruction) -> bool:
+    """Lower the instruction if it belongs here."""
+    opcode = instruction.opcode
+    if (found := LOAD.fullmatch(opcode)) is not None:
+        _lower_load(lowering, instruction, *found.groups())
+    elif (found := STORE.fullmatch(opcode)) is not None:
+        _lower_store(lowering, instruction, *found.groups())
+    elif (found := COPY.fullmatch(opcode)) is not None:
+        _lower_copy(lowering, instruction, found)
+    elif opcode == "cp.async.commit_group":
+        lowering.emit("copy_commit", outs=())
+    elif opcode == "cp.async.wait_all":
+        lowering.emit("copy_wait", -1, outs=())
+    elif opcode == "cp.async.wait_group" and isinstance(instruction.operands[0], Immediate):
+        lowering.emit("copy_wait", instruction.operands[0].bits, outs=())
+    else:
+        return False
+    return True
+
+
+def _items(operand: Operand | None, count: int) -> list[Operand | None]:
+    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
+    if len(items) != count:
+        raise NotLowered(f"expected {count} vector elements")
+    return items
+
+
+def _note_shared(lowering: Lowering, nbytes: int) -> None:
+    lowering.granule_shift = min(lowering.granule_shift, nbytes.bit_length() - 1)
+
+
+def _form(opcode: str, space: str | None, element_bytes: int, count: int) -> str:
+    if space not in ("global", "const", "shared", "shared::cta") or element_bytes * count > 16:
+        raise NotLowered(opcode)
+    known = {(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4)}
+    if space in ("global", "const"):
+        known |= {(1, 2), (1, 4)}
+    if (element_bytes, count) not in known:
+        raise NotLowered(opcode)
+    return f"v{count}_{8 * element_bytes}"
+
+
+def _targets(lowering: Lowering, items: list[Operand | None], element_bytes: int, is_signed: bool) -> list[Slot]:
+    found = []
+    for item in items:
+        if item is not None and (not isinstance(item, Register) or item.kind == "pred"):
+            raise NotLowered("destination form")
+        kind = _REGISTER_KIND[element_bytes]
+        if item is not None and item.kind == "b16" and element_bytes <= 2 and not is_signed:
+            kind = "b16"
+        found.append(lowering.target(item, kind, is_signed))
+    return found
+
+
+def _lower_load(
+    lowering: Lowering, instruction: Instruction, space: str | None, hint: str | None, vector: str | None, kind: str
+) -> None:
+    opcode, count, nbytes = instruction.opcode, int(vector or 1), TYPE_BYTES[kind]
+    is_signed = kind[0] == "s" and nbytes < 8
+    if len(instruction.operands) != (3 if hint else 2):
+        raise NotLowered(f"{opcode} with these operands")
+    items, address = _items(instruction.operands[0], count), instruction.operands[1]
+    if space == "param":
+        _lower_parameter(lowering, opcode, items, address, nbytes, is_signed)
+        return
+    form = _form(opcode, space, nbytes, count)
+    if is_signed and nbytes < 4 and count > 1:
+        raise NotLowered(opcode)
+    where = "global" if space in ("global", "const") else "shared"
+    base, is_wide, offset = lowering.address(address)
+    if where == "global" and not is_wide:
+        raise NotLowered(f"{opcode} with a 32-bit address")
+    if where == "shared":
+        _note_shared(lowering, nbytes * count)
+    targets = _targets(lowering, items, nbytes, is_signed)
+    name = f"load_{where}{'_signed' if is_signed and nbytes < 4 else ''}_{form}"
+    lowering.emit(name, base, offset, lowering.site(), is_wide, *targets, outs=tuple(range(4, 4 + count)))
+
+
+def _lower_parameter(
+    lowering: Lowering,
+    opcode: str,
+    items: list[Operand | None],
+    address: Operand | None,
+    nbytes: int,
+    is_signed: bool,
+) -> None:
+    if isinstance(address, Address) and isinstance(address.base, Symbol):
+        offsets = lowering.context.parameter_offsets
+        if address.base.name not in offsets:
+            raise NotLowered(f"parameter {address.base.name}")
+        begin = offsets[address.base.name] + address.base.offset + address.offset
+        for place, target in enumerate(_targets(lowering, items, nbytes, is_signed)):
+            parameter = Parameter(begin + place * nbytes, nbytes, is_signed, target.kind)
+            handler = "mov_b64" if target.kind == "b64" else "mov_b32"
+            lowering.emit(handler, target, lowering.filled(Slot(target.kind, parameter)))
+        return
+    base, is_wide, offset = lowering.address(address)
+    if not is_wide or len(items) > 4:
+        raise NotLowered(opcode)
+    targets = _targets(lowering, items, nbytes, is_signed)
+    padded: list[int | Slot] = [*targets, *([0] * (4 - len(targets)))]
+    outs = tuple(range(4, 4 + len(targets)))
+    lowering.emit(
+        "load_parameter", base, offset, lowering.site(), nbytes, *padded, len(targets), int(is_signed), outs=outs
+    )
+
+
+def _lower_store(
+    lowering: Lowering, instruction: Instruction, space: str | None, hint: str | None, vector: str | None, kind: str
+) -> None:
+    opcode, count, nbytes = instruction.opcode, int(vector or 1), TYPE_BYTES[kind]
+    if len(instruction.operands) != (3 if hint else 2):
+        raise NotLowered(f"{opcode} with these operands")
+    form = _form(opcode, space, nbytes, count)
+    where = "global" if space == "global" else "shared"
+    base, is_wide, offset = lowering.address(instruction.operands[0])
+    if where == "global" and not is_wide:
+        raise NotLowered(f"{opcode} with a 32-bit address")
+    if where == "shared":
+        _note_shared(lowering, nbytes * count)
+    values = []
+    for item in _items(instruction.operands[1], count):
+        if isinstance(item, Register) and item.kind != "pred":
+            # The handler stores the low bytes of 32 bits, or 64.
+            want = "b64" if nbytes == 8 else "b32" if item.kind == "b64" else item.kind
+            values.append(lowering.source(item, want))
+        elif isinstance(item, Immediate):
+            values.append(lowering.source(item, f"b{max(16, 8 * nbytes)}"))
+        else:
+            raise NotLowered("source form")
+    lowering.emit(f"store_{where}_{form}", base, offset, lowering.site(), is_wide, *values, outs=())
+
+
+def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[str]) -> None:
+    operands = list(instruction.operands)
+    if found.group(2) is not None:
+        operands.pop()
+    if len(operands) not in (3, 4) or not isinstance(operands[2], Immediate) or operands[2].bits != 16:
+        raise NotLowered(f"{instruction.opcode} with these operands")
+    to, to_is_wide, to_offset = lowering.address(operands[0])
+    source, source_is_wide, source_offset = lowering.address(operands[1])
+    if not source_is_wide:
+        raise NotLowered(f"{instruction.opcode} with a 32-bit source")
+    size = lowering.source(operands[3] if len(operands) == 4 else Immediate(16), "b32")
+    lowering.emit("copy_async_16", to, to_offset, lowering.site(), to_is_wide, source, source_offset, size, outs=())

@@ -1,0 +1,92 @@
+"""Lowers instructions across the lanes of a warp: shuffles, votes, reductions, matrices, mma, barrier reductions."""
+
+from __future__ import annotations
+
+import re
+
+from ..interpreter.emit_warp import MATRIX, REDUCTION, REDUX, SHUFFLE, VOTE
+from ..ptx.flow import CONTRIBUTE, READ_REDUCTION
+from ..ptx.instruction import Instruction, Operand, PredicatePair, Register, Vector
+from .lower import Lowering
+from .operations import NotLowered, Slot
+
+_SHUFFLE_MODES = ("bfly", "idx", "up", "down")
+_VOTE_MODES = ("all", "any", "uni")
+_REDUCTIONS = ("add", "minu", "maxu", "mins", "maxs", "and", "or", "xor")
+_MMA = re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32")
+
+
+def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
+    """Lower the instruction if it belongs here."""
+    opcode, operands = instruction.opcode, instruction.operands
+    if (found := SHUFFLE.fullmatch(opcode)) is not None and len(operands) == 5:
+        target = operands[0]
+        value, flag = (target.first, target.second) if isinstance(target, PredicatePair) else (target, None)
+        sources = [lowering.source(operand, "b32") for operand in operands[1:]]
+        results = lowering.target(_register(value), "b32"), lowering.target(_register(flag), "pred")
+        mode = _SHUFFLE_MODES.index(found.group(1))
+        lowering.emit("shuffle", *results, *sources, mode, lowering.site(), outs=(0, 1))
+    elif (found := VOTE.fullmatch(opcode)) is not None:
+        predicate, members = lowering.source(operands[1], "pred"), lowering.source(operands[2], "b32")
+        if found.group(2):
+            result = lowering.target(_register(operands[0]), "b32")
+            lowering.emit("ballot", result, predicate, members, 0, lowering.site())
+        else:
+            result = lowering.target(_register(operands[0]), "pred")
+            mode = _VOTE_MODES.index(found.group(1))
+            lowering.emit("vote", result, predicate, members, mode, lowering.site())
+    elif (found := REDUX.fullmatch(opcode)) is not None:
+        reduced, members = (lowering.source(operand, "b32") for operand in operands[1:])
+        name = found.group(3) or (found.group(1) if found.group(1) == "add" else found.group(1) + found.group(2))
+        result = lowering.target(_register(operands[0]), "b32")
+        lowering.emit("reduce", result, reduced, members, _REDUCTIONS.index(name), lowering.site())
+    elif opcode == "activemask.b32":
+        lowering.emit("active_mask", lowering.target(_register(operands[0]), "b32"))
+    elif opcode == "bar.warp.sync":
+        lowering.emit("warp_barrier", lowering.source(operands[0], "b32"), lowering.site(), outs=())
+    elif (found := MATRIX.fullmatch(opcode)) is not None and found.group(1) == "ld":
+        _lower_matrix(lowering, instruction, int(found.group(2)), found.group(3) is not None)
+    elif _MMA.fullmatch(opcode):
+        sizes = (4, 4, 2, 4)
+        parts = [_fragment(lowering, operand, count) for operand, count in zip(operands, sizes, strict=True)]
+        fields = [slot for part in parts for slot in part]
+        lowering.emit("mma_m16n8k16_bf16", *fields, lowering.site(), outs=(0, 1, 2, 3))
+    elif opcode == CONTRIBUTE:
+        number, predicate = lowering.source(operands[0], "b32"), lowering.source(operands[1], "pred")
+        lowering.emit("barrier_contribute", number, predicate, lowering.site(), outs=())
+    elif opcode.startswith(READ_REDUCTION) and (found := REDUCTION.fullmatch(opcode[len(READ_REDUCTION) :])):
+        number = lowering.source(operands[1], "b32")
+        if found.group(1):
+            result = lowering.target(_register(operands[0]), "b32")
+            lowering.emit("barrier_count", result, number, lowering.site())
+        else:
+            result = lowering.target(_register(operands[0]), "pred")
+            lowering.emit("barrier_vote", result, number, lowering.site(), ("and", "or").index(found.group(2)))
+    else:
+        return False
+    return True
+
+
+def _register(operand: Operand | None) -> Register | None:
+    if operand is None or isinstance(operand, Register):
+        return operand
+    raise NotLowered("destination form")
+
+
+def _fragment(lowering: Lowering, operand: Operand | None, count: int) -> list[Slot]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count:
+        raise NotLowered(f"expected {count} registers")
+    return [lowering.source(item, "b32") for item in items]
+
+
+def _lower_matrix(lowering: Lowering, instruction: Instruction, matrices: int, is_transposed: bool) -> None:
+    target, address = instruction.operands
+    items = target.items if isinstance(target, Vector) else (target,)
+    if len(items) != matrices:
+        raise NotLowered(f"expected {matrices} registers")
+    base, is_wide, offset = lowering.address(address)
+    targets = [lowering.target(_register(item), "b32") for item in items]
+    outs = tuple(range(6, 6 + matrices))
+    fields = (base, offset, lowering.site(), is_wide, int(is_transposed), matrices)
+    lowering.emit("load_matrix", *fields, *targets, outs=outs)

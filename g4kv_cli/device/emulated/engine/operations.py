@@ -1,0 +1,101 @@
+"""What a kernel is lowered to: operations of handlers on slots, in basic blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from ..ptx.instruction import Instruction, Register
+
+SLOT_BYTES = {"b32": 128, "b64": 256, "pred": 4}
+"""Bytes of a slot in the frame: a value for each of 32 lanes, or one bit."""
+
+SLOT_KIND = {"b16": "b32", "b32": "b32", "b64": "b64", "pred": "pred"}
+"""Where a register of each kind lies."""
+
+
+class NotLowered(Exception):
+    """The engine does not know the kernel completely; ``str(error)`` names what is missing."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the frame. ``key`` is a Register, a Constant, a Parameter, a Variable or a number of its own."""
+
+    kind: str
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value in all lanes."""
+
+    bits: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Bytes of a kernel parameter, extended to a slot."""
+
+    begin: int
+    nbytes: int
+    is_signed: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """The address of a module's variable, plus an offset; ``number`` counts the kernel's device variables."""
+
+    number: int
+    offset: int
+
+
+@dataclass
+class Operation:
+    """One call of a handler; ``outs`` are the indices of the fields that it writes.
+
+    ``is_guarded``: only some of the lanes here execute it, and the others keep what they have.
+    """
+
+    handler: str
+    fields: list[int | Slot]
+    outs: tuple[int, ...] = (0,)
+    is_guarded: bool = False
+
+
+@dataclass
+class LoweredBlock:
+    """One basic block: its operations and how it ends (see ptx/flow.py). ``barrier`` is its number; ``stands_at`` the
+    instruction that names it to a reader."""
+
+    operations: list[Operation]
+    end: str
+    size: int
+    successors: tuple[int, ...]
+    guard: Slot | None = None
+    site: int = -1
+    barrier: int | Slot = 0
+    store_count: int = 0
+    stands_at: Instruction | None = None
+
+
+@dataclass
+class Lowered:
+    """A kernel in operations, before its registers have places."""
+
+    name: str
+    blocks: list[LoweredBlock]
+    entry: int
+    crossing: dict[Register, int]
+    """Registers that carry values from block to block, and their number in the sets below."""
+    sets: list[int]
+    """For each block the crossing registers that live in it or are written by it, as bits."""
+    reads_unset_registers: bool
+    """Whether the entry reads registers that nothing has set; they are zero then."""
+    site_count: int
+    granule_shift: int
+    uses_copies: bool
+    constants: dict[Slot, None] = field(default_factory=dict)
+    """Slots filled before the launch: constants, parameters and addresses of variables."""

@@ -1,0 +1,133 @@
+"""A kernel bound to the library: tables of blocks and instructions, and the first frame of its warps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..interpreter.emit import KernelContext
+from ..ptx.flow import Flow
+from .frame import Frame, lay_out
+from .library import Library
+from .lower import Lowering, lower_basic
+from .lower_memory import lower_memory
+from .lower_warp import lower_warp
+from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
+from .structures import BLOCK, BLOCK_ENDS, INSTRUCTION
+
+FAMILIES = (lower_basic, lower_memory, lower_warp)
+COPIES_EACH = 512
+"""Executed cp.async of a warp that may wait to be completed."""
+
+
+def lower(context: KernelContext, flow: Flow) -> Lowered:
+    """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered."""
+    if context.local_offsets:
+        raise NotLowered("local memory")
+    lowering = Lowering(context, flow)
+    blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
+    index, crossing = flow.register_index, 0
+    for block in flow.blocks:
+        crossing |= block.live_in | block.live_out
+        for register in block.final.reads if block.final is not None else ():
+            crossing |= 1 << index[register]  # what ends a block is read from the frame
+    return Lowered(
+        context.sites.kernel,
+        blocks,
+        flow.entry,
+        {register: number for register, number in index.items() if crossing >> number & 1},
+        [(block.live_in | block.live_out | block.defined) & crossing for block in flow.blocks],
+        flow.blocks[flow.entry].live_in != 0,
+        lowering.site_count,
+        lowering.granule_shift,
+        any(operation.handler.startswith("copy_async") for block in blocks for operation in block.operations),
+        lowering.constants,
+    )
+
+
+class Program:
+    """What the engine runs: built once a kernel and process."""
+
+    def __init__(self, kernel: Lowered, library: Library) -> None:
+        self.name = kernel.name
+        self.entry = kernel.entry
+        self.site_count = kernel.site_count
+        self.granule_shift = kernel.granule_shift
+        self.copies_each = COPIES_EACH if kernel.uses_copies else 0
+        self.clears_frames = kernel.reads_unset_registers
+        self.most_stores = max(block.store_count for block in kernel.blocks)
+        frame = lay_out(kernel)
+        self.frame_bytes, self.image_bytes = frame.nbytes, frame.image_bytes
+        self.stands_at = [block.stands_at for block in kernel.blocks]
+        self._code: list[npt.NDArray[Any]] = []
+        self.blocks = np.zeros(len(kernel.blocks), BLOCK)
+        for number, block in enumerate(kernel.blocks):
+            self._bind(number, block, frame, library)
+        self._image = np.zeros(frame.image_bytes, np.uint8)
+        self._late: list[tuple[npt.NDArray[Any], Parameter | Variable]] = []
+        for slot in kernel.constants:
+            at = frame.shared[slot]
+            view = self._image[at : at + SLOT_BYTES[slot.kind]].view(np.uint64 if slot.kind == "b64" else np.uint32)
+            if isinstance(slot.key, Constant):
+                view[:] = slot.key.bits
+            elif isinstance(slot.key, Parameter | Variable):
+                self._late.append((view, slot.key))
+
+    def _bind(self, number: int, block: LoweredBlock, frame: Frame, library: Library) -> None:
+        row = self.blocks[number]
+        for form in ("full", "masked"):
+            code = resolve(block.operations, number, frame, form == "masked")
+            table = np.zeros(len(code) + 1, INSTRUCTION)
+            for place, (handler, fields) in enumerate(code):
+                table[place]["run"] = library.handler(handler)
+                table[place]["field"][: len(fields)] = fields
+            self._code.append(table)
+            row[form] = table.ctypes.data
+        successors = (*block.successors, 0, 0)
+        row["end"], row["size"], row["site"] = BLOCK_ENDS[block.end], block.size, block.site
+        row["first"], row["second"], row["stores"] = successors[0], successors[1], block.store_count
+        row["guard"] = frame.place(number, block.guard) if block.guard is not None else 0
+        barrier = block.barrier
+        row["barrier"] = barrier if isinstance(barrier, int) else ~frame.place(number, barrier)
+
+    def image(self, parameters: bytes, symbols: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """The first frame of a launch's warps. The array is used again by the next launch."""
+        for view, key in self._late:
+            if isinstance(key, Parameter):
+                raw = parameters[key.begin : key.begin + key.nbytes]
+                value = int.from_bytes(raw, "little", signed=key.is_signed)
+            else:
+                value = symbols[key.number] + key.offset
+            view[:] = value & (0xFFFFFFFFFFFFFFFF if view.dtype.itemsize == 8 else 0xFFFFFFFF)
+        return self._image
+
+
+def resolve(operations: Sequence[Operation], block: int, frame: Frame, is_masked: bool) -> list[tuple[str, list[int]]]:
+    """Handlers with frame offsets for one block. Where lanes elsewhere may have values in a place that is written
+    (``is_masked``, or under a guard), the result goes to scratch and is blended in."""
+    code: list[tuple[str, list[int]]] = []
+    opened = 0
+    for operation in operations:
+        fields: list[int] = []
+        blends: list[tuple[str, list[int]]] = []
+        for number, item in enumerate(operation.fields):
+            if not isinstance(item, Slot):
+                fields.append(item)
+                continue
+            place = frame.place(block, item)
+            is_shared = item not in frame.local[block]
+            if number in operation.outs and (operation.is_guarded or (is_masked and is_shared)):
+                scratch = frame.scratch + SLOT_BYTES["b64"] * len(blends)
+                blends.append((f"blend_{item.kind}", [place, scratch]))
+                place = scratch
+            fields.append(place)
+        if operation.handler == "guard":
+            opened = len(code)
+        elif operation.handler == "unguard":
+            code[opened][1][2] = len(code) - opened - 1  # what a warp without a lane skips
+        code.append((operation.handler, fields))
+        code.extend(blends)
+    return code

@@ -1,0 +1,177 @@
+"""Memory that the engine keeps from launch to launch: of the block that runs, of the race check, and of the logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arithmetic.mufu import coefficient_tables
+from ..memory.memory import DeviceMemory
+from .structures import FAULT, RANGE, STORE, Launch
+
+PAGE_BYTES = 1024
+"""Bytes of the arena that are saved together before they first change, see ``c/memory.h``."""
+FAULT_CAPACITY = 64
+_KEPT_BYTES = 1 << 26
+"""Logs larger than this are given back after the launch."""
+
+
+class Buffers:
+    """Arrays by name that grow and are kept; new ones are zero."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def get(self, name: str, count: int, dtype: Any = np.uint8) -> npt.NDArray[Any]:
+        """At least ``count`` elements, with what they held."""
+        found = self._arrays.get(name)
+        if found is None or found.size < count:
+            found = self._arrays[name] = np.zeros(max(count, 1), dtype)
+        return found
+
+    def grow(self, name: str, count: int) -> npt.NDArray[Any]:
+        """The array with its contents and at least ``count`` elements."""
+        old = self._arrays[name]
+        if old.size < count:
+            new = np.zeros(count, old.dtype)
+            new[: old.size] = old
+            self._arrays[name] = new
+        return self._arrays[name]
+
+    def clear(self, *names: str) -> None:
+        """Set the arrays to zero."""
+        for name in names:
+            self._arrays[name][:] = 0
+
+    def release(self, *names: str) -> None:
+        """Give large arrays back."""
+        for name in names:
+            if self._arrays[name].nbytes > _KEPT_BYTES:
+                del self._arrays[name]
+
+
+class EngineState:
+    """The ``Launch`` structure of the process and all that it points to."""
+
+    MARKS = ("writers", "readers", "fine_writers", "fine_readers")
+
+    def __init__(self) -> None:
+        self.launch = Launch()
+        self.buffers = Buffers()
+        self.tables = coefficient_tables()
+        for name, table in self.tables.items():
+            setattr(self.launch, f"{name}_table", table.ctypes.data)
+        self._ranges_of: Any = None
+        self._ranges = np.zeros(0, RANGE)
+
+    def point(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Let a field point to an array that the caller keeps."""
+        setattr(self.launch, name, array.ctypes.data)
+
+    def set_memory(self, memory: DeviceMemory, site_count: int) -> None:
+        """Device memory, its allocations, and a first guess for each site."""
+        launch = self.launch
+        self.point("data", memory.data.of[0])
+        self.point("state", memory.state.of[0])
+        begins, ends, freed, whole = memory.lookup_tables()
+        if self._ranges_of is not begins:
+            self._ranges = np.zeros(begins.size, RANGE)
+            self._ranges["begin"], self._ranges["end"] = begins, ends
+            self._ranges["state"] = np.where(freed, -1, whole)
+            self._ranges_of = begins
+        self.point("ranges", self._ranges)
+        launch.range_count = begins.size
+        hints = self.buffers.get("hints", site_count + 1, RANGE)
+        hints[: site_count + 1] = np.zeros(1, RANGE)
+        hints["begin"][: site_count + 1] = 1 << 63
+        self.point("hints", hints)
+        self.point("saved_in", self.buffers.get("saved_in", memory.used_bytes // PAGE_BYTES + 2, np.uint32))
+
+    def set_shared(self, nbytes: int, warps: int, granule_shift: int) -> None:
+        """Shared memory of one block, and the marks of its race check."""
+        launch, buffers = self.launch, self.buffers
+        rounded = -(-max(nbytes, 1) // 128) * 128
+        self.point("shared", buffers.get("shared", rounded))
+        self.point("shared_state", buffers.get("shared_state", rounded))
+        launch.shared_bytes = nbytes
+        granules = rounded // 16
+        fine = granules << (4 - granule_shift)
+        stride = -(-warps // 8) * 8
+        self.point("writers", buffers.get("writers", granules, np.uint32))
+        self.point("readers", buffers.get("readers", granules * stride, np.uint32))
+        self.point("fine_writers", buffers.get("fine_writers", fine, np.uint32))
+        self.point("fine_readers", buffers.get("fine_readers", fine * stride, np.uint32))
+        self.point("has_fine", buffers.get("has_fine", granules))
+        launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
+        launch.races_on, launch.warp_count = int(warps > 1), warps
+
+    def forget_marks(self) -> None:
+        """All accesses of earlier blocks, before the clocks run out."""
+        self.buffers.clear(*self.MARKS)
+        self.launch.clock = 0
+
+    def set_logs(self, most_stores: int) -> None:
+        """Empty logs with room for at least one basic block."""
+        launch, room = self.launch, 64 * most_stores + 64
+        stores = self.buffers.get("stores", max(room, 1 << 14), STORE)
+        pages = self.buffers.get("saved_pages", max(room, 1 << 9), np.int64)
+        launch.store_count = launch.saved_count = launch.fault_count = 0
+        launch.launch_number += 1
+        launch.fault_capacity = FAULT_CAPACITY
+        self.point("faults", self.buffers.get("faults", FAULT_CAPACITY, FAULT))
+        self._set_log_capacity(stores.size, pages.size)
+
+    def grow_logs(self, most_stores: int) -> None:
+        """Room for more stores; a loop that writes a place again and again fills no memory."""
+        launch, margin = self.launch, 64 * most_stores
+        if launch.store_count + margin > launch.store_capacity:
+            self._drop_equal_stores()
+        stores = launch.store_capacity
+        pages = launch.saved_capacity
+        if launch.store_count + margin > stores // 2:
+            stores = 2 * stores + margin
+        if launch.saved_count + margin > pages:
+            pages = 2 * pages + margin
+        self._set_log_capacity(stores, pages)
+
+    def _drop_equal_stores(self) -> None:
+        """Keep one of a block's equal stores; their order does not matter to the checks at the end."""
+        stores = self.stores
+        keys = np.stack([stores["block"].astype(np.int64), stores["begin"], stores["bytes"].astype(np.int64)])
+        order = np.lexsort(keys[::-1])
+        fresh = np.ones(order.size, np.bool_)
+        fresh[1:] = (np.diff(keys[:, order], axis=1) != 0).any(0)
+        kept = stores[order[fresh]]
+        stores[: kept.size] = kept
+        self.launch.store_count = kept.size
+
+    def _set_log_capacity(self, stores: int, pages: int) -> None:
+        launch, buffers = self.launch, self.buffers
+        self.point("stores", buffers.grow("stores", stores))
+        self.point("saved_pages", buffers.grow("saved_pages", pages))
+        buffers.get("saved", 2 * PAGE_BYTES)
+        self.point("saved", buffers.grow("saved", pages * 2 * PAGE_BYTES))
+        launch.store_capacity, launch.saved_capacity = stores, pages
+
+    def release_logs(self) -> None:
+        """Give the memory of a large launch back."""
+        self.buffers.release("stores", "saved_pages", "saved")
+
+    @property
+    def stores(self) -> npt.NDArray[Any]:
+        """Stores of the launch so far."""
+        return self.buffers.get("stores", 0, STORE)[: self.launch.store_count]
+
+    @property
+    def faults(self) -> npt.NDArray[Any]:
+        """Faults of the launch so far."""
+        return self.buffers.get("faults", 0, FAULT)[: self.launch.fault_count]
+
+    def saved_pages(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """(numbers of the saved pages, their bytes and state bytes [n, 2, PAGE_BYTES])."""
+        count = self.launch.saved_count
+        pages = self.buffers.get("saved_pages", 0, np.int64)[:count]
+        saved = self.buffers.get("saved", 0)[: count * 2 * PAGE_BYTES]
+        return pages, saved.reshape(count, 2, PAGE_BYTES)

@@ -1,0 +1,117 @@
+"""The structures of ``c/engine.h`` as Python sees them, in the same order."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
+
+import numpy as np
+
+FIELDS = 22
+LANES = 32
+
+INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
+BLOCK = np.dtype(
+    [
+        ("full", "<u8"),
+        ("masked", "<u8"),
+        *((name, "<i4") for name in ("end", "size", "first", "second", "guard", "site", "barrier", "stores")),
+    ],
+    align=True,
+)
+STORE = np.dtype([("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "unused"))])
+RANGE = np.dtype([("begin", "<u8"), ("end", "<u8"), ("state", "<i8")])
+FAULT = np.dtype(
+    [
+        *((name, "<i4") for name in ("kind", "site", "warp", "block")),
+        ("lanes", "<u4"),
+        ("unused", "<u4"),
+        ("address", "<u8"),
+    ]
+)
+
+FAULT_KINDS = (
+    "none",
+    "trap",
+    "global bounds",
+    "misaligned",
+    "uninitialised",
+    "parameter bounds",
+    "shared bounds",
+    "shared uninitialised",
+    "shared race",
+    "lost write",
+    "members",
+    "divergent barrier",
+    "deadlock",
+    "unknown result",
+    "copies full",
+    "watchdog",
+    "clocks",
+)
+"""Names of ``enum FaultKind``."""
+
+BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4}
+RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL = range(5)
+
+
+class _Barrier(ctypes.Structure):
+    _fields_ = [
+        ("waiting", c_uint32),
+        *((name, c_int32) for name in ("arrived", "site", "held", "given", "last_held", "last_given")),
+    ]
+
+
+class Launch(ctypes.Structure):
+    """``struct Launch``."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("data", "state")),
+        ("base", c_uint64),
+        ("ranges", c_void_p),
+        ("range_count", c_int64),
+        ("hints", c_void_p),
+        ("parameters", c_void_p),
+        ("parameter_bytes", c_int64),
+        *((name, c_void_p) for name in ("shared", "shared_state")),
+        ("shared_bytes", c_int64),
+        ("generation", c_uint64),
+        *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "has_fine")),
+        ("granules", c_int64),
+        *((name, c_int32) for name in ("granule_shift", "reader_stride", "races_on", "warp_count")),
+        *((name, c_uint32) for name in ("clock", "unused0")),
+        ("stores", c_void_p),
+        *((name, c_int64) for name in ("store_count", "store_capacity")),
+        *((name, c_void_p) for name in ("saved_in", "saved", "saved_pages")),
+        *((name, c_int64) for name in ("saved_count", "saved_capacity")),
+        *((name, c_uint32) for name in ("launch_number", "unused1")),
+        ("faults", c_void_p),
+        *((name, c_int64) for name in ("fault_count", "fault_capacity")),
+        *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "square")),
+        ("blocks", c_void_p),
+        *((name, c_int64) for name in ("block_count", "entry", "image_bytes", "frame_bytes", "copies_each")),
+        ("image", c_void_p),
+        *((name, c_int32) for name in ("clear_frames", "threads")),
+        *((name, c_int32 * 3) for name in ("grid", "extent")),
+        *((name, c_int64) for name in ("next", "last", "step")),
+        *((name, c_int64) for name in ("instructions", "instruction_limit", "steps", "step_limit", "slice", "spent")),
+        *((name, c_int32) for name in ("is_running", "stop", "current", "live_threads")),
+        ("coordinates", c_int32 * 3),
+        *((name, c_int32) for name in ("at_warp", "at_block")),
+        *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes", "unused2")),
+        ("warps", c_void_p),
+        ("barriers", _Barrier * 16),
+        ("clocks", (c_uint32 * LANES) * LANES),
+    ]
+
+
+def sizes() -> tuple[int, ...]:
+    """What ``engine_size`` must say, number by number."""
+    return (
+        ctypes.sizeof(Launch),
+        INSTRUCTION.itemsize,
+        BLOCK.itemsize,
+        FAULT.itemsize,
+        STORE.itemsize,
+        RANGE.itemsize,
+    )

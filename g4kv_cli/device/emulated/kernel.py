@@ -1,0 +1,150 @@
+"""Modules of PTX and their kernels, which each emulator translates when it first needs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .engine.library import library
+from .engine.operations import NotLowered
+from .engine.program import Program, lower
+from .interpreter.translate import CompiledBlock, Translation, lay_out, translate
+from .mode import Mode, emulator_mode
+from .ptx.flow import build_flow
+from .ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
+from .ptx.parse_body import parse_kernel
+from .ptx.sites import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel. ``shared_bytes`` counts static shared memory; dynamic memory begins at ``dynamic_shared_offset``.
+
+    ``device_variables`` are the module variables that it names; their addresses are the symbols of a launch.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    parameter_bytes: int
+    shared_bytes: int
+    dynamic_shared_offset: int
+    module: Module
+    instruction_count: int
+    max_threads: int
+    device_variables: tuple[str, ...]
+    parsed: ParsedKernel
+
+    def shared_total(self, dynamic_shared_bytes: int) -> int:
+        """Shared bytes of one block: static, padding, dynamic."""
+        return self.dynamic_shared_offset + dynamic_shared_bytes if dynamic_shared_bytes else self.shared_bytes
+
+    @cached_property
+    def translation(self) -> Translation:
+        """What the interpreter runs. Raises UnsupportedOpcode with the complete opcode and PTX line."""
+        return translate(self.module.parsed, self.parsed)
+
+    @cached_property
+    def _bound(self) -> tuple[Program | None, str]:
+        engine = library()
+        if engine is None:
+            return None, "there is no engine"
+        flow = build_flow(self.parsed, joins_multiplies=False)
+        try:
+            return Program(lower(lay_out(self.module.parsed, self.parsed).context, flow), engine), ""
+        except NotLowered as error:
+            return None, str(error)
+
+    @property
+    def program(self) -> Program | None:
+        """What the engine runs; None if there is no engine, or it does not know the kernel completely."""
+        return self._bound[0]
+
+    @property
+    def not_native_for(self) -> str:
+        """Why there is no program; empty if there is one."""
+        return self._bound[1]
+
+    @property
+    def blocks(self) -> tuple[CompiledBlock, ...]:
+        """The interpreter's blocks."""
+        return self.translation.blocks
+
+    @property
+    def entry(self) -> int:
+        """Number of the interpreter's first block."""
+        return self.translation.entry
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Places that the interpreter's faults name."""
+        return self.translation.sites
+
+    @property
+    def initial_registers(self) -> tuple[Any, ...]:
+        """First values of the interpreter's registers."""
+        return self.translation.initial_registers
+
+    @property
+    def parameter_loads(self) -> tuple[tuple[int, int, bool, int], ...]:
+        """Parameters that the interpreter's blocks use: (offset, bytes, is signed, register bytes)."""
+        return self.translation.parameter_loads
+
+    @property
+    def granule_shift(self) -> int:
+        """Shared locations of 1 << this many bytes are told apart by the interpreter's race check."""
+        return self.translation.granule_shift
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory of a thread."""
+        return self.translation.local_bytes
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether it uses mbarriers, bulk copies or wgmma."""
+        return self.translation.is_asynchronous
+
+
+class Module:
+    """PTX text as NVRTC emits it. ``source_name`` replaces the name of the first source file in messages.
+
+    Kernels are translated when first asked for and kept. Raises PtxSyntaxError or UnsupportedOpcode.
+    """
+
+    def __init__(self, ptx_text: str, source_name: str | None = None) -> None:
+        self.parsed: ParsedModule = parse_module(ptx_text)
+        self.source_name = source_name
+        self._kernels: dict[str, Kernel] = {}
+
+    @property
+    def kernel_names(self) -> list[str]:
+        """Names of all kernels in the text."""
+        return list(self.parsed.bodies)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of this name, translated for the emulator that will run it first."""
+        found = self._kernels.get(name)
+        if found is None:
+            found = self._parse(name)
+            if emulator_mode() is not Mode.NATIVE or found.program is None:
+                _ = found.translation
+            self._kernels[name] = found
+        return found
+
+    def _parse(self, name: str) -> Kernel:
+        parsed = parse_kernel(self.parsed, name, self.source_name)
+        layout = lay_out(self.parsed, parsed)
+        last = parsed.parameters[-1] if parsed.parameters else None
+        return Kernel(
+            name,
+            tuple(parsed.parameters),
+            last.offset + last.nbytes if last is not None else 0,
+            layout.static_bytes,
+            layout.dynamic_offset,
+            self,
+            len(parsed.instructions),
+            parsed.max_threads,
+            tuple(layout.context.device_variables),
+            parsed,
+        )

@@ -1,0 +1,149 @@
+"""Decides which emulator runs a launch, and compares the two where that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from .engine.launch import Detected, Engine, EngineRun, mark_written
+from .engine.library import library, missing_reason
+from .engine.state import PAGE_BYTES
+from .faults import EmulatorError, Standing
+from .interpreter.run import Run
+from .memory.memory import GLOBAL_BASE, DeviceMemory
+from .mode import Mode, emulator_mode
+from .request import LaunchOutcome, LaunchRequest
+
+
+class EmulatorsDiffer(EmulatorError):
+    """Engine and interpreter do not agree about a launch: a defect of one of them."""
+
+
+@dataclass
+class LaunchCounts:
+    """How many launches of a machine ran where. ``replayed``: found faulty by the engine and run again by the
+    interpreter, by what the engine found; ``cleared``: those of them in which the interpreter found nothing."""
+
+    native: int = 0
+    interpreted: int = 0
+    compared: int = 0
+    replayed: dict[str, int] = field(default_factory=dict)
+    cleared: int = 0
+
+
+def emulator_words() -> str:
+    """How launches run, where that is not the usual way, the engine alone. Raises EmulatorError (see mode.py)."""
+    mode = emulator_mode()
+    if mode is Mode.INTERPRETER:
+        return "interpreted"
+    if library() is None:
+        return f"interpreted, for there is no native engine: {missing_reason()}"
+    return "engine and interpreter compared" if mode is Mode.BOTH else ""
+
+
+@cache
+def _engine() -> Engine | None:
+    found = library()
+    return Engine(found) if found is not None else None
+
+
+class Launcher:
+    """Runs the launches of one device memory."""
+
+    def __init__(self, memory: DeviceMemory, mode: Mode) -> None:
+        self.counts = LaunchCounts()
+        self._memory = memory
+        self._mode = mode
+        self._active: Run | EngineRun | None = None
+
+    def standing(self) -> Standing | None:
+        """Where the launch in progress stands, for a signal handler; None where there is none."""
+        return None if self._active is None else self._active.standing()
+
+    def run(self, request: LaunchRequest) -> LaunchOutcome:
+        """Run a launch. Raises DeadlinePassed, LaunchInterrupted and EmulatorsDiffer."""
+        try:
+            return self._run(request)
+        finally:
+            self._active = None
+
+    def _run(self, request: LaunchRequest) -> LaunchOutcome:
+        counts = self.counts
+        engine = _engine() if self._mode is not Mode.INTERPRETER else None
+        program = request.kernel.program if engine is not None else None
+        if engine is None or program is None:
+            counts.interpreted += 1
+            return self._interpret(request)
+        self._active = run = EngineRun(engine, self._memory, program, request)
+        found = run.execute()
+        if isinstance(found, Detected):
+            counts.replayed[found.kind] = counts.replayed.get(found.kind, 0) + 1
+            outcome = self._interpret(request)
+            if not outcome.faults:
+                counts.cleared += 1
+                if self._mode is Mode.BOTH:
+                    raise _differ(request, f"the engine found '{found.kind}', the interpreter nothing")
+            return outcome
+        if self._mode is Mode.BOTH:
+            counts.compared += 1
+            found = self._compared(engine, request, found)
+        else:
+            counts.native += 1
+            mark_written(self._memory, request.must_write)
+        engine.state.release_logs()
+        return found
+
+    def _interpret(self, request: LaunchRequest) -> LaunchOutcome:
+        self._active = run = Run(
+            self._memory,
+            request.kernel,
+            request.grid,
+            request.block,
+            request.parameters,
+            request.dynamic_shared_bytes,
+            [np.array([address], np.uint64) for address in request.symbols],
+            request.max_instructions,
+            request.deadline,
+        )
+        reached_end = run.execute(request.chunk_threads, request.reverse_blocks)
+        ranges = run.finish(request.must_write, request.may_collide, reached_end)
+        return LaunchOutcome(ranges, run.thread_instructions, run.collector.faults)
+
+    def _compared(self, engine: Engine, request: LaunchRequest, native: LaunchOutcome) -> LaunchOutcome:
+        """The interpreter's outcome of the same launch, if all that was stored and counted is equal."""
+        memory = self._memory
+        engine.exchange()  # memory is as before; the saved pages hold what the engine made of it
+        outcome = self._interpret(request)
+        if outcome.faults:
+            raise _differ(request, f"the interpreter found {outcome.faults[0]}, the engine nothing")
+        if outcome.thread_instructions != native.thread_instructions:
+            counted = f"{native.thread_instructions} and {outcome.thread_instructions}"
+            raise _differ(request, f"{counted} thread instructions (engine, interpreter)")
+        if not np.array_equal(outcome.ranges, native.ranges):
+            raise _differ(request, "other bytes were stored to")
+        pages, saved = engine.state.saved_pages()
+        for number, (data, state) in zip(pages.tolist(), saved, strict=True):
+            begin = number * PAGE_BYTES
+            part = slice(begin, begin + PAGE_BYTES)
+            _compare(memory, request, begin, data != memory.data.of[0][part], "byte")
+            # Where an allocation is initialised as a whole nobody looks at its state bytes.
+            wrong = state != memory.state.of[0][part]
+            if wrong.any():
+                addresses = np.arange(begin, begin + PAGE_BYTES, dtype=np.uint64) + np.uint64(GLOBAL_BASE)
+                _compare(memory, request, begin, wrong & (memory.classify(addresses, 1) != 3), "initialisation")
+        return outcome
+
+
+def _differ(request: LaunchRequest, words: str) -> EmulatorsDiffer:
+    shape = f"grid {request.grid}, block {request.block}"
+    return EmulatorsDiffer(f"the two emulators differ about {request.kernel.name} ({shape}): {words}")
+
+
+def _compare(memory: DeviceMemory, request: LaunchRequest, begin: int, wrong: npt.NDArray[np.bool_], name: str) -> None:
+    """Raise EmulatorsDiffer if any of the bytes of the arena from ``begin`` is wrong."""
+    if wrong.any():
+        _, _, where = memory.describe(GLOBAL_BASE + begin + int(np.flatnonzero(wrong)[0]))
+        raise _differ(request, f"the {name} at {where}")
