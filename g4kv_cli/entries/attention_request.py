@@ -5,6 +5,7 @@ A function here is an entry's signature: it takes the entry's row first, and row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -231,9 +232,12 @@ def _check_workspace(
         shape = (*rows, splits, entry.head_dim) if name == "partial_out" else (*rows, splits)
         field = f"workspace.{name}"
         scratch = require_array(library.device, field, array, FLOAT32, (None,) * len(shape))
-        fits = scratch.shape[0] >= shape[0] and scratch.shape[1:] == shape[1:]
-        rules.WORKSPACE.require(fits, field, list(scratch.shape), f"{list(shape)}, or more rows")
-        found[field] = scratch
+        needed = math.prod(shape)
+        rules.WORKSPACE.require(
+            scratch.size >= needed, field, f"{scratch.size} elements", f">= {needed} for {list(shape)}"
+        )
+        # Packed from the first element on, whatever extents it was allocated with.
+        found[field] = scratch.view(shape)
         setattr(parameters, name, scratch.address)
     return found
 

@@ -10,8 +10,12 @@ from g4kv_cli.entries.arguments import FLOAT32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitWorkspace:
-    """Partial results of form (c), float32: partial_out [tokens, num_qo_heads, num_splits, head_dim], partial_max and
-    partial_sum [tokens, num_qo_heads, num_splits]. Its contents mean nothing between calls."""
+    """Partial results of split decode, float32: partial_out [tokens, num_qo_heads, num_splits, head_dim], partial_max
+    and partial_sum [tokens, num_qo_heads, num_splits].
+
+    A call packs what it needs from the first element on, so one workspace serves every call that needs no more
+    elements: fewer tokens, heads or splits. Its contents mean nothing between calls.
+    """
 
     partial_out: DeviceArray
     partial_max: DeviceArray
@@ -21,7 +25,7 @@ class SplitWorkspace:
     def allocate(
         cls, device: Device, *, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int
     ) -> SplitWorkspace:
-        """A workspace for this many token rows, heads and splits of one family."""
+        """A workspace for up to this many token rows, heads and splits of one family."""
         rows = (tokens, num_qo_heads, num_splits)
         return cls(
             partial_out=device.allocate((*rows, head_dim), FLOAT32, "partial_out"),

@@ -99,4 +99,4 @@ LAST_PAGE_LEN = rule("last_page_len", "must be at least 1 and at most page_size"
 # Attention
 GQA_GROUP = rule("gqa_group", "is more query heads a KV head than a tile of packed rows holds")
 NUM_SPLITS = rule("num_splits", "must be at least 1 and at most what a grid's second axis holds")
-WORKSPACE = rule("workspace", "is not the workspace of these tokens, heads, splits and head_dim")
+WORKSPACE = rule("workspace", "is smaller than these tokens, heads, splits and head_dim need")

@@ -22,7 +22,7 @@ def attention_cases(entry: Entry) -> list[Spoiled]:
     if entry.is_prep:
         return []
     if entry.operation == "merge":
-        return [*_split_cases(entry.head_dim), *_merge_scale_cases()]
+        return [*_split_cases(), *_merge_scale_cases()]
     cases = [
         Spoiled("gqa_group", "one-more", "q heads", _heads_a_kv_head(MAX_GROUP + 1)),
         Spoiled("kv_heads", "plan-of-other-heads", "layout.num_kv_heads", _other_kv_heads),
@@ -33,7 +33,7 @@ def attention_cases(entry: Entry) -> list[Spoiled]:
             Spoiled("q_len_one", "no-token", "plan", _one_without_a_token),
         ]
     if entry.takes_splits:
-        cases += _split_cases(entry.head_dim)
+        cases += _split_cases()
     return cases
 
 
@@ -52,7 +52,7 @@ def _merge_scale_cases() -> list[Spoiled]:
     ]
 
 
-def _split_cases(head_dim: int) -> list[Spoiled]:
+def _split_cases() -> list[Spoiled]:
     def workspace(variant: str, name: str, shape: Any, twin: Any = None) -> Spoiled:
         in_range = None if twin is None else _scratch(name, twin)
         return Spoiled("workspace", f"{name}-{variant}", f"workspace.{name}", _scratch(name, shape), in_range)
@@ -64,13 +64,12 @@ def _split_cases(head_dim: int) -> list[Spoiled]:
         Spoiled("fits_i32", "splits-wrap", "num_splits", _splits(U32 + NUM_SPLITS)),
         Spoiled("integer", "splits-float", "num_splits", _splits(2.0)),
         Spoiled("integer", "splits-none", "num_splits", _splits(None)),
-        Spoiled("workspace", "other-splits", "workspace.partial_out", _splits_alone(NUM_SPLITS + 1)),
+        Spoiled("workspace", "one-split-more", "workspace.partial_out", _splits(NUM_SPLITS + 1), _splits(1)),
         workspace("one-row-less", "partial_out", lambda r, *rest: (r - 1, *rest), lambda r, *rest: (r + 1, *rest)),
-        workspace("other-family", "partial_out", lambda r, h, s, d: (r, h, s, 768 - head_dim)),
+        workspace("half-the-columns", "partial_out", lambda r, h, s, d: (r, h, s, d // 2)),
         workspace("one-head-less", "partial_max", lambda r, h, s: (r, h - 1, s)),
         workspace("one-row-less", "partial_max", lambda r, h, s: (r - 1, h, s)),
-        workspace("one-split-less", "partial_sum", lambda r, h, s: (r, h, s - 1)),
-        workspace("one-split-more", "partial_sum", lambda r, h, s: (r, h, s + 1)),
+        workspace("one-split-less", "partial_sum", lambda r, h, s: (r, h, s - 1), lambda r, h, s: (r, h, s + 1)),
         Spoiled("argument_type", "workspace-none", "workspace", _workspace(None)),
         Spoiled("argument_type", "workspace-dict", "workspace", _workspace({"partial_out": 1})),
     ]
@@ -106,20 +105,8 @@ def _one_without_a_token(draft: Draft) -> None:
 
 @lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
 def _splits(value: Any) -> Change:
-    """``num_splits``, and a workspace for it where there can be one."""
+    """Another number of splits, the same workspace."""
 
-    def change(draft: Draft) -> None:
-        _splits_alone(value)(draft)
-        if value == 1:
-            for name in ("partial_out", "partial_max", "partial_sum"):
-                array = getattr(draft.workspace, name)
-                rows, heads, _, *rest = array.shape
-                _scratch(name, lambda *_, shape=(rows, heads, 1, *rest): shape)(draft)
-
-    return change
-
-
-def _splits_alone(value: Any) -> Change:
     def change(draft: Draft) -> None:
         draft.arguments["num_splits"] = value
 
