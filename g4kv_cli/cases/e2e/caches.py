@@ -8,27 +8,20 @@ back ends the run.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from g4kv_cli.cases.e2e.recorded_model import Array
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.device.interface import Device
-from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.entries.kv_pool import PoisonedPool
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.prefill_plan import PlanRequest
 from g4kv_cli.model.slots import (
     PADDING_PAGES,
-    derived_layout,
     max_resident_pages,
     page_origin,
     pages_for,
-    slot_of,
 )
-from g4kv_cli.oracle.bfloat16 import BF16
-from g4kv_cli.oracle.compare import POISON_BYTE
 
 
 @dataclass(slots=True)
@@ -59,11 +52,10 @@ class FamilyCache:
         resident = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
         self.num_pages = num_requests * resident + PADDING_PAGES
         self.max_row_pages = resident
-        layout = derived_layout(geometry, page_size, num_layers)
-        self.pool = PagedPool(
-            layout, device.allocate((layout.pool_elems(self.num_pages),), BF16, f"{geometry.name} pool")
+        self.store = PoisonedPool(
+            device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers
         )
-        device.fill(self.pool.data, POISON_BYTE)
+        self.pool = self.store.pool
         self.allocator = PageAllocator(self.num_pages, reserved=PADDING_PAGES)
         self._page_ids = list(range(self.num_pages))
         random.Random(seed).shuffle(self._page_ids)
@@ -96,22 +88,13 @@ class FamilyCache:
 
     def poison(self, page: int) -> None:
         """Fill a page with NaN."""
-        stride = self.pool.layout.page_stride
-        self.device.fill(self.pool.data.view((stride,), offset_elems=page * stride), POISON_BYTE)
+        self.store.poison(page)
 
     def plan_request(self, held: PageList, start_pos: int, q_len: int) -> PlanRequest:
         """What a plan says of the next ``q_len`` tokens; their pages are taken already."""
         return PlanRequest.of(kv_len=start_pos + q_len, q_len=q_len, pages=held.pages, page_size=self.page_size)
 
-    def stored(self, held: PageList, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
-        """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]."""
-        layout = self.pool.layout
-        shape = (self.num_pages, layout.num_layers, 2, self.page_size, layout.num_kv_heads, layout.head_dim)
-        found: tuple[list[Array], list[Array]] = ([], [])
-        for position in positions:
-            index, slot = slot_of(position, held.origin, self.page_size)
-            for kv, rows in enumerate(found):
-                # pool[page][layer][K, V][slot][head][dim]
-                offset = int(np.ravel_multi_index((held.pages[index], layer, kv, slot, 0, 0), shape))
-                rows.append(self.device.read(self.pool.data.view(shape[4:], offset_elems=offset)))
-        return np.stack(found[0]), np.stack(found[1])
+    def stored(self, held: PageList, layer: int, positions: range) -> tuple[Array, Array]:
+        """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]; no later one
+        has been written."""
+        return self.store.read(self.plan_request(held, positions.start, len(positions)), layer, positions)

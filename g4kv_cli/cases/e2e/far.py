@@ -202,10 +202,11 @@ class _Walker:
     def _note(self, raw: tuple[Array, Array, Array | None]) -> Array:
         """Hold what prep made against its oracle, and note K and V. Returns q as attention gets it."""
         q_raw, k_raw, v_raw = raw
-        positions = np.arange(self.at, self.at + len(q_raw))
+        span = range(self.at, self.at + len(q_raw))
+        positions = np.arange(span.start, span.stop)
         cos, sin = rope_rows(self.geometry, positions, self.geometry.rotary_dim)
         q = self.launches.rotated_queries()
-        k, v = self.cache.stored(self.held, self.layer, positions.tolist())
+        k, v = self.cache.stored(self.held, self.layer, span)
         axes = self._axes(positions)
         for name, got, expected in (
             ("q_out", q, expected_rotated(q_raw, self.q_weight, cos, sin)),

@@ -1,0 +1,31 @@
+"""The program of the README runs as it stands there, and its assertion is one that a wrong kernel breaks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+(PROGRAM,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+LIBRARY = "KernelLibrary(device)"
+
+
+def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PROGRAM, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["prefill: 20 keys", "decode: 21 keys"]
+
+
+def test_the_program_sees_a_kernel_that_attends_to_one_key_too_few(tmp_path: Path) -> None:
+    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
+    right = "position_of(tile, rows_per_tile - 1) + 1;"
+    assert source.count(right) == 1
+    (tmp_path / "attention_tile.cuh").write_text(source.replace(right, right.replace(" + 1", "")), encoding="utf-8")
+    assert PROGRAM.count(LIBRARY) == 1
+    program = PROGRAM.replace(LIBRARY, f"KernelLibrary(device, __import__('pathlib').Path({str(tmp_path)!r}))")
+    with pytest.raises(AssertionError):
+        exec(compile(program, "README.md", "exec"), {})
