@@ -33,5 +33,6 @@ def gate_cases(
 
 
 def recorded_cases(path: Path, page_size: int | None = None) -> list[SmokeCase]:
-    """The cases of a file of recorded vectors, or of a directory of them."""
-    return [*golden_cases(path, page_size), *attention_golden_cases(path, page_size)]
+    """The cases of a file of recorded vectors, or of a directory of them, file by file."""
+    cases: list[SmokeCase] = [*golden_cases(path, page_size), *attention_golden_cases(path, page_size)]
+    return sorted(cases, key=lambda case: case.id.split("/")[1])

@@ -209,7 +209,8 @@ def bench(
 ) -> int:
     """Time the kernels against the card's limits, and say which decode form to use where.
 
-    Exit codes: 0 as expected; 1 a kernel is wrong or slower; 2 the request or a tool failed.
+    Exit codes: 0 as expected; 1 a kernel is wrong or slower; 2 the request or a tool failed, or --from names a record
+    whose run did not get to its end; 130 interrupted (the record keeps what was measured).
     """
     _require_one_mode(ctx)
     console = BenchConsole()
@@ -236,6 +237,11 @@ def bench(
         code = _compared(console, _within(analysis.record, threshold), _exit_code(analysis.record))
         if failure is not None:
             raise failure
+        if code != EXIT_FINDINGS and analysis.record.ended != "finished":
+            raise UsageError(
+                f"--from {from_record}: the run did not get to its end ({analysis.record.ended}); what is shown is all "
+                "that it measured, so run it again for the rest"
+            )
         return code
 
     request = Request(
@@ -318,6 +324,9 @@ def bench(
     else:
         against = compare_records(old_record, store.record, cast(str, baseline), str(path), threshold)
     code = _compared(console, against, _exit_code(store.record))
+    if code != EXIT_FINDINGS and store.record.ended == "interrupted":
+        sys.stderr.write("g4kv: interrupted\n")
+        code = EXIT_INTERRUPTED
     store.require_whole()
     if failure is not None:
         raise failure
@@ -435,7 +444,7 @@ def _peer_entry(status: Any) -> dict[str, str]:
 
 
 def _exit_code(record: BenchRecord) -> int:
-    """1: a kernel of ours is wrong or faulted; 2: the run or a cell of ours failed otherwise; 130: interrupted."""
+    """1: a kernel of ours is wrong or faulted; 2: the run or a cell of ours failed otherwise."""
     ours = [item for item in record.measurements if item.form != "peer"]
 
     def any_of(*statuses: str) -> list[Measurement]:
@@ -443,9 +452,6 @@ def _exit_code(record: BenchRecord) -> int:
 
     if any_of("wrong", "impossible") or "faulted" in record.ended:
         return EXIT_FINDINGS
-    if record.ended == "interrupted":
-        sys.stderr.write("g4kv: interrupted\n")
-        return EXIT_INTERRUPTED
     if any_of("failed", "missing"):
         return EXIT_FAILURE
     return 0

@@ -31,7 +31,7 @@ from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import SmokeConsole
-from g4kv_cli.report.json import EarlierRun, read_record
+from g4kv_cli.report.json import PAGE_SIZE, EarlierRun, read_record
 from g4kv_cli.report.result_files import ResultFiles
 
 DEFAULT_GEOMETRY = "12b-local"
@@ -146,7 +146,7 @@ def smoke(
     opened = open_device(device, require_gpu)
     try:
         run = collect_run_info(opened, kernels, seed)
-        _require_comparable(earlier, run, cases)
+        _require_comparable(earlier, run, request, cases)
         compile_for(opened, kernels, cases)
         settings = RunSettings(
             device_spec=device_spec_of(opened),
@@ -154,9 +154,9 @@ def smoke(
             rerun=request.rerun(device_spec_of(opened)),
             case_timeout_seconds=case_timeout,
         )
-        files = ResultFiles(json_path, junit_path, run, len(cases), command="smoke")
+        files = ResultFiles(json_path, junit_path, run, len(cases), command="smoke", settings={PAGE_SIZE: page_size})
         results: list[CaseResult] = []
-        console = SmokeConsole(len(cases), quiet=quiet)
+        console = SmokeConsole(len(cases), quiet=quiet, recorded=golden or model_golden)
         console.start(run)
         try:
             for result in run_cases(cases, settings, opened, _jobs(jobs)):
@@ -183,6 +183,9 @@ def _cases(request: Request) -> list[SmokeCase]:
     if request.geometry is not None or not request.case:
         geometries = select_geometries(request.geometry or DEFAULT_GEOMETRY, request.tp)
     if request.golden is not None:
+        for option, given in (("--tp", request.tp != 1), ("--seed", request.seed != DEFAULT_SEED)):
+            if given:
+                raise UsageError(f"{option} does not apply to --golden, whose files hold heads and data; drop it")
         table = recorded_cases(request.golden, request.page_size)
         if request.geometry is not None and geometries is not None:
             names = {geometry.name for geometry in geometries}
@@ -219,7 +222,8 @@ def _jobs(asked: int | None) -> int:
     return min(MAX_DEFAULT_JOBS, count() or 1)
 
 
-def _require_comparable(earlier: EarlierRun | None, run: RunInfo, cases: Sequence[SmokeCase]) -> None:
+def _require_comparable(earlier: EarlierRun | None, run: RunInfo, request: Request, cases: Sequence[SmokeCase]) -> None:
+    """Raises UsageError where bits would differ for another reason than a kernel's."""
     if earlier is None:
         return
     if not any(earlier.digests.get(case.id) for case in cases):
@@ -233,6 +237,9 @@ def _require_comparable(earlier: EarlierRun | None, run: RunInfo, cases: Sequenc
         )
     if earlier.seed != run.seed:
         raise UsageError(f"{SAME_BITS_OPTION} {earlier.path}: made with --seed {earlier.seed}; run with that seed")
+    if earlier.knows_page_size and earlier.page_size != request.page_size:
+        how = "without --page-size" if earlier.page_size is None else f"with --page-size {earlier.page_size}"
+        raise UsageError(f"{SAME_BITS_OPTION} {earlier.path}: made {how}; run it {how}")
 
 
 def _judge_bits(result: CaseResult, earlier: EarlierRun | None) -> CaseResult:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records.run import DeviceInfo, RunInfo, to_json
+from g4kv_cli.records.run import RunInfo, to_json
+from g4kv_cli.records.schema import SchemaError, record_from
 
 BENCH_SCHEMA_VERSION = 1
 BENCH_KIND = "g4kv-bench"
@@ -170,53 +171,66 @@ def read_bench_record(path: Path, option: str) -> BenchRecord:
     if values.get("schema_version") != BENCH_SCHEMA_VERSION:
         raise fail(f"schema version {values.get('schema_version')}, this g4kv reads {BENCH_SCHEMA_VERSION}")
     try:
-        return _record_from(values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise fail(f"the record is damaged: {type(error).__name__}: {error}") from error
-
-
-def _record_from(values: Mapping[str, Any]) -> BenchRecord:
-    run = dict(values["run"])
-    device = DeviceInfo(**run.pop("device"))
-    text_fields = {"kernels_directory": "", "git_commit": "", **run}
-    ceilings = values.get("ceilings")
-    record = BenchRecord(
-        run=RunInfo(device=device, **text_fields),
-        settings=values["settings"],
-        ceilings=None if ceilings is None else Ceilings(**ceilings),
-        shapes=tuple(Shape(**item) for item in values.get("shapes", ())),
-        measurements=tuple(_measurement_from(item) for item in values.get("measurements", ())),
-        peers=tuple(values.get("peers", ())),
-        clocks=tuple(values.get("clocks", ())),
-        ended=values["ended"],
-        notes=tuple(values.get("notes", ())),
-    )
-    known = {shape.id for shape in record.shapes}
-    for item in record.measurements:
-        if item.shape not in known:
-            raise ValueError(f"{item.id} names a shape that the record lacks")
-        if item.status not in MEASUREMENT_STATUSES:
-            raise ValueError(f"{item.id} has the unknown status {item.status!r}")
-        if (item.status == "measured") != (item.graph is not None):
-            raise ValueError(f"{item.id}: status {item.status} and its times contradict each other")
+        body = {name: value for name, value in values.items() if name not in ("schema_version", "kind")}
+        record = record_from(BenchRecord, body)
+        _require_sense(record)
+    except SchemaError as error:
+        raise fail(f"the record is damaged: {error}") from error
     return record
 
 
-def _measurement_from(item: Mapping[str, Any]) -> Measurement:
-    values = dict(item)
-    for name in ("graph", "cold"):
-        if values.get(name) is not None:
-            values[name] = _timing_from(values[name])
-    return Measurement(**values)
+def _require_sense(record: BenchRecord) -> None:
+    """Raises SchemaError for what no run of g4kv bench writes, though each value has its type."""
+
+    def require(holds: bool, what: str) -> None:
+        if not holds:
+            raise SchemaError(what)
+
+    require(bool(record.ended), "ended is missing")
+    require(all(peer.get("name") for peer in record.peers), "a peer has no name")
+    if record.ceilings is not None:
+        rates = (record.ceilings.read_bytes_per_second, record.ceilings.copy_bytes_per_second)
+        require(min(rates) > 0, "ceilings: a memory rate is not positive")
+        rest = (record.ceilings.gemm_flops_per_second, record.ceilings.launch_seconds)
+        require(min(rest) >= 0, "ceilings: a value is negative")
+    for one in record.shapes:
+        extents = (one.batch, one.tokens, one.kv_len, one.page_size, one.num_qo_heads, one.num_kv_heads, one.head_dim)
+        require(min(extents) >= 1, f"{one.id}: an extent is below 1")
+        require(one.num_qo_heads % one.num_kv_heads == 0, f"{one.id}: num_kv_heads does not divide num_qo_heads")
+        require(0 <= one.visible_keys <= one.kv_len, f"{one.id}: visible_keys is not between 0 and kv_len")
+        require(min(one.read_bytes, one.write_bytes) >= 0 and one.flops >= 0, f"{one.id}: a size is negative")
+        require(one.read_bytes + one.write_bytes > 0, f"{one.id}: moves no bytes")
+        prefix = f"{one.kind}/{one.geometry}/"
+        require(one.id.startswith(prefix) and one.id != prefix, f"{one.id}: the id does not begin with {prefix}")
+    known = {shape.id for shape in record.shapes}
+    require(len(known) == len(record.shapes), "two shapes have one id")
+    require(len({item.id for item in record.measurements}) == len(record.measurements), "two measurements have one id")
+    for item in record.measurements:
+        require(item.shape in known, f"{item.id} names a shape that the record lacks")
+        require(
+            item.id == f"{item.shape}/{item.configuration}", f"{item.id}: the id is not its shape and configuration"
+        )
+        timed = item.graph is not None
+        require(
+            (item.status == "measured") == timed, f"{item.id}: status {item.status} and its times contradict each other"
+        )
+        require(item.num_splits >= 1, f"{item.id}: num_splits is below 1")
+        require(min(item.pools, item.rotating_bytes, item.checked_rows) >= 0, f"{item.id}: a count is negative")
+        for name, seconds in (("warm_seconds", item.warm_seconds), ("sm_clock_hz", item.sm_clock_hz)):
+            require(seconds is None or seconds > 0, f"{item.id}: {name} is not positive")
+        for name, timing in (("graph", item.graph), ("cold", item.cold)):
+            if timing is not None:
+                _require_order(timing, f"{item.id}: {name}")
 
 
-def _timing_from(item: Mapping[str, Any]) -> Timing:
-    values = dict(item)
-    values["round_medians"] = tuple(values.get("round_medians", ()))
-    timing = Timing(**values)
-    if not timing.median > 0:
-        raise ValueError(f"a median of {timing.median} seconds")
-    return timing
+def _require_order(timing: Timing, where: str) -> None:
+    """Raises SchemaError unless the quantiles are positive and in order."""
+    if not 0 < timing.low <= timing.q1 <= timing.median <= timing.q3 <= timing.high:
+        raise SchemaError(f"{where}: low, q1, median, q3 and high must be positive and in order")
+    if timing.count < 1:
+        raise SchemaError(f"{where}: {timing.count} samples")
+    if not all(timing.low <= one <= timing.high for one in timing.round_medians):
+        raise SchemaError(f"{where}: a round's median lies outside low and high")
 
 
 def timing_of(rounds: Sequence[Sequence[float]]) -> Timing:

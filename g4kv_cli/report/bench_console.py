@@ -22,7 +22,8 @@ from g4kv_cli.report.bench_format import (
     signed_share_text,
     time_text,
 )
-from g4kv_cli.report.format import count_text, digest_text
+from g4kv_cli.report.console import device_text, kernels_text
+from g4kv_cli.report.format import count_text
 
 _STYLES = {"best": "bold green", "tie": "green", "best peer": "cyan", "": ""}
 _CHANGES = {
@@ -44,12 +45,8 @@ class BenchConsole:
 
     def start(self, run: RunInfo, ceilings: Ceilings | None) -> None:
         """Device, kernels, ceilings of this run."""
-        device = run.device
-        driver = f", driver {device.driver}" if device.driver else ""
-        self._line("device   ", f"{device.kind}, {device.name}, {device.arch}{driver}, NVRTC {run.nvrtc}")
-        where = run.kernels_directory or "built in"
-        commit = run.git_commit or "none"
-        self._line("kernels  ", f"{where}, sources {digest_text(run.kernels_digest)}, commit {commit}")
+        self._line("device   ", device_text(run))
+        self._line("kernels  ", f"{kernels_text(run)}, commit {run.git_commit or 'none'}")
         if ceilings is not None:
             self._line("ceilings ", ceilings_text(ceilings))
 

@@ -65,3 +65,34 @@ def ceilings_text(ceilings: Ceilings) -> str:
     if ceilings.launch_seconds:
         parts.append(f"empty launch {time_text(ceilings.launch_seconds)}")
     return ", ".join(parts)
+
+
+_CLOCK_EVENTS = {
+    0x1: "idle",
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+    0x100: "clocks set for a display",
+}
+"""What holds the clocks down: NVML's nvmlClocksEventReason bits."""
+
+
+def clocks_text(line: str) -> str:
+    """``SM 1980 MHz, memory 3201 MHz, 127.14 W, 35 degrees C, clocks held down by nothing`` of nvidia-smi's line in a
+    record; a line of another form as it is."""
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 5:
+        return line
+    sm, memory, power, heat, reasons = parts
+    try:
+        bits = int(reasons, 16)
+    except ValueError:
+        return line
+    named = [name for bit, name in _CLOCK_EVENTS.items() if bits & bit]
+    rest = bits & ~sum(_CLOCK_EVENTS)
+    named += [f"0x{rest:x}"] if rest else []
+    return f"SM {sm}, memory {memory}, {power}, {heat} degrees C, clocks held down by {', '.join(named) or 'nothing'}"

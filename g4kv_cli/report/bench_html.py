@@ -9,7 +9,7 @@ from pathlib import Path
 
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_console import cell_lines, place_text, rule_lines
-from g4kv_cli.report.bench_format import bytes_text, ceilings_text, rate_text, share_text, time_text
+from g4kv_cli.report.bench_format import bytes_text, ceilings_text, clocks_text, rate_text, share_text, time_text
 from g4kv_cli.report.bench_plots import Plot, missing_matplotlib, plots_of, render
 from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.format import digest_text
@@ -81,7 +81,8 @@ def _facts(analysis: Analysis) -> str:
         facts.append(("ceilings of this run", ceilings_text(record.ceilings)))
         facts.append(("how", record.ceilings.note))
     facts += [("peer", f"{peer['name']} {peer.get('version') or peer.get('reason', '')}") for peer in record.peers]
-    facts += [(f"clocks {'before' if index == 0 else 'after'}", text) for index, text in enumerate(record.clocks)]
+    when = ("before", "after")
+    facts += [(f"clocks {name}", clocks_text(line)) for name, line in zip(when, record.clocks, strict=False)]
     facts.append(("run", record.ended))
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
     return f"<dl>{rows}</dl>"

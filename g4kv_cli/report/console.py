@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -16,39 +17,41 @@ from g4kv_cli.report.format import coordinate_text, count_text, digest_text, sec
 
 PROGRESS_AFTER_SECONDS = 1.0
 
+_TURNS = "turns"
 _COLORS = {"passed": "green", "failed": "bold red", "error": "bold red", "skipped": "yellow"}
 
 
 class SmokeConsole:
-    """Shows a run as it goes. ``quiet`` leaves the device line, failures, skips and the summary."""
+    """Shows a run as it goes. ``quiet`` leaves the device line, failures, skips and the summary.
 
-    def __init__(self, total: int, *, quiet: bool = False) -> None:
+    ``recorded``: the file or directory whose recordings are run. What is shown is then told by file.
+    """
+
+    def __init__(self, total: int, *, quiet: bool = False, recorded: Path | None = None) -> None:
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._quiet = quiet
         self._total = total
         self._done: list[CaseResult] = []
         self._group: list[CaseResult] = []
-        self._geometry = ""
+        self._heading = ""
+        self._recorded = recorded
+        self._files: set[str] = set()
         self._begin = time.perf_counter()
         self._progress: Progress | None = None
         self._may_show_progress = sys.stderr is not None and sys.stderr.isatty() and not quiet
 
     def start(self, run: RunInfo) -> None:
-        """The first lines: device, name, arch, driver, compiler, why this device; kernels and seed."""
-        device = run.device
-        words = [device.name if device.name.startswith(device.kind) else f"{device.kind}, {device.name}"]
-        words += [device.arch] if device.arch not in device.name else []
-        if device.driver:
-            words.append(f"driver {device.driver}")
-        words += [f"NVRTC {run.nvrtc}", device.reason]
-        self._line("device   ", ", ".join(word for word in words if word))
+        """The first lines: where it runs and why there; which kernels; the seed, or the recordings."""
+        self._line("device   ", device_text(run))
         if not self._quiet:
-            where = run.kernels_directory or "built in"
-            self._line("kernels  ", f"{where}, sources {digest_text(run.kernels_digest)}, seed {run.seed}")
+            seed = "" if self._recorded is not None else f", seed {run.seed}"
+            self._line("kernels  ", f"{kernels_text(run)}{seed}")
+            if self._recorded is not None:
+                self._line("recorded ", str(self._recorded))
 
     def add(self, result: CaseResult) -> None:
         """One more case is done."""
-        if self._group and _group_of(self._group[0]) != _group_of(result):
+        if self._group and self._group_of(self._group[0]) != self._group_of(result):
             self._close_group()
         self._group.append(result)
         self._done.append(result)
@@ -62,7 +65,8 @@ class SmokeConsole:
         good = summary.passed == len(self._done)
         seconds = time.perf_counter() - self._begin
         text = (
-            f"{summary_text(summary, every=True)} of {count_text(len(self._done), 'case')} in {seconds_text(seconds)}"
+            f"{summary_text(summary, every=True)} of {count_text(len(self._done), 'case')}"
+            f"{self._files_text()} in {seconds_text(seconds)}"
         )
         failed = summary.failed or summary.error
         self._out.print(Text(text, style="bold green" if good else "bold red" if failed else "bold yellow"))
@@ -81,18 +85,32 @@ class SmokeConsole:
     def _write_group(self, group: Sequence[CaseResult]) -> None:
         notable = [result for result in group if result.status != "passed"]
         if not self._quiet:
-            if group[0].geometry != self._geometry:
-                self._geometry = group[0].geometry
-                self._out.print(Text(self._geometry, style="bold"))
+            heading, name = self._group_of(group[0])
+            if heading != self._heading:
+                self._heading = heading
+                self._out.print(Text(heading, style="bold"))
             bad = any(result.status in ("failed", "error") for result in group)
             mark = ("  FAIL  ", "bold red") if bad else ("  ok    ", "green")
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
-            kind, entry, _ = _group_of(group[0])
-            name = entry if kind != "trap" else f"{entry}, traps"
             self._out.print(Text.assemble(mark, f"{name:<63} {counts}, {seconds_text(seconds)}"))
         for result in notable:
             write_result(self._out, result)
+
+    def _group_of(self, result: CaseResult) -> tuple[str, str]:
+        """(heading, name) of the line that counts this case: geometry and entry, or of a recording, its file and what
+        was done with it."""
+        kind, *words = result.id.split("/")
+        if self._recorded is None:
+            return result.geometry, f"{result.entry}, traps" if kind == "trap" else result.entry
+        files = _files_of(words)
+        self._files.update(files)
+        if kind == "golden":
+            return f"{files[0]}, {result.geometry}", result.entry
+        return ", ".join(files), f"replayed, {words[1] if words[0] != _TURNS else 'in turns'}"
+
+    def _files_text(self) -> str:
+        return f" from {count_text(len(self._files), 'file')}" if self._recorded is not None else ""
 
     def _line(self, label: str, text: str) -> None:
         self._out.print(Text.assemble((label, "dim"), text))
@@ -134,9 +152,25 @@ class SmokeConsole:
             self._progress = None
 
 
-def _group_of(result: CaseResult) -> tuple[str, str, str]:
-    """(kind, entry, geometry): one line each; the kind is the first word of the id."""
-    return result.id.partition("/")[0], result.entry, result.geometry
+def _files_of(words: Sequence[str]) -> list[str]:
+    """The recorded files that an id names behind its first word: one, or several that take turns."""
+    stems = words[1].split("+") if words[0] == _TURNS else [words[0]]
+    return [f"{stem}.npz" for stem in stems]
+
+
+def device_text(run: RunInfo) -> str:
+    """``emulated sm_90 (H200 limits), NVRTC 13.5, no CUDA driver``; of a GPU, kind, name, arch and driver first."""
+    device = run.device
+    words = [device.name if device.name.startswith(device.kind) else f"{device.kind}, {device.name}"]
+    words += [device.arch] if device.arch not in device.name else []
+    words += [f"driver {device.driver}"] if device.driver else []
+    words += [f"NVRTC {run.nvrtc}", device.reason]
+    return ", ".join(word for word in words if word)
+
+
+def kernels_text(run: RunInfo) -> str:
+    """``built in, sources 10e0daa0bb89``: whose kernels, and a digest that tells two runs apart by eye."""
+    return f"{run.kernels_directory or 'built in'}, sources {digest_text(run.kernels_digest)}"
 
 
 def write_result(out: Console, result: CaseResult) -> None:

@@ -1,6 +1,7 @@
-"""The JSON record of a run: ``schema_version``, ``run``, ``cases``, ``summary``. Whole after every case.
+"""The JSON record of a run: ``schema_version``, ``run``, ``settings``, ``cases``, ``summary``. Whole after every case.
 
-``planned`` is how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one.
+``settings`` holds what was asked for that changes outputs without changing a case's id (``page_size``). ``planned`` is
+how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from g4kv_cli.errors import UsageError
@@ -18,6 +20,8 @@ from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, summarise,
 from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"
+PAGE_SIZE = "page_size"
+NO_SETTINGS: Mapping[str, int | None] = MappingProxyType({})
 
 
 class JsonRecord:
@@ -27,8 +31,16 @@ class JsonRecord:
     ``finish`` writes the last ones.
     """
 
-    def __init__(self, path: Path, run: RunInfo, planned: int, every_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: RunInfo,
+        planned: int,
+        every_seconds: float = 0.0,
+        settings: Mapping[str, int | None] = NO_SETTINGS,
+    ) -> None:
         self._path = path
+        self._settings = json.dumps(dict(settings))
         self._planned = planned
         self._ended = "still running, or killed"
         self._every_seconds = every_seconds
@@ -56,6 +68,7 @@ class JsonRecord:
         run = self._run.replace("\n", "\n  ")
         text = (
             f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "run": {run},\n'
+            f'  "settings": {self._settings},\n'
             f'  "cases": [{cases}\n  ],\n  "summary": {summary},\n'
             f'  "planned": {self._planned},\n  "ended": {json.dumps(self._ended)}\n}}\n'
         )
@@ -65,13 +78,18 @@ class JsonRecord:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What another run's record says about its bits: ``digests`` by case id."""
+    """What another run's record says about its bits: ``digests`` by case id.
+
+    ``page_size`` is what --page-size was (None: not given), where ``knows_page_size``: older records do not say.
+    """
 
     path: Path
     kernels_digest: str
     seed: int
     device: str
     digests: Mapping[str, str]
+    page_size: int | None = None
+    knows_page_size: bool = False
 
 
 def read_record(path: Path, option: str) -> EarlierRun:
@@ -92,6 +110,16 @@ def read_record(path: Path, option: str) -> EarlierRun:
         run = record["run"]
         digests = {str(case["id"]): str(case.get("output_digest", "")) for case in record["cases"]}
         device = f"{run['device']['name']} {run['device']['arch']}"
-        return EarlierRun(path, str(run["kernels_digest"]), int(run["seed"]), device, digests)
+        settings = record.get("settings", {})
+        asked = settings.get(PAGE_SIZE)
+        return EarlierRun(
+            path,
+            str(run["kernels_digest"]),
+            int(run["seed"]),
+            device,
+            digests,
+            page_size=None if asked is None else int(asked),
+            knows_page_size=PAGE_SIZE in settings,
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise fail(f"the record lacks {error}") from error

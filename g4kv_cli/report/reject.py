@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from g4kv_cli.records.run import CaseResult, RunInfo, summarise
-from g4kv_cli.report.console import write_result
-from g4kv_cli.report.format import count_text, digest_text, seconds_text, summary_text
+from g4kv_cli.report.console import device_text, kernels_text, write_result
+from g4kv_cli.report.format import count_text, seconds_text, summary_text
 
 RULE_COLUMNS = 3
 MAX_SHOWN_FAILURES = 20
@@ -31,12 +31,9 @@ class RejectConsole:
 
     def start(self, run: RunInfo) -> None:
         """The first lines: where it runs and why there, and which kernels."""
-        device = run.device
-        words = [device.kind, device.name, device.arch, f"NVRTC {run.nvrtc}", device.reason]
-        self._line("device   ", ", ".join(word for word in words if word))
+        self._line("device   ", device_text(run))
         if not self._quiet:
-            where = run.kernels_directory or "built in"
-            self._line("kernels  ", f"{where}, sources {digest_text(run.kernels_digest)}")
+            self._line("kernels  ", kernels_text(run))
 
     def add(self, result: CaseResult) -> None:
         """One more case is done."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.run import CaseResult, RunInfo
-from g4kv_cli.report.json import JsonRecord
+from g4kv_cli.report.json import NO_SETTINGS, JsonRecord
 from g4kv_cli.report.junit import write_junit
 from g4kv_cli.report.output import outlive_reader
 
@@ -27,13 +28,16 @@ class ResultFiles:
         *,
         command: str,
         seconds_between_records: float = 0.0,
+        settings: Mapping[str, int | None] = NO_SETTINGS,
     ) -> None:
         outlive_reader(json_path, junit_path)
         self._run, self._planned, self._command = run, planned, command
         self._junit_path = junit_path
         self._results: list[CaseResult] = []
         self._failure: UsageError | None = None
-        self._record = None if json_path is None else JsonRecord(json_path, run, planned, seconds_between_records)
+        self._record: JsonRecord | None = None
+        if json_path is not None:
+            self._record = JsonRecord(json_path, run, planned, seconds_between_records, settings)
         if junit_path is not None:
             self._write_junit(junit_path)
 

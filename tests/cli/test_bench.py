@@ -120,20 +120,44 @@ def test_quiet_leaves_the_verdict() -> None:
     assert "x floor" not in result.stdout
 
 
-def test_an_interrupted_record_exits_130_unless_a_kernel_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", ["interrupted", "still running, or killed"])
+def test_a_record_whose_run_did_not_end_is_shown_and_exits_2(
+    ended: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only an interrupt of this process is 130."""
     values = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
     for item in values["measurements"]:
         if item["status"] == "wrong":
             item |= {"status": "missing", "reason": "the run ended before it"}
     path = tmp_path / "bench.json"
+    path.write_text(json.dumps(values | {"ended": ended}), encoding="utf-8")
+    assert main.run(["bench", "--from", str(path), "--quiet"]) == 2
+    shown = capsys.readouterr()
+    assert "which decode form" in shown.out
+    assert shown.err.startswith(f"g4kv: error: --from {path}: the run did not get to its end ({ended}); ")
+    assert shown.err.count("\n") == 1
+    path.write_text(json.dumps(values | {"ended": "the device faulted: a trap"}), encoding="utf-8")
+    assert main.run(["bench", "--from", str(path), "--quiet"]) == 1
 
-    def code(ended: str) -> object:
-        path.write_text(json.dumps(values | {"ended": ended}), encoding="utf-8")
-        return invoke("--from", str(path), "--quiet").return_value
 
-    assert code("interrupted") == 130
-    assert code("still running, or killed") == 2
-    assert code("the device faulted: a trap") == 1
+def test_a_page_without_matplotlib_has_no_plots_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    html = tmp_path / "page.html"
+    assert main.run(["bench", "--from", SAMPLE, "--html", str(html)]) == 1
+    shown = capsys.readouterr()
+    assert f"page     {html}, without plots: plots need matplotlib; install it with: python -m pip" in shown.out
+    assert shown.err == ""
+    text = html.read_text(encoding="utf-8")
+    assert "matplotlib is not installed, so it has no plots" in text
+    assert "<svg" not in text
+    assert "All measurements" in text
+    # A directory of plots without plots would be nothing: refused before the first table.
+    assert main.run(["bench", "--from", SAMPLE, "--plots", str(tmp_path / "plots")]) == 2
+    refused = capsys.readouterr()
+    assert refused.out == ""
+    assert "plots need matplotlib; install it with: " in refused.err
 
 
 def test_peers_are_listed_with_how_to_get_them() -> None:

@@ -21,6 +21,8 @@ EMULATED = ("--device", "emulated")
         (("--geometry", "12b-local", "--case", "prep/31b-local/prefill/closed-form"), "no case 'prep/31b-local"),
         (("--golden", "nowhere.npz"), "--golden nowhere.npz: no such file"),
         (("--golden", str(GOLDEN), "--geometry", "26b-a4b-local", "--case", "golden/x"), "no case 'golden/x'"),
+        (("--golden", str(GOLDEN), "--seed", "3"), "--seed does not apply to --golden"),
+        (("--golden", str(GOLDEN), "--tp", "2"), "--tp does not apply to --golden"),
         (("--golden", str(GOLDEN / "README.md")), "cannot be read as an .npz"),
         (("--same-bits-as", str(GOLDEN / "README.md")), "not JSON"),
         (("--device", "tpu"), "unknown device 'tpu'"),

@@ -119,6 +119,32 @@ def test_a_record_of_none_of_the_cases_cannot_be_compared(tmp_path: Path, capsys
     assert f"--same-bits-as {path}: it has outputs of none of these cases" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("made", "run", "words"),
+    [
+        (("--page-size", "64"), (), "made with --page-size 64; run it with --page-size 64"),
+        ((), ("--page-size", "64"), "made without --page-size; run it without --page-size"),
+        (("--page-size", "1"), ("--page-size", "64"), "made with --page-size 1; run it with --page-size 1"),
+        (("--seed", "2"), (), "made with --seed 2; run with that seed"),
+        (("--page-size", "64"), ("--page-size", "64"), ""),
+    ],
+)
+def test_a_record_of_other_inputs_cannot_be_compared(
+    made: tuple[str, ...], run: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bits differ, and no kernel is wrong."""
+    path = tmp_path / "one.json"
+    chosen = ("--jobs", "1", "--case", "prep/12b-local/prefill/closed-form")
+    assert _smoke(path, *chosen, *made)[0] == 0
+    capsys.readouterr()
+    code = g4kv(["smoke", "--device", "emulated", *chosen, *run, "--same-bits-as", str(path)])
+    shown = capsys.readouterr()
+    if words:
+        assert (code, shown.out, shown.err) == (2, "", f"g4kv: error: --same-bits-as {path}: {words}\n")
+    else:
+        assert (code, shown.err) == (0, "")
+
+
 def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "one.json"
     chosen = ("--jobs", "1", "--case", "prep/12b-local/contiguous/closed-form")

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,14 @@ from rich.console import Console
 
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
+from g4kv_cli.bench.dispatch import dispatch_text
 from g4kv_cli.bench.run import Request, make_plan
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.bench import BenchRecord, Timing, median_interval, read_bench_record, record_to_text, timing_of
 from g4kv_cli.records.findings import Analysis
 from g4kv_cli.report.bench_console import BenchConsole
-from g4kv_cli.report.bench_format import bytes_text, flops_text, share_text, time_text
+from g4kv_cli.report.bench_format import bytes_text, clocks_text, flops_text, share_text, time_text
 from g4kv_cli.report.bench_html import page
 from g4kv_cli.report.bench_plots import Plot, plots_of, render
 from g4kv_cli.report.bench_store import BenchStore
@@ -165,6 +166,26 @@ def test_the_schema(sample: BenchRecord) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ("1980 MHz, 3201 MHz, 127.14 W, 35, 0x0000000000000000",
+         "SM 1980 MHz, memory 3201 MHz, 127.14 W, 35 degrees C, clocks held down by nothing"),
+        ("345 MHz, 2619 MHz, 76.00 W, 27, 0x0000000000000001",
+         "SM 345 MHz, memory 2619 MHz, 76.00 W, 27 degrees C, clocks held down by idle"),
+        ("1200 MHz, 3201 MHz, 700.00 W, 80, 0x0000000000001024",
+         "SM 1200 MHz, memory 3201 MHz, 700.00 W, 80 degrees C, clocks held down by power cap, heat (software), "
+         "0x1000"),
+        ("something else", "something else"),
+        ("1, 2, 3, 4, [N/A]", "1, 2, 3, 4, [N/A]"),
+    ],
+)  # fmt: skip
+def test_the_clocks_have_units(line: str, want: str, analysis: Analysis) -> None:
+    assert clocks_text(line) == want
+    record = dataclasses.replace(analysis.record, clocks=(line, line))
+    assert f"<dd>{want}</dd>" in page(dataclasses.replace(analysis, record=record), None)
+
+
 def _damage(tmp_path: Path, change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
     values = json.loads(_expected("sample.json"))
     change(values)
@@ -191,12 +212,62 @@ def test_damaged_records_are_refused_in_one_line(tmp_path: Path) -> None:
     assert _damage(tmp_path, lambda values: values.update(kind="junk")) == "not a bench record"
     assert _damage(tmp_path, lambda values: values.update(schema_version=2)) == "schema version 2, this g4kv reads 1"
     name = "decode/12b-local/batch1/kv128/a"
-    wanted = f"the record is damaged: ValueError: {name}: status measured and its times contradict each other"
+    wanted = f"the record is damaged: {name}: status measured and its times contradict each other"
     assert _damage(tmp_path, timeless) == wanted
-    assert _damage(tmp_path, negative) == "the record is damaged: ValueError: a median of 0.0 seconds"
-    wanted = f"the record is damaged: ValueError: {name} names a shape that the record lacks"
+    wanted = f"the record is damaged: {name}: graph: low, q1, median, q3 and high must be positive and in order"
+    assert _damage(tmp_path, negative) == wanted
+    wanted = f"the record is damaged: {name} names a shape that the record lacks"
     assert _damage(tmp_path, stranger) == wanted
-    assert _damage(tmp_path, lambda values: values.pop("run")) == "the record is damaged: KeyError: 'run'"
+    assert _damage(tmp_path, lambda values: values.pop("run")) == "the record is damaged: run is missing"
+
+
+def _places(values: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place in a JSON value; of a list, the first."""
+    yield path
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield from _places(value, (*path, name))
+    elif isinstance(values, list) and values:
+        yield from _places(values[0], (*path, 0))
+
+
+NONSENSE = (None, "x", -1, 0, 1.5, float("nan"), True, [], {}, [None], 10**40)
+
+
+def test_nonsense_anywhere_in_a_record_is_refused_or_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the schema lets through, every report of it can show."""
+    whole = json.loads(_expected("sample.json"))
+    whole["shapes"] = whole["shapes"][:2]
+    kept = {shape["id"] for shape in whole["shapes"]}
+    whole["measurements"] = [item for item in whole["measurements"] if item["shape"] in kept]
+    text = json.dumps(whole)
+    path = tmp_path / "nonsense.json"
+    errors = []
+    for place in list(_places(whole))[1:]:
+        for nonsense in NONSENSE:
+            values = json.loads(text)
+            holder = values
+            for step in place[:-1]:
+                holder = holder[step]
+            holder[place[-1]] = nonsense
+            path.write_text(json.dumps(values), encoding="utf-8")
+            try:
+                record = read_bench_record(path, "--from")
+            except UsageError as error:
+                errors.append(str(error))
+                continue
+            analysis = analyse(record)
+            console = BenchConsole()
+            console.start(record.run, record.ceilings)
+            console.tables(analysis)
+            console.verdicts(analysis.verdicts)
+            console.missing(analysis)
+            page(analysis, None)
+            dispatch_text(analysis)
+            compare_records(record, record, "A", "B", 0.05)
+    capsys.readouterr()
+    assert all(error.startswith(f"--from {path}: ") and "\n" not in error for error in errors)
+    assert len(errors) > 400
 
 
 def test_files_that_are_no_json_or_not_there(tmp_path: Path) -> None:

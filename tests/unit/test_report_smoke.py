@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,26 @@ def test_console(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
         assert groups[0].split() == ["FAIL", "entry_one", "1", "passed,", "1", "failed,", "0.75", "s"]
         assert lines[1] == "kernels  built in, sources abababababab, seed 7"
     assert shown.err == ""
+
+
+def test_a_run_of_recordings_is_told_by_file(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = {"golden/a_short/prefill": "one", "golden/a_short/attention-decode": "two", "golden/b_far/decode": "two"}
+    replayed = ("m_p7/default", "m_p7/prefill/chunk1", "m_p7/prefill/chunk5", "turns/m_p7+n_p9")
+    results = [replace(PASSED, id=name, entry=entry) for name, entry in recorded.items()]
+    results += [replace(PASSED, id=f"e2e/{name}", geometry="m_p7") for name in replayed]
+    console = SmokeConsole(len(results), recorded=Path("vectors"))
+    console.start(RUN)
+    for result in results:
+        console.add(result)
+    console.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["kernels  built in, sources abababababab", "recorded vectors"]
+    shown = [line if line[0] != " " else " ".join(line.split()[1:-4]) for line in lines[3:-1]]
+    assert shown == [
+        "a_short.npz, 12b-local", "one", "two", "b_far.npz, 12b-local", "two",
+        "m_p7.npz", "replayed, default", "replayed, prefill", "m_p7.npz, n_p9.npz", "replayed, in turns",
+    ]  # fmt: skip
+    assert " of 7 cases from 4 files in " in lines[-1]
 
 
 def test_words() -> None:
