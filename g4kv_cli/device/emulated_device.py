@@ -27,6 +27,7 @@ from g4kv_cli.device.emulated import (
     LaunchInterrupted,
     Machine,
     Module,
+    OwnedReads,
     emulator_words,
 )
 from g4kv_cli.device.interface import (
@@ -37,6 +38,7 @@ from g4kv_cli.device.interface import (
     HostArray,
     Launch,
     LoadedKernel,
+    PagedReads,
     contiguous_strides,
 )
 from g4kv_cli.device.validation import (
@@ -213,6 +215,7 @@ class EmulatedDevice(Device):
                 dynamic_shared_bytes=launch.dynamic_shared_bytes,
                 must_write=_spans(launch.must_write),
                 may_collide=_spans(launch.may_collide),
+                owned_reads=[_owned(reads) for reads in launch.paged_reads],
                 deadline=None if self.time_limit is None else self.time_limit.deadline,
             )
         except DeadlinePassed as error:
@@ -329,6 +332,21 @@ def _check_kinds(arguments: Sequence[Argument], kernel: Kernel) -> None:
                 f".{declared}",
                 "the argument's type differs from the kernel's parameter",
             )
+
+
+def _owned(reads: PagedReads) -> OwnedReads:
+    return OwnedReads(
+        reads.pool.address,
+        reads.pool.nbytes,
+        reads.page_bytes,
+        np.asarray(reads.page_indices, np.int64),
+        np.asarray(reads.page_indptr, np.int64),
+        reads.one_request_a_block,
+        reads.place,
+        reads.stranger,
+        "page",
+        "request",
+    )
 
 
 def _spans(arrays: Sequence[DeviceArray]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,13 +112,32 @@ class DeviceLimits:
     memory_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedReads:
+    """Which pages of a pool the requests of a launch may read; the emulated device reports a read of any other.
+
+    ``pool`` lies in pages of ``page_bytes``; request r has ``page_indices[page_indptr[r] : page_indptr[r + 1]]``, and
+    several may have one page. ``one_request_a_block``: no block serves two requests. In words: ``place`` says where a
+    byte of the pool lies, ``stranger`` whose a page is that no request of the launch has.
+    """
+
+    pool: DeviceArray
+    page_bytes: int
+    page_indices: npt.NDArray[np.integer[Any]]
+    page_indptr: npt.NDArray[np.integer[Any]]
+    one_request_a_block: bool
+    place: Callable[[int], str]
+    stranger: Callable[[int], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch as the device sees it.
 
     ``arguments`` are one for each kernel parameter, in order; ``must_write`` names outputs of which every byte
     has to be stored (the emulated device checks it); ``may_collide`` names memory that several blocks may store to
-    by contract, such as a padding page: its contents are unspecified afterwards. ``cluster`` are blocks of a thread
+    by contract, such as a padding page: its contents are unspecified afterwards; ``paged_reads`` say what may be read
+    of pools. ``cluster`` are blocks of a thread
     block cluster, which divide the grid. With ``overlap`` the launch may begin before the one in front of it has
     ended (programmatic stream serialization): the kernel waits (``griddepcontrol.wait``) before it reads its results.
     """
@@ -131,6 +150,7 @@ class Launch:
     may_collide: tuple[DeviceArray, ...] = ()
     cluster: tuple[int, int, int] = (1, 1, 1)
     overlap: bool = False
+    paged_reads: tuple[PagedReads, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -37,10 +37,14 @@ class RopeTables:
 
 @dataclass(frozen=True, slots=True)
 class PagedPool:
-    """One family's pool: bf16 [pool_elems], and the layout it is read with."""
+    """One family's pool: bf16 [pool_elems], and the layout it is read with.
+
+    ``page_owner`` says in words whose a page is, for the report of a read that no request of a launch may make.
+    """
 
     layout: KvLayout
     data: DeviceArray
+    page_owner: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

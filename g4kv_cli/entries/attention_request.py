@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.device.interface import DeviceArray, PagedReads
 from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedPool, require_array, require_no_overlap
 from g4kv_cli.entries.attention_parameters import AttentionParameters
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.paged_reads import paged_reads
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model import rules
@@ -43,6 +44,7 @@ class _Request:
     parameters: AttentionParameters
     inputs: dict[str, DeviceArray]
     outputs: dict[str, DeviceArray]
+    paged_reads: PagedReads
 
 
 def prefill(
@@ -211,7 +213,8 @@ def _check(
         scale_log2=bounds.scale_log2,
     )
     inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
-    return _Request(library, entry, kernel, bounds, parameters, inputs, outputs)
+    reads = paged_reads(checked_pool, plan, one_request_a_block=kernel.one_request_a_block)
+    return _Request(library, entry, kernel, bounds, parameters, inputs, outputs, reads)
 
 
 def _check_workspace(
@@ -257,6 +260,7 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
         arguments=(parameters,),
         dynamic_shared_bytes=kernel.shared_bytes,
         must_write=_written(request, must_write),
+        paged_reads=(request.paged_reads,),
         arch_specific=bool(kernel.arch),
     )
 

@@ -46,7 +46,8 @@ class KernelVariant:
 
     ``tile_rows`` are packed query rows (token, head of the group) of a block; ``rows_per_warp`` head rows that a warp
     of prep serves. ``arch`` is empty where any supported device runs it, else what it is built for and runs on alone
-    (``sm_90a``). ``page_sizes`` empty: any. ``device_kinds``: where it can be launched.
+    (``sm_90a``). ``page_sizes`` empty: any. ``device_kinds``: where it can be launched. ``one_request_a_block``: no
+    block of an attention kernel serves two requests, as a persistent one's does.
     """
 
     symbol: str
@@ -58,6 +59,7 @@ class KernelVariant:
     arch: str = ""
     page_sizes: tuple[int, ...] = ()
     device_kinds: tuple[str, ...] = ("cuda", "emulated")
+    one_request_a_block: bool = True
 
     @property
     def path(self) -> str:

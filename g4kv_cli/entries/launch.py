@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from g4kv_cli.device.arguments import Argument, by_value
-from g4kv_cli.device.interface import DeviceArray, Launch
+from g4kv_cli.device.interface import DeviceArray, Launch, PagedReads
 from g4kv_cli.entries.library import KernelLibrary
 
 
@@ -23,6 +23,7 @@ def launch(
     may_collide: Sequence[DeviceArray] = (),
     cluster: tuple[int, int, int] = (1, 1, 1),
     overlap: bool = False,
+    paged_reads: Sequence[PagedReads] = (),
     arch_specific: bool = False,
 ) -> None:
     """Queue one kernel; a struct among the arguments is passed by value, the rest as Launch says.
@@ -42,5 +43,6 @@ def launch(
         may_collide=tuple(may_collide),
         cluster=cluster,
         overlap=overlap,
+        paged_reads=tuple(paged_reads),
     )
     library.device.launch(kernel, request)

@@ -159,6 +159,11 @@ class PrefillPagedPlan:
         """The bounds recorded at construction or by the last update that succeeded; None if there are none."""
         return self._state.bounds
 
+    def pages(self) -> tuple[Int32Array, Int32Array]:
+        """(page_indices, page_indptr) of the requests that it holds, on the host."""
+        bounds, contents = self.require_set(), self._state.contents
+        return contents["page_indices"][: bounds.num_pages], contents["page_indptr"][: bounds.num_requests + 1]
+
     def require_set(self) -> PlanBounds:
         """The recorded bounds. Raises ContractError (plan_set) where there are none."""
         bounds = self._state.bounds

@@ -6,6 +6,7 @@ poison (NaN): other layers, unreferenced pages, slots behind the last key, keys 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,20 @@ class AttentionPool:
             return None
         got = device.read(pool).reshape(self.case.pool_shape)
         return compare_bits("pool after attention", got, self._image, Axes(_POOL_AXES), "attention wrote to the pool")
+
+
+def page_owner(requests: Sequence[KvRequest]) -> Callable[[int], str]:
+    """Whose a page is, in words."""
+
+    def owner(page: int) -> str:
+        holders = [number for number, request in enumerate(requests) if page in request.pages]
+        if not holders:
+            return "nobody's, it holds poison"
+        if all(requests[number].is_padding for number in holders):
+            return "a padding page"
+        return "of the case's request " + " and ".join(str(number) for number in holders)
+
+    return owner
 
 
 def other_pages(case: AttentionCase) -> AttentionCase:

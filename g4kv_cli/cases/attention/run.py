@@ -14,7 +14,7 @@ from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
 from g4kv_cli.cases.attention.merge import launch_merge
-from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
+from g4kv_cli.cases.attention.pool import AttentionPool, other_pages, page_owner
 from g4kv_cli.cases.session import Session, Skip, run_session
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
@@ -207,7 +207,7 @@ def prepare(
     arguments: dict[str, Any] = {
         "q": session.upload(np.concatenate([q_rows, padding]), "q"),
         "plan": plan,
-        "pool": PagedPool(layout, pool),
+        "pool": PagedPool(layout, pool, page_owner(_holders(session, case))),
         "layer": case.layer,
         "out": out,
         "lse": lse,
@@ -218,6 +218,12 @@ def prepare(
         arguments["num_splits"] = case.num_splits
         arguments["workspace"] = workspace(session, rows, geometry.num_qo_heads, case.num_splits, geometry.head_dim)
     return Call(session, case.row, arguments, out, lse)
+
+
+def _holders(session: AttentionSession, case: AttentionCase) -> tuple[KvRequest, ...]:
+    """The requests whose keys lie in the pool: a call of some of them has the others' pages beside its own."""
+    everybody = session.case.requests
+    return everybody if set(case.requests) <= set(everybody) else case.requests
 
 
 def workspace(session: Session, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int) -> SplitWorkspace:

@@ -7,6 +7,7 @@ back ends the run.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 
@@ -55,7 +56,7 @@ class FamilyCache:
         self.store = PoisonedPool(
             device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers
         )
-        self.pool = self.store.pool
+        self.pool = dataclasses.replace(self.store.pool, page_owner=self._owner_words)
         self.allocator = PageAllocator(self.num_pages, reserved=PADDING_PAGES)
         self._page_ids = list(range(self.num_pages))
         random.Random(seed).shuffle(self._page_ids)
@@ -85,6 +86,9 @@ class FamilyCache:
         """Poison a page and let the allocator hand it out again."""
         self.poison(page)
         self.allocator.give_back(self._page_ids.index(page), owner)
+
+    def _owner_words(self, page: int) -> str:
+        return self.allocator.owner_words(self._page_ids.index(page))
 
     def poison(self, page: int) -> None:
         """Fill a page with NaN."""

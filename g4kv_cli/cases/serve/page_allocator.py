@@ -36,6 +36,16 @@ class PageAllocator:
         self.high_water = max(self.high_water, page + 1)
         return page
 
+    def owner_words(self, page: int) -> str:
+        """Whose a page is."""
+        if page < self.reserved:
+            return "a padding page"
+        if page in self._owner:
+            return f"request {self._owner[page]} holds it"
+        if page in self._past_owners:
+            return f"request {self._past_owners[page]} has given it back"
+        return "nobody ever had it"
+
     def give_back(self, page: int, owner: int) -> None:
         """Take a page back. ValueError if that request does not hold it."""
         if self._owner.get(page) != owner:

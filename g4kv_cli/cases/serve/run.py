@@ -97,7 +97,8 @@ class _Run:
         layout = KvLayout.derive(
             page_size=self.case.page_size, num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=head_dim
         )
-        self.pool = PagedPool(layout, session.upload(self.image.reshape(-1), "pool"))
+        self.owners = {PADDING_PAGE: "a padding page"}
+        self.pool = PagedPool(layout, session.upload(self.image.reshape(-1), "pool"), self._owner_words)
         self.histories = [self._history(index) for index in range(len(self.case.requests))]
         first = self.histories[0].inputs
         table_positions = max(request.total for request in self.case.requests)
@@ -163,8 +164,12 @@ class _Run:
     def _poison(self, pages: Sequence[int]) -> None:
         """What was given back is gone: NaN, until its next owner writes."""
         for page in pages:
+            self.owners[page] = self._owner_words(page).replace("holds it", "has given it back")
             bits(self.image[page])[:] = POISON_BITS
             self._write_page(page)
+
+    def _owner_words(self, page: int) -> str:
+        return self.owners.get(page, "nobody ever had it")
 
     def _write_page(self, page: int) -> None:
         elements = int(np.prod(self.image.shape[1:]))
@@ -181,6 +186,8 @@ class _Run:
 
     def _batch(self, step: Step, form: Entry, works: Sequence[Work], *, is_decode: bool = False) -> None:
         name = f"step {step.number}, {'decode' if is_decode else 'prefill'}"
+        for work in (*step.prefill, *step.decode):
+            self.owners |= dict.fromkeys(work.kv.pages, f"request {work.request} holds it")
         rows = _Rows(works)
         # A decode batch is padded to a power of two, for prep and attention alike.
         padding = _bucket(rows.count) - rows.count if is_decode else 0

@@ -15,6 +15,7 @@ Fault for each broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was r
 anything about speed, occupancy, memory ordering or faults of the assembler.
 """
 
+from .checks.owned_reads import OwnedReads
 from .faults import (
     DeadlinePassed,
     EmulatorError,
@@ -46,6 +47,7 @@ __all__ = [
     "LaunchReport",
     "Machine",
     "Module",
+    "OwnedReads",
     "PoisonedMachine",
     "PtxSyntaxError",
     "Standing",

@@ -93,7 +93,7 @@ class Fault:
 
     ``kind`` is one of FATAL_KINDS, or of those that hardware would not notice, where the launch runs to its end and
     raises then: uninitialised_read, unwritten_output, block_write_conflict, shared_uninitialised_read, shared_race,
-    divergent_barrier, barrier_count, exited_lane_shuffle, unfinished_copy.
+    divergent_barrier, barrier_count, exited_lane_shuffle, unfinished_copy, foreign_read.
 
     ``source_line`` is the innermost line of inlined code and ``call_line`` the line that it was inlined into;
     both come from ``-lineinfo`` and are None without it. ``block`` and ``thread`` are (x, y, z) of the first lane;

@@ -107,6 +107,7 @@ class Launcher:
             [np.array([address], np.uint64) for address in request.symbols],
             request.max_instructions,
             request.deadline,
+            request.owned_reads,
         )
         reached_end = run.execute(request.chunk_threads, request.reverse_blocks)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)

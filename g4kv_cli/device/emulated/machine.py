@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .checks.owned_reads import OwnedReads
 from .faults import (
     DeadlinePassed,
     EmulatorError,
@@ -147,6 +148,7 @@ class Machine:
         chunk_threads: int = 16384,
         max_instructions: int | None = None,
         deadline: float | None = None,
+        owned_reads: Sequence[OwnedReads] = (),
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -157,6 +159,7 @@ class Machine:
         chunk_threads: threads executed together; only speed depends on it.
         max_instructions: thread instructions after which the watchdog ends the launch.
         deadline: moment of ``time.monotonic()`` (seconds) at which the launch is given up.
+        owned_reads: ranges whose cells belong to somebody; a block reads those of its owner only.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
@@ -178,6 +181,7 @@ class Machine:
             chunk_threads,
             max_instructions,
             deadline,
+            owned_reads,
         )
         try:
             outcome = self._launcher.run(request)

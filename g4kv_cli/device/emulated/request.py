@@ -10,6 +10,7 @@ from .faults import Fault
 from .memory.store_log import Ranges
 
 if TYPE_CHECKING:
+    from .checks.owned_reads import OwnedReads
     from .kernel import Kernel
 
 
@@ -30,6 +31,7 @@ class LaunchRequest:
     chunk_threads: int
     max_instructions: int | None
     deadline: float | None
+    owned_reads: Sequence[OwnedReads] = ()
 
     @property
     def threads(self) -> int:

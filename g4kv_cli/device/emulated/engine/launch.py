@@ -102,6 +102,7 @@ class EngineRun:
         launch.base = GLOBAL_BASE
         state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift)
         state.set_logs(program.most_stores)
+        state.set_owned(request.owned_reads)
         parameters = state.buffers.get("parameters", len(request.parameters) + 16)
         parameters[: len(request.parameters)] = np.frombuffer(request.parameters, np.uint8)
         state.point("parameters", parameters)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arithmetic.mufu import coefficient_tables
+from ..checks.owned_reads import OwnedReads
 from ..memory.memory import DeviceMemory
-from .structures import FAULT, RANGE, STORE, Launch
+from .structures import FAULT, OWNED, RANGE, STORE, Launch
 
 PAGE_BYTES = 1024
 """Bytes of the arena that are saved together before they first change, see ``c/memory.h``."""
@@ -52,6 +55,24 @@ class Buffers:
                 del self._arrays[name]
 
 
+@dataclass(frozen=True, eq=False)
+class OwnedBits:
+    """The owners of each owned cell of a range as bits, 64 in a word, and room for those of the block that runs."""
+
+    owners: npt.NDArray[np.uint64]
+    may_be: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rule: OwnedReads) -> OwnedBits:
+        """Of one range; no words where a block's owner is not asked for."""
+        cells, count = rule.owners.shape
+        words = -(-count // 64)
+        bits = np.zeros((cells, 64 * words), np.bool_)
+        bits[:, :count] = rule.owners
+        packed = np.packbits(bits.reshape(-1), bitorder="little").view(np.uint64)
+        return cls(packed, np.zeros(words, np.uint64))
+
+
 class EngineState:
     """The ``Launch`` structure of the process and all that it points to."""
 
@@ -63,6 +84,7 @@ class EngineState:
         self.tables = coefficient_tables()
         for name, table in self.tables.items():
             setattr(self.launch, f"{name}_table", table.ctypes.data)
+        self._owned: list[OwnedBits] = []
         self._ranges_of: Any = None
         self._ranges = np.zeros(0, RANGE)
 
@@ -122,6 +144,17 @@ class EngineState:
         launch.fault_capacity = FAULT_CAPACITY
         self.point("faults", self.buffers.get("faults", FAULT_CAPACITY, FAULT))
         self._set_log_capacity(stores.size, pages.size)
+
+    def set_owned(self, rules: Sequence[OwnedReads]) -> None:
+        """Whose the cells of some ranges are."""
+        rows = self.buffers.get("owned", len(rules), OWNED)
+        self._owned = [OwnedBits.of(rule) for rule in rules]
+        for row, rule, bits in zip(rows, rules, self._owned, strict=False):
+            row["begin"], row["end"], row["cell_bytes"] = rule.address, rule.address + rule.nbytes, rule.cell_bytes
+            row["numbers"], row["owners"] = rule.numbers.ctypes.data, bits.owners.ctypes.data
+            row["may_be"], row["words"] = bits.may_be.ctypes.data, bits.may_be.size
+        self.point("owned", rows)
+        self.launch.owned_count = len(rules)
 
     def grow_logs(self, most_stores: int) -> None:
         """Room for more stores; a loop that writes a place again and again fills no memory."""

@@ -30,6 +30,13 @@ FAULT = np.dtype(
     ]
 )
 
+OWNED = np.dtype(
+    [
+        *((name, "<u8") for name in ("begin", "end", "cell_bytes", "numbers", "owners", "may_be")),
+        *((name, "<i8") for name in ("words", "last")),
+    ]
+)
+
 FAULT_KINDS = (
     "none",
     "trap",
@@ -48,6 +55,7 @@ FAULT_KINDS = (
     "copies full",
     "watchdog",
     "clocks",
+    "foreign read",
 )
 """Names of ``enum FaultKind``."""
 
@@ -87,6 +95,8 @@ class Launch(ctypes.Structure):
         *((name, c_uint32) for name in ("launch_number", "unused1")),
         ("faults", c_void_p),
         *((name, c_int64) for name in ("fault_count", "fault_capacity")),
+        ("owned", c_void_p),
+        ("owned_count", c_int64),
         *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "square")),
         ("blocks", c_void_p),
         *((name, c_int64) for name in ("block_count", "entry", "image_bytes", "frame_bytes", "copies_each")),
@@ -114,4 +124,5 @@ def sizes() -> tuple[int, ...]:
         FAULT.itemsize,
         STORE.itemsize,
         RANGE.itemsize,
+        OWNED.itemsize,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
+from ..checks.owned_reads import BlockReads
 from ..memory.async_copy import CopyQueue
 from ..memory.bulk_copy import BulkCopies
 from ..memory.local_memory import LocalMemory
@@ -47,6 +48,7 @@ class Chunk:
         self.local = LocalMemory(self, run.kernel.local_bytes)
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
+        self.owned_reads = [BlockReads(self, rule) for rule in run.owned_reads]
         self.ready: dict[int, list[Group]] = {}
 
     def coordinates(self, lane: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.owned_reads import OwnedReads
 from ..checks.reports import FaultCollector, LaunchStopped
 from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
@@ -43,6 +44,7 @@ class Run:
         symbols: list[npt.NDArray[np.uint64]],
         max_instructions: int | None,
         deadline: float | None = None,
+        owned_reads: Sequence[OwnedReads] = (),
     ) -> None:
         self.memory = memory
         self.kernel = kernel
@@ -67,6 +69,7 @@ class Run:
         self.block_steps = 0
         self.max_instructions = max_instructions
         self.deadline = deadline
+        self.owned_reads = owned_reads
         self.latest: tuple[CompiledBlock, Group] | None = None
 
     def _parameter(self, offset: int, nbytes: int, is_signed: bool, register_bytes: int) -> npt.NDArray[Any]:

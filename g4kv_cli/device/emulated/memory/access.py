@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.owned_reads import check_owned
 from ..ptx.sites import Site
 from .memory import GLOBAL_BASE, NO_ALLOCATION, Allocation
 
@@ -204,6 +205,8 @@ def load_global(site: Site, offset: int, element: Element, register_bytes: tuple
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         units, allocation = global_units(lanes, base, span, offset, full_shift, site)
+        if lanes.chunk.owned_reads:
+            check_owned(lanes, units, full_shift, allocation, site)
         if full_shift != shift:
             units = split_pieces(units, element.pieces)
         raw = lanes.chunk.run.memory.data.of[shift].take(units)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.owned_reads import check_owned
 from ..checks.shared_races import WRITE
 from ..ptx.sites import Site
 from .access import check_initialised, global_units, span_of
@@ -133,6 +134,8 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
     span = span_of(base)
     if size == nbytes:
         units, allocation = global_units(lanes, base, span, offset, shift, site)
+        if lanes.chunk.owned_reads:
+            check_owned(lanes, units, shift, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, shift, allocation, site)
         raw = memory.data.of[shift].take(units)
@@ -140,6 +143,8 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
     columns = []
     for byte in range(size):
         units, allocation = global_units(lanes, base, span, offset + byte, 0, site)
+        if byte == 0 and lanes.chunk.owned_reads:
+            check_owned(lanes, units, 0, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, 0, allocation, site)
         columns.append(memory.data.of[0].take(units))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.owned_reads import check_owned
 from ..checks.shared_races import READ, WRITE
 from ..faults import EmulatorError
 from ..ptx.sites import Site
@@ -182,6 +183,8 @@ class BulkCopies:
         if inside.size == 0:
             return inside, inside, owners
         units, allocation = global_units(owners, base, span_of(base), 0, placed.shift, site)
+        if is_read and self.chunk.owned_reads:
+            check_owned(owners, units, placed.shift, allocation, site)
         if is_read and (allocation is None or not allocation.fully_initialised):
             check_initialised(owners, units, placed.shift, allocation, site)
         return inside, units, owners

@@ -56,6 +56,7 @@ enum FaultKind {
   FAULT_COPIES_FULL,
   FAULT_WATCHDOG,
   FAULT_CLOCKS,
+  FAULT_FOREIGN_READ,
 };
 
 typedef struct {
@@ -70,6 +71,18 @@ typedef struct {
   u64 begin, end;
   i64 state;
 } Range;
+
+// A range in cells of which each owner may read its own (checks/owned_reads.py). numbers: of each cell, its number among
+// those that have an owner, or -1. owners: for each of these whose it is, one bit an owner in `words` words; with no words
+// nobody asks which owner a block works for. may_be: whom the block that runs may still work for; last: the cell it read
+// last.
+typedef struct {
+  u64 begin, end, cell_bytes;
+  const i32 *numbers;
+  const u64 *owners;
+  u64 *may_be;
+  i64 words, last;
+} OwnedRange;
 
 // Consecutive bytes of the arena that one block stored to.
 typedef struct {
@@ -161,6 +174,8 @@ struct Launch {
   u32 launch_number, unused1;
   Fault *faults;
   i64 fault_count, fault_capacity;
+  OwnedRange *owned;
+  i64 owned_count;
   // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
   const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table;
   const u16 *square_table;

@@ -2,6 +2,7 @@
 // lanes those run that wait at the lowest basic block, which joins them again where their paths meet (ptx/flow.py).
 // A warp can be left between any two basic blocks, so that a run can pause and go on.
 #include "barrier.h"
+#include "owned.h"
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
   Launch *c = w->launch;
@@ -133,6 +134,7 @@ static void start_block(Launch *c) {
   c->generation += 0x0101010101010101u;
   __builtin_memset(c->has_fine, 0, (size_t)c->granules);
   __builtin_memset(c->barriers, 0, sizeof c->barriers);
+  start_owned(c);
   start_clocks(c);
   c->steps = 0;
   c->live_threads = c->threads;
@@ -261,6 +263,6 @@ void engine_begin(Launch *c, u8 *scratch) { lay_out(c, scratch); }
 
 // So that the Python side can see that it knows the structures as they are.
 i64 engine_size(i32 which) {
-  const size_t sizes[] = {sizeof(Launch), sizeof(Instruction), sizeof(Block), sizeof(Fault), sizeof(Store), sizeof(Range)};
+  const size_t sizes[] = {sizeof(Launch), sizeof(Instruction), sizeof(Block), sizeof(Fault), sizeof(Store), sizeof(Range), sizeof(OwnedRange)};
   return (i64)sizes[which];
 }
