@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from g4kv_cli.device.interface import DeviceArray, PagedReads
 from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedPool, require_array, require_no_overlap
 from g4kv_cli.entries.attention_parameters import AttentionParameters
+from g4kv_cli.entries.clusters import launch_in_clusters
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.paged_reads import paged_reads
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
-from g4kv_cli.entries.workspace import SplitWorkspace
+from g4kv_cli.entries.workspace import MERGE_COLUMNS, SplitWorkspace
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
+from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_use import check_one_token_each, check_plan_use
 from g4kv_cli.model.prefill_plan import PlanBounds, check_sm_scale
 
@@ -27,8 +29,6 @@ MAX_GQA_GROUP = 16
 """Query heads that share a KV head at most: the packed rows of the smallest tile."""
 MAX_SPLITS = 65535
 """Blocks of a grid's second axis."""
-MERGE_COLUMNS = 64
-"""Columns of one query row that a block of the merge serves."""
 RESULTS = ("out", "lse")
 PARTIALS = ("workspace.partial_out", "workspace.partial_max", "workspace.partial_sum")
 
@@ -41,6 +41,7 @@ class _Request:
     entry: Entry
     kernel: KernelVariant
     bounds: PlanBounds
+    layout: KvLayout
     parameters: AttentionParameters
     inputs: dict[str, DeviceArray]
     outputs: dict[str, DeviceArray]
@@ -100,6 +101,9 @@ def decode_split(
     parameters = request.parameters
     rows = (request.bounds.num_tokens, parameters.num_qo_heads)
     request.outputs |= _check_workspace(entry, library, parameters, workspace, num_splits, rows)
+    if request.kernel.max_cluster_blocks:
+        _launch(request, blocks=request.bounds.num_requests, must_write=RESULTS)
+        return
     _launch(request, blocks=request.bounds.num_requests, must_write=PARTIALS)
     _launch_merge(library, entry.merge_kernels, entry.head_dim, rows, parameters, _written(request, RESULTS))
 
@@ -192,7 +196,9 @@ def _check(
         device,
         tile_rows=bounds.cta_tile_q,
         page_size=geometry.layout.page_size,
+        group=num_qo_heads // num_kv_heads,
         forced=library.variant,
+        replaced=None if library.kernels_directory is None else library.replaced_files,
     )
     parameters = AttentionParameters(
         q=array.address,
@@ -214,7 +220,7 @@ def _check(
     )
     inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
     reads = paged_reads(checked_pool, plan, one_request_a_block=kernel.one_request_a_block)
-    return _Request(library, entry, kernel, bounds, parameters, inputs, outputs, reads)
+    return _Request(library, entry, kernel, bounds, geometry.layout, parameters, inputs, outputs, reads)
 
 
 def _check_workspace(
@@ -251,6 +257,19 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
     if blocks == 0:
         return
     kernel, parameters = request.kernel, request.parameters
+    if kernel.max_cluster_blocks:
+        launch_in_clusters(
+            request.library,
+            kernel,
+            request.entry.merge_kernels,
+            parameters,
+            num_requests=blocks,
+            pool=request.inputs["pool"],
+            layout=request.layout,
+            must_write=_written(request, must_write),
+            paged_reads=request.paged_reads,
+        )
+        return
     launch(
         request.library,
         kernel.source,

@@ -47,7 +47,12 @@ class KernelVariant:
     ``tile_rows`` are packed query rows (token, head of the group) of a block; ``rows_per_warp`` head rows that a warp
     of prep serves. ``arch`` is empty where any supported device runs it, else what it is built for and runs on alone
     (``sm_90a``). ``page_sizes`` empty: any. ``device_kinds``: where it can be launched. ``one_request_a_block``: no
-    block of an attention kernel serves two requests, as a persistent one's does.
+    block of an attention kernel serves two requests, as a persistent one's does. ``page_multiple``: what divides the
+    page size; ``max_group``: query heads a KV head at most, 0 for all that the entry takes.
+
+    ``max_cluster_blocks``: a request's keys go to thread block clusters of up to so many blocks, which merge what they
+    found (entries/clusters.py); 0 for kernels without clusters. A block that is a cluster of its own takes
+    ``alone_shared_bytes``.
     """
 
     symbol: str
@@ -60,6 +65,10 @@ class KernelVariant:
     page_sizes: tuple[int, ...] = ()
     device_kinds: tuple[str, ...] = ("cuda", "emulated")
     one_request_a_block: bool = True
+    page_multiple: int = 1
+    max_group: int = 0
+    max_cluster_blocks: int = 0
+    alone_shared_bytes: int = 0
 
     @property
     def path(self) -> str:
@@ -86,9 +95,15 @@ class KernelVariant:
             )
         return ""
 
-    def takes_page_size(self, page_size: int) -> bool:
-        """Whether it reads pools of this page size."""
-        return not self.page_sizes or page_size in self.page_sizes
+    def refuses(self, page_size: int | None, group: int | None) -> str:
+        """What of a request the kernel does not take; empty if it takes it. None leaves a property open."""
+        if page_size is not None and self.page_sizes and page_size not in self.page_sizes:
+            return f"reads pages of {' or '.join(map(str, self.page_sizes))} tokens, not of {page_size}"
+        if page_size is not None and page_size % self.page_multiple:
+            return f"reads pages of a multiple of {self.page_multiple} tokens, not of {page_size}"
+        if group is not None and self.max_group and group > self.max_group:
+            return f"takes up to {self.max_group} query heads a KV head, not {group}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,9 +181,11 @@ class Entry:
         return 2 if self.has_v_input else 1
 
     @property
-    def launches(self) -> int:
-        """Launches of one valid call."""
-        return 2 if self.merge_kernels else 1
+    def launches(self) -> tuple[int, ...]:
+        """How many launches one valid call may make. Kernels in clusters merge up to so many splits themselves."""
+        if not self.merge_kernels:
+            return (1,)
+        return (1, 2) if any(kernel.max_cluster_blocks for kernel in self.kernels) else (2,)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -187,31 +204,42 @@ def choose_variant(
     device: Device,
     *,
     page_size: int | None = None,
+    group: int | None = None,
     tile_rows: int | None = None,
     rows_per_warp: int | None = None,
     forced: str = "",
+    replaced: Callable[[str], frozenset[str]] | None = None,
 ) -> KernelVariant:
     """The first kernel of the entry that the device and the request can use.
 
-    None leaves a property open. ``forced`` (a path or a symbol) leaves only the kernels of that name. Raises
+    None leaves a property open. ``forced`` (a path or a symbol) leaves only the kernels of that name. ``replaced``
+    names the files of a source that a directory of one's own replaces: a kernel for one architecture is then taken only
+    if one of its own files is among them, so that it does not stand before the kernels that were replaced. Raises
     DeviceUnavailable, which says what is lacking, before any launch.
     """
     target, reasons = Target.of(device), []
+    passed_over = _passed_over(entry, replaced) if replaced is not None and not forced else frozenset()
     for kernel in entry.kernels:
+        if kernel.source in passed_over:
+            continue
         if tile_rows is not None and kernel.tile_rows != tile_rows:
             continue
         if rows_per_warp is not None and kernel.rows_per_warp != rows_per_warp:
             continue
         if forced and forced not in (kernel.path, kernel.symbol):
             continue
-        lacking = kernel.lacking(target)
-        if not lacking and page_size is not None and not kernel.takes_page_size(page_size):
-            sizes = " or ".join(map(str, kernel.page_sizes))
-            lacking = f"reads pages of {sizes} tokens, not of {page_size}"
+        lacking = kernel.lacking(target) or kernel.refuses(page_size, group)
         if not lacking:
             return kernel
         reasons.append(f"{kernel.symbol} {lacking}")
     raise DeviceUnavailable(_no_variant(entry, target, tile_rows, forced, reasons))
+
+
+def _passed_over(entry: Entry, replaced: Callable[[str], frozenset[str]]) -> frozenset[str]:
+    """Sources of kernels for one architecture of which nothing is replaced but what portable kernels use as well."""
+    portable: frozenset[str] = frozenset()
+    portable = portable.union(*(replaced(kernel.source) for kernel in entry.kernels if not kernel.arch))
+    return frozenset(kernel.source for kernel in entry.kernels if kernel.arch and replaced(kernel.source) <= portable)
 
 
 def _no_variant(entry: Entry, target: Target, tile_rows: int | None, forced: str, reasons: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def stated_shared_bytes(source: SourceFile, symbol: str) -> int | None:
 def compile_sources(device: Device, kernels_directory: Path | None, names: Iterable[str]) -> None:
     """Compile these sources for the device, so that a broken one is an error of the run, not of each case.
 
-    A source whose kernels all need another architecture is left out. Kernels of a directory must have the blocks that
+    A source none of whose kernels the device can run is left out. Kernels of a directory must have the blocks that
     the table launches them with. Raises CompileError; UsageError.
     """
     for name in dict.fromkeys(names):
@@ -53,7 +53,7 @@ def compile_sources(device: Device, kernels_directory: Path | None, names: Itera
         kernels = [kernel for kernel in kernel_variants().values() if kernel.source == name]
         by_arch: dict[str, list[KernelVariant]] = {}
         for kernel in kernels:
-            if kernel.suits(device.info.arch):
+            if device.info.kind in kernel.device_kinds and kernel.suits(device.info.arch):
                 by_arch.setdefault(kernel.arch_on(device.info.arch), []).append(kernel)
         for arch, built in by_arch.items():
             compile_image(source, arch=arch, kind=device.image_kind)

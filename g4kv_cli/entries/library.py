@@ -23,6 +23,7 @@ class KernelLibrary:
         self.kernels_directory = kernels_directory
         self.variant = variant
         self._kernels: dict[tuple[str, str, bool], LoadedKernel] = {}
+        self._replaced: dict[str, frozenset[str]] = {}
 
     def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         """The loaded kernel ``symbol`` of ``source_name``, compiled for ``sm_90a`` in place of ``sm_90`` if it is
@@ -34,6 +35,17 @@ class KernelLibrary:
             image = compile_image(source, arch=arch, kind=self.device.image_kind)
             self._kernels[key] = self.device.load(image, symbol)
         return self._kernels[key]
+
+    def replaced_files(self, source_name: str) -> frozenset[str]:
+        """Of a source and the headers it includes, those that ``kernels_directory`` brings."""
+        if self.kernels_directory is None:
+            return frozenset()
+        if source_name not in self._replaced:
+            source = find_source(source_name, self.kernels_directory)
+            names = [source_name, *(header.name for header in source.headers)]
+            here = frozenset(name for name in names if (self.kernels_directory / name).is_file())
+            self._replaced[source_name] = here
+        return self._replaced[source_name]
 
     def pack(self, parameters: ctypes.Structure) -> bytes:
         """A parameter struct as the kernel gets it. Trap cases override this to reach what stands behind the host."""

@@ -18,6 +18,20 @@ _V = KernelVariant
 _PREFILL, _DECODE = "prefill.cu", "decode.cu"
 
 _MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", _DECODE, 128),) for head_dim in (256, 512)}
+
+
+_MERGE_AFTER = {
+    head_dim: _V(f"merge_splits_after_hd{head_dim}", "decode_hopper.cu", 128, arch="sm_90a", device_kinds=("cuda",))
+    for head_dim in (256, 512)
+}
+
+
+def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
+    """A decode kernel for sm_90 whose blocks work in clusters. The emulated device has none."""
+    return _V(symbol, "decode_hopper.cu", 256, shared_bytes, tile_rows=16, arch="sm_90a", device_kinds=("cuda",),
+              page_multiple=16, max_group=max_group, max_cluster_blocks=8, alone_shared_bytes=alone_bytes)  # fmt: skip
+
+
 # fmt: off
 _ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        _PREFILL, 128,  81920, tile_rows=64),)
 _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824, tile_rows=64),
@@ -29,6 +43,13 @@ _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968
 _PART_256 = (_V("paged_decode_split_hd256_groups4",        _DECODE,  128,  74240, tile_rows=16),)
 _PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376, tile_rows=16),
              _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16))
+_HOPPER_KEYS_256 = (_cluster("paged_decode_hopper_hd256_heads8",         8,  74064,  83216),
+                    _cluster("paged_decode_hopper_hd256_heads16",       16,  70224,  88528))
+_HOPPER_KEYS_512 = (_cluster("paged_decode_hopper_hd512_heads8",         8,  73904,  91248),
+                    _cluster("paged_decode_hopper_hd512_heads16",       16,  42144,  76832))
+_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880), _HOPPER_KEYS_256[1])
+_HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 139472, 156816),
+                    _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288))
 # fmt: on
 
 
@@ -60,7 +81,8 @@ def _decode(name: str, head_dim: int, kernels: Sequence[KernelVariant], what: st
 
 def _split(name: str, head_dim: int, kernels: Sequence[KernelVariant], what: str) -> Entry:
     return Entry(name, attention_request.decode_split, "attention", "decode-split", head_dim, "plan", tuple(kernels),
-                 one_token_each=True, merge_kernels=_MERGE[head_dim], label="c", preference=2, what=what)  # fmt: skip
+                 one_token_each=True, merge_kernels=(*_MERGE[head_dim], _MERGE_AFTER[head_dim]), label="c",
+                 preference=2, what=what)  # fmt: skip
 
 
 def _merge(name: str, head_dim: int, what: str) -> Entry:
@@ -96,11 +118,13 @@ ENTRIES: tuple[Entry, ...] = (
              "A ragged batch of chunks with history, local family."),
     _prefill("batch_prefill_paged_hd512_into", 512, (*_ROWS_512, *_KEYS_512),
              "A ragged batch of chunks with history, global family."),
-    _decode("batch_decode_paged_window_hd256_into", 256, _KEYS_256, "Every request has one new token, local family."),
-    _decode("batch_decode_paged_hd512_into", 512, _KEYS_512, "Every request has one new token, global family."),
-    _split("batch_decode_split_paged_window_hd256_into", 256, _PART_256,
+    _decode("batch_decode_paged_window_hd256_into", 256, (*_HOPPER_KEYS_256, *_KEYS_256),
+            "Every request has one new token, local family."),
+    _decode("batch_decode_paged_hd512_into", 512, (*_HOPPER_KEYS_512, *_KEYS_512),
+            "Every request has one new token, global family."),
+    _split("batch_decode_split_paged_window_hd256_into", 256, (*_HOPPER_PART_256, *_PART_256),
            "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; local family."),
-    _split("batch_decode_split_paged_hd512_into", 512, _PART_512,
+    _split("batch_decode_split_paged_hd512_into", 512, (*_HOPPER_PART_512, *_PART_512),
            "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; global family."),
     _merge("merge_splits_hd256_into", 256, "The splits' partial results as one, local family."),
     _merge("merge_splits_hd512_into", 512, "The splits' partial results as one, global family."),

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import FLOAT32
 
+MERGE_COLUMNS = 64
+"""Columns of one query row that a block of the merge serves."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitWorkspace:

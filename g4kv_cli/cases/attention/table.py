@@ -23,6 +23,9 @@ ODD_WINDOW = 333
 OFFSETS = 64
 """Consecutive lengths that meet every offset modulo the kernels' key tiles (16, 48, 64 keys)."""
 SWEEP_KEYS = 200
+LONG_HISTORY = {256: 4200, 512: 1100}
+"""By head_dim, keys of which each warp's share has more tiles than it looks up of the page table at once: 32 tiles of
+16 keys, of eight warps or two."""
 SPLIT_SWEEP = (1, 2, 3, 7, 16)
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 MAX_SPAN = 256
@@ -102,6 +105,8 @@ class _Table:
                         check="refill", num_splits=splits)  # fmt: skip
         yield self.case(form, "plan/graph-replay", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
                         check="graph", num_splits=splits)  # fmt: skip
+        yield self.case(form, "long-history", _ones((LONG_HISTORY[self.geometry.head_dim], 70)), geometry=self.one_head,
+                        window=None)  # fmt: skip
         yield self._large_pool(form, splits)
         if not form.takes_splits:
             yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}", _ones(range(1, SWEEP_KEYS + 1)), geometry=self.one_head)

@@ -1,0 +1,252 @@
+"""Decode in thread block clusters on the host: which kernel is chosen, what is launched, what the copies see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from g4kv_cli.device.arguments import Argument, TensorMapShape
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel, PagedReads
+from g4kv_cli.entries import clusters
+from g4kv_cli.entries.attention_parameters import AttentionParameters
+from g4kv_cli.entries.clusters import cluster_blocks, kv_map, launch_in_clusters, suggested_splits
+from g4kv_cli.entries.entry import KernelVariant, choose_variant
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries, entry_named
+from g4kv_cli.errors import DeviceUnavailable
+from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.oracle.bfloat16 import BF16
+
+DECODE = tuple(entry.name for entry in entries("attention") if entry.one_token_each)
+LAYOUT = KvLayout.derive(page_size=48, num_layers=3, num_kv_heads=4, head_dim=512)
+
+
+class _Recorder(EmulatedDevice):
+    """An emulated device's memory that says it is a GPU; launches and tensor maps are written down, not made."""
+
+    def __init__(self, arch: str = "sm_90") -> None:
+        super().__init__(arch)
+        self.info = replace(self.info, kind="cuda")
+        self.made: list[tuple[str, Launch]] = []
+        self.maps: list[tuple[DeviceArray, TensorMapShape]] = []
+
+    def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        self.made.append((kernel.name, launch))
+
+    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+        self.maps.append((array, shape))
+        return Argument("tensor_map", bytes(128))
+
+
+class _NoKernels(KernelLibrary):
+    """Kernels that are named and never compiled."""
+
+    def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
+        return LoadedKernel(symbol, image=None, handle=None)  # type: ignore[arg-type]
+
+
+def _device(arch: str, kind: str) -> Any:
+    limits = SimpleNamespace(max_shared_bytes_per_block=232448, multiprocessors=132, max_grid=(2**31 - 1, 65535, 65535))
+    return SimpleNamespace(info=SimpleNamespace(arch=arch, kind=kind), limits=limits)
+
+
+def _chosen(
+    name: str, arch: str = "sm_90", kind: str = "cuda", page_size: int = 16, group: int = 2, **rest: Any
+) -> Any:
+    return choose_variant(
+        entry_named(name), _device(arch, kind), tile_rows=16, page_size=page_size, group=group, **rest
+    )
+
+
+# --- the choice -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_clusters_run_on_the_architecture_they_are_made_for_and_on_pages_that_copies_can_read(name: str) -> None:
+    for page_size in (16, 48, 64, 256):
+        assert _chosen(name, page_size=page_size).max_cluster_blocks > 1
+    for page_size in (1, 8, 24, 100):
+        assert _chosen(name, page_size=page_size).path == "portable"
+    for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
+        assert _chosen(name, arch).path == "portable"
+    assert _chosen(name, kind="emulated").path == "portable"
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_every_group_has_a_kernel_with_columns_for_it(name: str) -> None:
+    for group in range(1, 17):
+        kernel = _chosen(name, group=group)
+        assert kernel.max_cluster_blocks
+        assert kernel.max_group >= group
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_a_path_can_be_forced_and_says_why_it_cannot_run(name: str) -> None:
+    assert _chosen(name, forced="portable").path == "portable"
+    assert _chosen(name, forced="sm_90a").max_cluster_blocks
+    with pytest.raises(DeviceUnavailable, match="reads pages of a multiple of 16 tokens, not of 100"):
+        _chosen(name, page_size=100, forced="sm_90a")
+    with pytest.raises(DeviceUnavailable, match="runs on cuda only"):
+        _chosen(name, kind="emulated", forced="sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("files", "path"),
+    [
+        (("decode_body.cuh",), "portable"),
+        (("attention_tile.cuh",), "portable"),
+        (("prep.cu",), "portable"),
+        (("decode_hopper_body.cuh",), "sm_90a"),
+        (("decode_hopper.cu", "decode_body.cuh"), "sm_90a"),
+    ],
+)
+def test_a_directory_that_replaces_portable_kernels_runs_them(
+    files: tuple[str, ...], path: str, tmp_path: Path
+) -> None:
+    """Else a changed decode_body.cuh would pass on a GPU that never launched it."""
+    for name in files:
+        (tmp_path / name).write_text("// mine\n", encoding="utf-8")
+    library = KernelLibrary(_device("sm_90", "cuda"), tmp_path)
+    for name in DECODE:
+        assert _chosen(name, replaced=library.replaced_files).path == path
+        assert _chosen(name, replaced=library.replaced_files, forced="sm_90a").path == "sm_90a"
+
+
+# --- the launches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_splits", [*range(1, 70), 96, 120, 128, 65535])
+def test_splits_become_clusters_without_remainder_and_whole_where_one_cluster_holds_them(num_splits: int) -> None:
+    blocks = cluster_blocks(num_splits, 8)
+    assert 1 <= blocks <= 8
+    assert num_splits % blocks == 0
+    assert not any(num_splits % more == 0 for more in range(blocks + 1, 9))
+    if num_splits <= 8:
+        assert blocks == num_splits
+
+
+def _launched(num_splits: int, num_requests: int, name: str = "batch_decode_split_paged_hd512_into") -> _Recorder:
+    device = _Recorder()
+    entry = entry_named(name)
+    kernel = choose_variant(entry, device, tile_rows=16, page_size=48, group=2)
+    pool = device.allocate((2 * LAYOUT.page_stride,), BF16, "pool")
+    parameters = AttentionParameters(
+        q=2**40, out=2**41, pool=pool.address, page_indptr=2**42, page_origins=2**43, kv_lens=2**44,
+        page_indices=2**45, partial_out=2**46, partial_max=2**47, partial_sum=2**48, num_qo_heads=8, num_kv_heads=4,
+        num_splits=num_splits, layout=LAYOUT.parameters(),
+    )  # fmt: skip
+    no_pages = PagedReads(pool, LAYOUT.page_bytes, np.zeros(0, np.int32), np.zeros(1, np.int32), True, str, str)
+    launch_in_clusters(
+        _NoKernels(device), kernel, entry.merge_kernels, parameters, num_requests=num_requests, pool=pool,
+        layout=LAYOUT, must_write=(), paged_reads=no_pages,
+    )  # fmt: skip
+    device.close()
+    return device
+
+
+def _parameters(launch: Launch) -> AttentionParameters:
+    return AttentionParameters.from_buffer_copy(launch.arguments[0].data)
+
+
+@pytest.mark.parametrize(("num_splits", "blocks", "shares"), [(1, 1, 1), (3, 3, 1), (8, 8, 1), (16, 8, 2), (40, 8, 5)])
+def test_one_cluster_needs_one_launch_and_several_a_merge_that_overlaps(
+    num_splits: int, blocks: int, shares: int
+) -> None:
+    made = _launched(num_splits, num_requests=5).made
+    name, first = made[0]
+    assert first.grid == (blocks, 4, 5 * shares)
+    assert first.cluster == (blocks, 1, 1)
+    assert not first.overlap
+    assert _parameters(first).num_splits == shares
+    if shares == 1:
+        assert len(made) == 1
+        return
+    merge, second = made[1]
+    assert merge != name
+    assert len(made) == 2
+    assert second.overlap
+    assert second.grid[0] == 5 * 8
+    assert _parameters(second).num_splits == shares
+
+
+def test_a_block_alone_asks_for_no_memory_to_receive_in() -> None:
+    alone, several = _launched(1, 2).made[0][1], _launched(2, 2).made[0][1]
+    assert alone.dynamic_shared_bytes < several.dynamic_shared_bytes
+
+
+def test_more_requests_than_a_grid_holds_go_in_shares_that_begin_where_the_last_ended() -> None:
+    whole = _launched(16, num_requests=65535 // 2).made
+    assert [launch.grid[2] for _, launch in whole[:-1]] == [2 * (65535 // 2)]
+    shares = _launched(16, num_requests=70000).made
+    requests = [launch.grid[2] // 2 for _, launch in shares[:-1]]
+    assert sum(requests) == 70000
+    assert all(launch.grid[2] <= 65535 for _, launch in shares[:-1])
+    begin = 0
+    row = 8 * 512 * 2  # q[request][8 heads][512] bf16
+    for count, (_, launch) in zip(requests, shares[:-1], strict=True):
+        parameters = _parameters(launch)
+        assert parameters.q == 2**40 + begin * row
+        assert parameters.out == 2**41 + begin * row
+        assert parameters.lse == 0
+        assert (parameters.page_indptr, parameters.page_origins, parameters.kv_lens) == tuple(
+            2**power + begin * 4 for power in (42, 43, 44)
+        )
+        assert (parameters.page_indices, parameters.pool) == (2**45, _parameters(shares[0][1]).pool)
+        # partial_out[request][8 heads][2 clusters][512] float32
+        assert parameters.partial_out == 2**46 + begin * 8 * 2 * 512 * 4
+        assert parameters.partial_max == 2**47 + begin * 8 * 2 * 4
+        begin += count
+    assert _parameters(shares[-1][1]).partial_out == 2**46
+
+
+def test_a_map_has_every_row_where_the_layout_has_it() -> None:
+    device = _Recorder()
+    pages = 5
+    pool = device.allocate((pages * LAYOUT.page_stride,), BF16, "pool")
+    kv_map(pool, LAYOUT)
+    (array, shape), random = device.maps[0], np.random.default_rng(3)
+    assert array is pool
+    assert shape.extents[0] * shape.extents[1] * shape.extents[2] * shape.extents[3] * pages == pool.size
+    assert shape.extents[4] == pages
+    for _ in range(200):
+        page, layer, kv, slot, head, dim = (int(random.integers(n)) for n in (pages, 3, 2, 48, 4, 512))
+        column_block, column = divmod(dim, shape.box[0])
+        at = (slot, head * (512 // shape.box[0]) + column_block, layer * 2 + kv, page)
+        got = column * 2 + sum(place * stride for place, stride in zip(at, shape.strides_bytes, strict=True))
+        assert all(place < extent for place, extent in zip((column, *at), shape.extents, strict=True))
+        # pool[page][layer][K, V][slot][head][dim]
+        want = page * LAYOUT.page_stride + layer * LAYOUT.layer_stride + kv * LAYOUT.kv_block_len
+        assert got == 2 * (want + (slot * 4 + head) * 512 + dim)
+    device.close()
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+
+def test_suggested_splits_fill_half_the_card_and_leave_each_split_a_tile() -> None:
+    device = _device("sm_90", "cuda")
+    for requests in (1, 2, 3, 4, 16, 64, 256, 1000):
+        for heads in (1, 2, 4, 8, 16):
+            for keys in (1, 16, 17, 128, 1024, 131072):
+                splits = suggested_splits(device, num_requests=requests, num_kv_heads=heads, visible_keys=keys)
+                assert splits & (splits - 1) == 0
+                assert splits == 1 or (splits - 1) * clusters.TILE_KEYS < keys
+                units = requests * heads
+                if units > 66:
+                    assert splits == 1
+                elif keys >= 1024:
+                    assert splits == 2 or 33 < units * splits <= 66
+    assert suggested_splits(device, num_requests=0, num_kv_heads=1, visible_keys=0) == 1
+
+
+def test_the_variants_of_one_kind_differ_in_what_they_are_for() -> None:
+    kernels: list[KernelVariant] = [kernel for name in DECODE for kernel in entry_named(name).kernels]
+    made = {kernel.symbol: kernel for kernel in kernels if kernel.max_cluster_blocks}
+    assert all(kernel.alone_shared_bytes < kernel.shared_bytes for kernel in made.values())
+    assert all(kernel.page_multiple == clusters.TILE_KEYS for kernel in made.values())
