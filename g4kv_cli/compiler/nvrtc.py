@@ -17,6 +17,7 @@ from g4kv_cli.records.run import ImageKind
 
 _ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
 _FILE_DIRECTIVE = re.compile(rb'^(\s*\.file\s+\d+\s+")([^"\n]*)(")', re.MULTILINE)
+_MISSING_HEADER = re.compile(r'^(.*?)\(\d+\): .*cannot open source file "([^"\n]+)"')
 _ERROR_LINE = re.compile(r"^.*?\(\d+\): (?:catastrophic )?error.*$", re.MULTILINE)
 
 
@@ -69,6 +70,8 @@ def _compile_error(source: SourceFile, arch: str, result: str, log: str) -> Comp
         return CompileError(f"{who} cannot compile {source.name} for {arch}; it knows {names}")
     errors = _ERROR_LINE.findall(log)
     what = errors[0].strip() if errors else result
+    if missing := _MISSING_HEADER.search(what):
+        what = f"{what}; {toolkit.missing_header_hint(missing[2], missing[1])}"
     return CompileError(f"{who} refuses {source.name} for {arch}: {what}", log)
 
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from g4kv_cli.errors import CompileError
 
 INSTALL_HINT = (
     "install it with: python -m pip install 'nvidia-cuda-nvrtc>=13,<14' 'nvidia-cuda-runtime>=13,<14' "
-    "'nvidia-cuda-cccl>=13,<14' (or point CUDA_PATH at a CUDA 13 toolkit)"
+    "'nvidia-cuda-cccl>=13,<14' 'nvidia-cuda-crt>=13,<14' (or point CUDA_PATH at a CUDA 13 toolkit)"
 )
+_HEADER_PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "crt/": ("crt/mma.h", "nvidia-cuda-crt>=13,<14"),
+        "cuda/": ("cuda/std/cstdint", "nvidia-cuda-cccl>=13,<14"),
+        "cub/": ("cuda/std/cstdint", "nvidia-cuda-cccl>=13,<14"),
+        "thrust/": ("cuda/std/cstdint", "nvidia-cuda-cccl>=13,<14"),
+        "nv/": ("cuda/std/cstdint", "nvidia-cuda-cccl>=13,<14"),
+        "curand": ("curand_kernel.h", "nvidia-curand"),
+    }
+)
+"""By the first letters of a header: one that its package always has, and the package."""
 _MARKER_HEADER = "cuda_bf16.h"
 _SYSTEM_TOOLKIT = Path("/usr/local/cuda")  # where NVIDIA's own installers put it
 
@@ -73,22 +86,48 @@ def include_directories() -> tuple[Path, ...]:
 
 @cache
 def headers_version() -> str:
-    """The version number that the CUDA headers state (``13050``), empty where they state none."""
-    path = include_directories()[0] / "cuda_runtime_api.h"
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    """The version numbers that the CUDA headers and CCCL's state (``13050 3005000``), empty where they state none."""
+    stated = (
+        _stated("cuda_runtime_api.h", "CUDART_VERSION"),
+        _stated("cuda/std/__cccl/version.h", "CCCL_VERSION"),
+    )
+    return " ".join(number for number in stated if number)
+
+
+def missing_header_hint(name: str, included_by: str) -> str:
+    """What to do about a header that NVRTC cannot open in the file ``included_by``."""
+    for prefix, (marker, package) in _HEADER_PACKAGES.items():
+        if name.startswith(prefix) and not _has_header(marker):
+            return f"install it with: python -m pip install '{package}'"
+    if any(Path(included_by).is_relative_to(directory) for directory in include_directories()):
+        return f"{Path(included_by).name} is for the host's compiler; leave it out of device code"
+    bare = name.removesuffix(".h")
+    for twin in (f"cuda/std/{bare}", f"cuda/std/c{bare}"):
+        if _has_header(twin):
+            return f"NVRTC has no headers of the host's compiler; include <{twin}> and write cuda::std::"
+    return f'a header of your own lies in the --kernels directory and is included with quotes: "{name}"'
+
+
+def _has_header(name: str) -> bool:
+    return any((directory / name).is_file() for directory in include_directories())
+
+
+def _stated(header: str, macro: str) -> str:
+    """The number that a header defines a macro as; empty where there is no such header or definition."""
+    for directory in include_directories():
+        try:
+            text = (directory / header).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if found := re.search(rf"^#define\s+{macro}\s+(\d+)", text, re.MULTILINE):
+            return found.group(1)
+    return ""
 
 
 def _with_cccl(directory: Path) -> tuple[Path, ...]:
-    """cuda_bf16.h includes <nv/target>, which some CUDA 13 packages keep under ``cccl/`` only."""
+    """CUDA 13 keeps <cuda/std/...>, <cub/...> and <thrust/...> under ``cccl/``, <nv/target> in some packages too."""
     nested = directory / "cccl"
-    if not (directory / "nv" / "target").is_file() and (nested / "nv" / "target").is_file():
-        return (directory, nested)
-    return (directory,)
+    return (directory, nested) if nested.is_dir() else (directory,)
 
 
 def _candidates() -> list[Path]:

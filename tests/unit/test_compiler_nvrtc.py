@@ -130,6 +130,67 @@ def _header_tree(root: Path, *, nested_only: bool) -> Path:
     return include
 
 
+# Each with something of the header in use.
+LIBRARY_KERNELS = {
+    "cuda/std/cstdint": "cuda::std::uint32_t* x) { *x = 1u; }",
+    "cuda/std/type_traits": "int* x) { *x = cuda::std::is_same_v<int, int>; }",
+    "cub/block/block_reduce.cuh": """int* x) {
+      using Reduce = cub::BlockReduce<int, 128>;
+      __shared__ typename Reduce::TempStorage storage;
+      const int sum = Reduce(storage).Sum(x[threadIdx.x]);
+      if (threadIdx.x == 0) *x = sum;
+    }""",
+    "cuda/barrier": """int* x) {
+      __shared__ cuda::barrier<cuda::thread_scope_block> all;
+      if (threadIdx.x == 0) init(&all, blockDim.x);
+      __syncthreads();
+      all.arrive_and_wait();
+    }""",
+    "cooperative_groups.h": "int* x) { cooperative_groups::this_thread_block().sync(); }",
+    "cuda_bf16.h": "__nv_bfloat16* x) { *x = __float2bfloat16(1.0f); }",
+    "mma.h": """const half* x) {
+      nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, half, nvcuda::wmma::row_major> a;
+      nvcuda::wmma::load_matrix_sync(a, x, 16);
+    }""",
+}
+
+
+@pytest.mark.parametrize("header", LIBRARY_KERNELS)
+def test_a_kernel_may_use_nvidias_header_libraries(header: str) -> None:
+    if header == "mma.h" and not toolkit._has_header("crt/mma.h"):
+        pytest.skip("needs the headers of nvidia-cuda-crt, a dependency of g4kv")
+    text = f'#include <{header}>\nextern "C" __global__ void k({LIBRARY_KERNELS[header]}\n'
+    assert b".entry k" in compile_image(SourceFile("library.cu", text), arch="sm_90a", kind="ptx").data
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("cstdint", "include <cuda/std/cstdint> and write cuda::std::"),
+        ("stdint.h", "include <cuda/std/cstdint> and write cuda::std::"),
+        ("type_traits", "include <cuda/std/type_traits> and write cuda::std::"),
+        ("cuda.h", "cuda.h is for the host's compiler; leave it out of device code"),
+        ("no_such.cuh", 'included with quotes: "no_such.cuh"'),
+    ],
+)
+def test_a_header_that_is_not_found_comes_with_what_to_do(header: str, words: str) -> None:
+    with pytest.raises(CompileError) as raised:
+        compile_image(SourceFile("k.cu", f"#include <{header}>\n"), arch="sm_90a", kind="ptx")
+    assert str(raised.value).splitlines()[0].endswith(words)
+
+
+def test_a_header_whose_package_is_missing_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolkit, "include_directories", lambda: (tmp_path,))
+    packages = {
+        "crt/mma.h": "nvidia-cuda-crt",
+        "cub/cub.cuh": "nvidia-cuda-cccl",
+        "cuda/std/cstdint": "nvidia-cuda-cccl",
+        "curand_kernel.h": "nvidia-curand",
+    }
+    for header, package in packages.items():
+        assert f"pip install '{package}" in toolkit.missing_header_hint(header, str(tmp_path / "mma.h"))
+
+
 @pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
 @pytest.mark.parametrize("nested_only", [False, True])
 def test_headers_of_an_installed_toolkit_are_found(
@@ -142,7 +203,7 @@ def test_headers_of_an_installed_toolkit_are_found(
     monkeypatch.setattr(toolkit, "_library_path", lambda: None)
     monkeypatch.setattr(toolkit, "_located_by_pathfinder", lambda: None)
     directories = toolkit.include_directories.__wrapped__()
-    assert directories == ((include, include / "cccl") if nested_only else (include,))
+    assert directories == (include, include / "cccl")
 
 
 def test_headers_next_to_the_library_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +211,7 @@ def test_headers_next_to_the_library_win(tmp_path: Path, monkeypatch: pytest.Mon
     _header_tree(tmp_path / "other", nested_only=False)
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "other"))
     monkeypatch.setattr(toolkit, "_library_path", lambda: tmp_path / "beside" / "lib64" / "libnvrtc.so.13")
-    assert toolkit.include_directories.__wrapped__() == (include,)
+    assert toolkit.include_directories.__wrapped__() == (include, include / "cccl")
 
 
 def test_missing_headers_say_where_they_were_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
