@@ -25,6 +25,7 @@ Mask = npt.NDArray[np.bool_]
 
 PADDING_PAGE = rule("padding_page", "names the reserved padding page beside pages of its own")
 PAGE_UNIQUE = rule("page_unique", "names a page twice: two of its positions would be one slot")
+PAGE_POSITION = rule("page_position", "names a page that holds other positions of another request")
 SLOT_HISTORY = rule("slot_history", "writes a slot that holds an earlier token of another request")
 SLOT_UNIQUE = rule("slot_unique", "takes the slot of another token of the same call")
 
@@ -49,9 +50,10 @@ def check_page_rows(
     """Refuse rows that contradict themselves or each other. ``name_of`` says how an error calls a row.
 
     A row of nothing but the ``padding_page`` is padding: any number of them may take any of its slots. Pages that
-    several rows name are a shared prefix, and fine as long as nobody writes to what another one holds there.
+    several rows name are a shared prefix: they hold the same positions of each (keys are rotated for where they stand),
+    and nobody writes to what another one holds there.
 
-    Raises ContractError: padding_page, page_unique, slot_history, slot_unique.
+    Raises ContractError: padding_page, page_unique, page_position, slot_history, slot_unique.
     """
     has_padding = padding_page is not None and bool((rows.page_indices == padding_page).any())
     if not has_padding and not _repeats(rows.page_indices):
@@ -69,6 +71,7 @@ class _Entries:
 
     page: Integers
     row: Integers
+    first_position: Integers
     history: Integers
     taken: Integers
 
@@ -81,10 +84,13 @@ class _Entries:
         history = np.clip(rows.start_pos[row] - first_position, 0, page_size)
         taken = np.clip(rows.kv_len[row] - first_position, 0, page_size)
         is_page = (rows.page_indices >= 0) & (rows.page_indices < num_pages)
-        return cls(rows.page_indices, row, history, taken).take(np.flatnonzero((taken > 0) & is_page))
+        entries = cls(rows.page_indices, row, first_position, history, taken)
+        return entries.take(np.flatnonzero((taken > 0) & is_page))
 
     def take(self, which: npt.NDArray[np.intp]) -> _Entries:
-        return _Entries(self.page[which], self.row[which], self.history[which], self.taken[which])
+        return _Entries(
+            self.page[which], self.row[which], self.first_position[which], self.history[which], self.taken[which]
+        )
 
 
 def _without_padding(entries: _Entries, padding_page: int, num_rows: int, name_of: Callable[[int], str]) -> _Entries:
@@ -105,6 +111,16 @@ def _check_shared(entries: _Entries, name_of: Callable[[int], str]) -> None:
     again = _first(np.concatenate([[False], ~is_first[1:] & (row[1:] == row[:-1])]))
     PAGE_UNIQUE.require(
         again is None, name_of(int(row[again or 0])), f"page {page[again or 0]} twice", "each page once"
+    )
+
+    position = entries.first_position
+    elsewhere = _first(np.concatenate([[False], ~is_first[1:] & (position[1:] != position[:-1])]))
+    at = elsewhere or 0
+    PAGE_POSITION.require(
+        elsewhere is None,
+        name_of(int(row[at])),
+        f"page {page[at]} from position {position[at]} on",
+        f"from position {position[at - 1]} on, as another has it",
     )
 
     group = np.cumsum(is_first) - 1

@@ -191,15 +191,19 @@ class Row:
 
 
 def rows_in_range(rows: Sequence[Row], page_size: int, num_pages: int, padding_page: int | None) -> bool:
-    """Nobody writes where another request has a token, and no request takes a slot twice; padding is free to."""
+    """Nobody writes where another request has a token, no request takes a slot twice, and a page that several have is
+    at the same positions of each; padding is free to."""
     holders: dict[tuple[int, int], list[tuple[int, bool]]] = {}
+    begins: dict[int, set[int]] = {}
     for number, row in enumerate(rows):
         taken = []
+        logical_pages: dict[int, set[int]] = {}
         for position in range(row.origin * page_size, row.end):
             page = row.pages[position // page_size - row.origin]
             # History is not read by prep: what is no page of the pool is nobody's.
             if 0 <= page < num_pages:
                 taken.append((page, position % page_size, position >= row.start))
+                logical_pages.setdefault(page, set()).add(position // page_size)
         pages = {page for page, _, _ in taken}
         if padding_page in pages:
             if len(pages) > 1:
@@ -207,6 +211,10 @@ def rows_in_range(rows: Sequence[Row], page_size: int, num_pages: int, padding_p
             continue
         for page, slot, is_new in taken:
             holders.setdefault((page, slot), []).append((number, is_new))
+        for page, found in logical_pages.items():
+            begins.setdefault(page, set()).update(found)
+    if any(len(found) > 1 for found in begins.values()):
+        return False
     for held in holders.values():
         requests = [number for number, _ in held]
         if len(requests) > len(set(requests)):
@@ -431,9 +439,10 @@ def right_requests(draw: st.DrawFn) -> Plan:
         shared: list[int] = []
         if requests and draw(st.booleans()):
             other = draw(st.sampled_from(requests))
-            # Whole pages of history of both.
+            # Whole pages of history of both, at the same positions.
             full = min(start // page_size - origin, other.start_pos // page_size - other.page_origin)
-            shared = list(other.page_indices[: draw(st.integers(0, max(0, full)))])
+            if origin == other.page_origin:
+                shared = list(other.page_indices[: draw(st.integers(0, max(0, full)))])
         if pages - len(shared) > len(free):
             continue
         row, free = shared + free[: pages - len(shared)], free[pages - len(shared) :]

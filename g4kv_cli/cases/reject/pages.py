@@ -115,6 +115,7 @@ def _batch_cases() -> list[Spoiled]:
         Spoiled("slot_unique", "two-tokens", "page_indices of token 2", _clash, _padding_rows),
         Spoiled("slot_history", "two-tokens", "page_indices of token 0", pages((1,), (1, 2), (3,), (4, 6)), _prefix),
         Spoiled("slot_history", "of-a-later-token", "page_indices of token 2", pages((0,), (1, 2), (4,), (4, 6))),
+        Spoiled("page_position", "two-tokens", "page_indices of token 3", pages((0,), (1, 2), (3,), (1, 6)), _prefix),
         Spoiled("page_unique", "page-twice", "page_indices of token 1", pages((0,), (1, 1), (3,), (4, 6))),
         Spoiled("page_unique", "page-of-history", "page_indices of token 3", _long_rows(4, 6, 4), _long_rows(4, 6, 5)),
         Spoiled("padding_page", "among-own-pages", "page_indices of token 1", _set("padding_page", 2), _padding_rows),

@@ -156,6 +156,7 @@ def _shared_page_cases(entry: Entry) -> list[Spoiled]:
         Spoiled("slot_unique", "two-requests", "requests[1].page_indices", _one_slot, _shared_prefix),
         Spoiled("slot_history", "two-requests", "requests[1].page_indices", _history_of_another, _shared_prefix),
         Spoiled("slot_history", "of-a-later-request", "requests[0].page_indices", _history_of_a_later, _shared_prefix),
+        Spoiled("page_position", "two-requests", "requests[2].page_indices", _prefix_elsewhere, _shared_prefix),
         Spoiled("page_unique", "history", "requests[2].page_indices", _request(2, page_indices=(3, 3))),
         Spoiled("page_unique", "pages-between", "requests[0].page_indices", _page_again, _pages_apart),
     ]
@@ -339,6 +340,12 @@ def _shared_prefix(draft: Draft) -> None:
     _two_of_one_prefix(draft, (5, 2), (5, 1))
 
 
+def _prefix_elsewhere(draft: Draft) -> None:
+    """Requests 0 and 2 share page 5, which is full: positions 0 to 3 of the one, 4 to 7 of the other."""
+    _shared_prefix(draft)
+    _request(2, page_indices=(5, 6))(draft)
+
+
 def _two_of_one_prefix(draft: Draft, *rows: tuple[int, int]) -> None:
     for number, row in enumerate(rows):
         q_len = draft.requests[number].q_len
@@ -352,9 +359,9 @@ def _history_of_another(draft: Draft) -> None:
 
 
 def _history_of_a_later(draft: Draft) -> None:
-    """Request 0 begins at slot 0 of the page whose slot 0 request 2 has filled."""
+    """Request 0 goes on in page 3, which request 2 has filled."""
     q_len = draft.requests[0].q_len
-    _request(0, start_pos=0, page_indices=(6,), last_page_len=q_len)(draft)
+    _request(0, start_pos=PAGE_SIZE, page_indices=(5, 3), last_page_len=q_len)(draft)
 
 
 def _page_again(draft: Draft) -> None:
