@@ -13,6 +13,15 @@ from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32_vector, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.rules import rule
+
+DEVICE_ARRAY = rule("device_array", "must be a device array")
+SAME_DEVICE = rule("same_device", "lives on another device than the one that launches")
+NOT_FREED = rule("not_freed", "was freed")
+CONTIGUOUS = rule("contiguous", "must be row-contiguous")
+ALIGNED = rule("aligned", "starts on an address that the kernel's accesses do not divide")
+INSIDE_ALLOCATION = rule("inside_allocation", "reaches outside the memory it was made from")
+NO_OVERLAP = rule("no_overlap", "shares memory with another argument while one of them is written")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32 = np.dtype(np.int32)
@@ -145,11 +154,11 @@ def require_array(
     Raises ContractError: device_array, not_freed, same_device, dtype, shape, contiguous, aligned, inside_allocation.
     """
     is_array = isinstance(value, DeviceArray)
-    rules.DEVICE_ARRAY.require(is_array, field, type(value).__name__, "DeviceArray (Device.upload makes one)")
+    DEVICE_ARRAY.require(is_array, field, type(value).__name__, "DeviceArray (Device.upload makes one)")
     array: DeviceArray = value  # type: ignore[assignment]
-    rules.NOT_FREED.require(not array.allocation.freed, field, "a freed array", "a live one")
-    rules.SAME_DEVICE.require(
-        array.device is device, field, f"{array.device.info.kind} {array.device.info.name}", device.info.name
+    NOT_FREED.require(not array.allocation.freed, field, "a freed array", "a live one")
+    SAME_DEVICE.require(
+        array.device is device, field, f"memory of another {array.device.info.kind} device", "memory of this one"
     )
     rules.DTYPE.require(array.dtype == dtype, field, array.dtype, dtype)
     wanted = "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
@@ -157,13 +166,13 @@ def require_array(
         got >= 0 and want in (None, got) for got, want in zip(array.shape, shape, strict=True)
     )
     rules.SHAPE.require(same_shape, field, list(array.shape), wanted)
-    rules.CONTIGUOUS.require(array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows")
+    CONTIGUOUS.require(array.is_contiguous, field, f"strides {array.strides_bytes} bytes", "contiguous rows")
     alignment = VECTOR_ACCESS_BYTES if dtype in (BF16, FLOAT32) else dtype.itemsize
-    rules.ALIGNED.require(
+    ALIGNED.require(
         array.address % alignment == 0, field, f"address {array.address:#x}", f"a multiple of {alignment} bytes"
     )
     begin, end = array.offset_bytes, array.offset_bytes + array.nbytes
-    rules.INSIDE_ALLOCATION.require(
+    INSIDE_ALLOCATION.require(
         begin >= 0 and end <= array.allocation.nbytes,
         field,
         f"bytes {begin}..{end}",
@@ -186,4 +195,4 @@ def require_no_overlap(outputs: Mapping[str, DeviceArray], inputs: Mapping[str, 
     for index, (name, begin, end) in enumerate(spans[: len(outputs)]):
         for other, other_begin, other_end in spans[index + 1 :]:
             apart = end <= other_begin or other_end <= begin or begin == end or other_begin == other_end
-            rules.NO_OVERLAP.require(apart, name, f"memory of {other}", "memory of its own")
+            NO_OVERLAP.require(apart, name, f"memory of {other}", "memory of its own")

@@ -19,11 +19,15 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.paged_reads import paged_reads
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.workspace import MERGE_COLUMNS, SplitWorkspace
-from g4kv_cli.model import rules
 from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_use import check_one_token_each, check_plan_use
 from g4kv_cli.model.prefill_plan import PlanBounds, check_sm_scale
+from g4kv_cli.model.rules import rule
+
+GQA_GROUP = rule("gqa_group", "is more query heads a KV head than a tile of packed rows holds")
+NUM_SPLITS = rule("num_splits", "must be at least 1 and at most what a grid's second axis holds")
+WORKSPACE = rule("workspace", "is smaller than these tokens, heads, splits and head_dim need")
 
 MAX_GQA_GROUP = 16
 """Query heads that share a KV head at most: the packed rows of the smallest tile."""
@@ -161,7 +165,7 @@ def _check(
     bounds, arrays = require_plan(device, plan)
     shape = bounds.shape
     num_qo_heads, num_kv_heads = check_head_relation(array.shape[1], shape.num_kv_heads)
-    rules.GQA_GROUP.require(
+    GQA_GROUP.require(
         num_qo_heads <= MAX_GQA_GROUP * num_kv_heads,
         "q heads",
         f"{num_qo_heads} for {num_kv_heads} KV heads",
@@ -233,7 +237,7 @@ def _check_workspace(
 ) -> dict[str, DeviceArray]:
     """The workspace's arrays for [tokens, heads] ``rows``, by the names that errors give them; fills the parameters."""
     splits = require_i32("num_splits", num_splits)
-    rules.NUM_SPLITS.require(1 <= splits <= MAX_SPLITS, "num_splits", splits, f"1..{MAX_SPLITS}")
+    NUM_SPLITS.require(1 <= splits <= MAX_SPLITS, "num_splits", splits, f"1..{MAX_SPLITS}")
     parameters.num_splits = splits
     found = {}
     given = require_type("workspace", workspace, SplitWorkspace).by_name()
@@ -242,9 +246,7 @@ def _check_workspace(
         field = f"workspace.{name}"
         scratch = require_array(library.device, field, array, FLOAT32, (None,) * len(shape))
         needed = math.prod(shape)
-        rules.WORKSPACE.require(
-            scratch.size >= needed, field, f"{scratch.size} elements", f">= {needed} for {list(shape)}"
-        )
+        WORKSPACE.require(scratch.size >= needed, field, f"{scratch.size} elements", f">= {needed} for {list(shape)}")
         # Packed from the first element on, whatever extents it was allocated with.
         found[field] = scratch.view(shape)
         setattr(parameters, name, scratch.address)

@@ -35,6 +35,12 @@ from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, requ
 from g4kv_cli.model.kv_layout import KvLayoutParameters
 from g4kv_cli.model.page_rows import PageRows, check_page_rows
 from g4kv_cli.model.plan_use import check_plan_use
+from g4kv_cli.model.rules import rule
+
+EPS = rule("eps", "must be finite in float32 and not negative")
+ROTARY_DIM = rule("rotary_dim", "must be even, at least 2 and at most head_dim")
+ROPE_TABLE = rule("rope_table", "is shorter than cos_max_pos rows of rotary_dim")
+PAGE_INDPTR = rule("page_indptr", "must start at 0, never fall, and end at the number of page indices")
 
 WARP_THREADS = 32
 WIDE_LAUNCH_ELEMS = 2**21
@@ -98,21 +104,19 @@ def check_rows(
     require_array(device, "k_norm_weight", k_norm_weight, BF16, (head_dim,))
 
     rotary = require_i32("rotary_dim", rotary_dim)
-    rules.ROTARY_DIM.require(
-        2 <= rotary <= head_dim and rotary % 2 == 0, "rotary_dim", rotary_dim, f"even, 2..{head_dim}"
-    )
+    ROTARY_DIM.require(2 <= rotary <= head_dim and rotary % 2 == 0, "rotary_dim", rotary_dim, f"even, 2..{head_dim}")
     require_type("rope", rope, RopeTables)
     require_array(device, "rope.cos", rope.cos, BF16, (None, rotary))
     require_array(device, "rope.sin", rope.sin, BF16, (None, rotary))
     cos_max_pos = require_i32("rope.cos_max_pos", rope.cos.shape[0] if rope.cos_max_pos is None else rope.cos_max_pos)
     rules.EXTENT_POSITIVE.require(cos_max_pos >= 1, "rope.cos_max_pos", cos_max_pos, ">= 1")
     for name, table in (("rope.cos", rope.cos), ("rope.sin", rope.sin)):
-        rules.ROPE_TABLE.require(table.shape[0] >= cos_max_pos, name, f"{table.shape[0]} rows", f">= {cos_max_pos}")
+        ROPE_TABLE.require(table.shape[0] >= cos_max_pos, name, f"{table.shape[0]} rows", f">= {cos_max_pos}")
         inputs[name] = table
 
     require_array(device, "q_out", q_out, BF16, (tokens, num_qo_heads, head_dim))
     checked_eps = finite_f32(eps)
-    rules.EPS.require(checked_eps is not None and checked_eps >= 0, "eps", eps, "finite, >= 0")
+    EPS.require(checked_eps is not None and checked_eps >= 0, "eps", eps, "finite, >= 0")
     parameters = PrepParameters(
         q=q.address,
         k=k.address,
@@ -282,7 +286,7 @@ def _check_decode_metadata(
     indptr_holds = (
         page_indptr[0] == 0 and bool(np.all(np.diff(page_indptr) >= 0)) and page_indptr[-1] == page_indices.size
     )
-    rules.PAGE_INDPTR.require(indptr_holds, "page_indptr", _short(page_indptr), f"0..{page_indices.size}, rising")
+    PAGE_INDPTR.require(indptr_holds, "page_indptr", _short(page_indptr), f"0..{page_indices.size}, rising")
     if request.tokens == 0:
         return
     token = int(np.argmax((positions < 0) | (positions >= request.cos_max_pos)))

@@ -18,6 +18,19 @@ import numpy.typing as npt
 
 from g4kv_cli.model import rules
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
+from g4kv_cli.model.rules import rule
+
+ARGUMENT_TYPE = rule("argument_type", "is not the kind of argument this takes")
+INTEGER = rule("integer", "must be an integer")
+FITS_I32 = rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
+FITS_I64 = rule("fits_i64", "does not fit a signed 64-bit element offset")
+KV_HEADS = rule("kv_heads", "differs from the KV heads of the request")
+KV_BLOCK_LEN = rule("kv_block_len", "contradicts page_size * num_kv_heads * head_dim")
+LAYER_STRIDE = rule("layer_stride", "contradicts 2 * kv_block_len")
+PAGE_STRIDE = rule("page_stride", "contradicts num_layers * layer_stride")
+ELEMENT_BYTES = rule("element_bytes", "is not the 2 bytes of the bf16 that the kernels store")
+POOL_NOT_EMPTY = rule("pool_not_empty", "holds less than one page")
+POOL_WHOLE_PAGES = rule("pool_whole_pages", "is not a whole number of pages")
 
 I32_MAX = 2**31 - 1
 I64_MAX = 2**63 - 1
@@ -37,16 +50,14 @@ class CheckedGeometry:
 
 def require_type(field: str, value: object, kind: type[_Kind]) -> _Kind:
     """``value`` if it is a ``kind``. Raises ContractError (argument_type)."""
-    rules.ARGUMENT_TYPE.require(isinstance(value, kind), field, _name_of(value), kind.__name__)
+    ARGUMENT_TYPE.require(isinstance(value, kind), field, _name_of(value), kind.__name__)
     return value  # type: ignore[return-value]
 
 
 def require_sequence(field: str, values: object) -> list[object]:
     """The elements of a list, tuple, range or one-dimensional array. Raises ContractError (argument_type)."""
     is_vector = getattr(values, "ndim", None) == 1 or isinstance(values, Sequence)
-    rules.ARGUMENT_TYPE.require(
-        is_vector and not isinstance(values, (str, bytes)), field, _name_of(values), "a sequence"
-    )
+    ARGUMENT_TYPE.require(is_vector and not isinstance(values, (str, bytes)), field, _name_of(values), "a sequence")
     return list(values)  # type: ignore[call-overload,no-any-return]
 
 
@@ -58,14 +69,14 @@ def require_integer(field: str, value: object) -> int:
             number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             number = None
-    rules.INTEGER.require(number is not None, field, "" if number is not None else _name_of(value), "int")
+    INTEGER.require(number is not None, field, "" if number is not None else _name_of(value), "int")
     return 0 if number is None else number
 
 
 def require_i32(field: str, value: object) -> int:
     """``value`` as an int that fits a signed 32-bit integer: the explicit narrowing before a kernel parameter."""
     number = require_integer(field, value)
-    rules.FITS_I32.require(-I32_MAX - 1 <= number <= I32_MAX, field, number, f"-{I32_MAX + 1}..{I32_MAX}")
+    FITS_I32.require(-I32_MAX - 1 <= number <= I32_MAX, field, number, f"-{I32_MAX + 1}..{I32_MAX}")
     return number
 
 
@@ -101,7 +112,7 @@ def product_i32(field: str, *factors: int) -> int:
     result = 1
     for factor in factors:
         result *= factor
-        rules.FITS_I32.require(result <= I32_MAX, field, _product(factors), f"<= {I32_MAX}")
+        FITS_I32.require(result <= I32_MAX, field, _product(factors), f"<= {I32_MAX}")
     return result
 
 
@@ -110,7 +121,7 @@ def product_i64(field: str, *factors: int) -> int:
     result = 1
     for factor in factors:
         result *= factor
-        rules.FITS_I64.require(result <= I64_MAX, field, _product(factors), f"<= {I64_MAX}")
+        FITS_I64.require(result <= I64_MAX, field, _product(factors), f"<= {I64_MAX}")
     return result
 
 
@@ -140,10 +151,10 @@ def check_layout(layout: object, *, head_dim: int, num_kv_heads: int) -> KvLayou
         extents[name] = require_i32(f"layout.{name}", getattr(given, name))
         rules.EXTENT_POSITIVE.require(extents[name] >= 1, f"layout.{name}", extents[name], ">= 1")
     rules.HEAD_DIM.require(extents["head_dim"] == head_dim, "layout.head_dim", extents["head_dim"], head_dim)
-    rules.KV_HEADS.require(
+    KV_HEADS.require(
         extents["num_kv_heads"] == num_kv_heads, "layout.num_kv_heads", extents["num_kv_heads"], num_kv_heads
     )
-    rules.ELEMENT_BYTES.require(
+    ELEMENT_BYTES.require(
         extents["element_bytes"] == BF16_BYTES, "layout.element_bytes", extents["element_bytes"], BF16_BYTES
     )
 
@@ -152,15 +163,13 @@ def check_layout(layout: object, *, head_dim: int, num_kv_heads: int) -> KvLayou
         for name in ("kv_block_len", "layer_stride", "page_stride")
     }
     block = product_i64("layout.kv_block_len", extents["page_size"], num_kv_heads, head_dim)
-    rules.KV_BLOCK_LEN.require(stored["kv_block_len"] == block, "layout.kv_block_len", stored["kv_block_len"], block)
+    KV_BLOCK_LEN.require(stored["kv_block_len"] == block, "layout.kv_block_len", stored["kv_block_len"], block)
     layer_stride = product_i64("layout.layer_stride", 2, block)
-    rules.LAYER_STRIDE.require(
+    LAYER_STRIDE.require(
         stored["layer_stride"] == layer_stride, "layout.layer_stride", stored["layer_stride"], layer_stride
     )
     page_stride = product_i64("layout.page_stride", extents["num_layers"], layer_stride)
-    rules.PAGE_STRIDE.require(
-        stored["page_stride"] == page_stride, "layout.page_stride", stored["page_stride"], page_stride
-    )
+    PAGE_STRIDE.require(stored["page_stride"] == page_stride, "layout.page_stride", stored["page_stride"], page_stride)
     return dataclasses.replace(given, **extents, **stored)
 
 
@@ -182,10 +191,8 @@ def check_pool(
         0 <= checked_layer < checked.num_layers, "layer", checked_layer, f"0..{checked.num_layers - 1}"
     )
     stride = checked.page_stride
-    rules.POOL_NOT_EMPTY.require(pool_elems >= stride, "pool", f"{pool_elems} elements", f">= {stride}")
-    rules.POOL_WHOLE_PAGES.require(
-        pool_elems % stride == 0, "pool", f"{pool_elems} elements", f"a multiple of {stride}"
-    )
+    POOL_NOT_EMPTY.require(pool_elems >= stride, "pool", f"{pool_elems} elements", f">= {stride}")
+    POOL_WHOLE_PAGES.require(pool_elems % stride == 0, "pool", f"{pool_elems} elements", f"a multiple of {stride}")
     num_pages = require_i32("pool pages", pool_elems // stride)
     product_i64("pool bytes", num_pages, stride, checked.element_bytes)
     return CheckedGeometry(layout=checked, layer=checked_layer, num_pages=num_pages)

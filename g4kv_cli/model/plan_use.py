@@ -10,10 +10,10 @@ from g4kv_cli.model.prefill_plan import CTA_TILES_Q, PlanBounds, PlanCapacity, d
 from g4kv_cli.model.rules import rule
 
 CAPACITY = rule("capacity", "does not fit the array that the plan has for it")
-PLAN_TILE = rule("plan_tile", "is not the tile that this call derives: the plan was made under an override")
-PLAN_HEAD_DIM = rule("plan_head_dim", "is of the other family: the plan was made for another head_dim")
-PLAN_HEADS = rule("plan_heads", "differs from the heads that the plan was made for")
-PLAN_PAGE_SIZE = rule("plan_page_size", "differs from the page size that the plan was made for")
+PLAN_TILE = rule("plan_tile", "is not the tile of this call: one of the two overrides what is derived")
+PLAN_HEAD_DIM = rule("plan_head_dim", "is not this entry's: the plan was made for the other family")
+PLAN_HEADS = rule("plan_heads", "differs from the heads of this call: the plan was made for others")
+PLAN_PAGE_SIZE = rule("plan_page_size", "differs from the pool's page size: the plan was made for another")
 Q_LEN_ONE = rule("q_len_one", "is for decode only where every request has one new token")
 PLAN_ROWS = rule("plan_rows", "has fewer rows than the plan has tokens")
 

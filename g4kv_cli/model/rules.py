@@ -43,60 +43,23 @@ def shown(value: object) -> object:
 
 def rule(code: str, sentence: str) -> Rule:
     """Declare a rule. The sentence follows the name of the field at fault and fits every use of the rule."""
+    if code in RULES:
+        raise ValueError(f"rule {code} is declared twice")
     RULES[code] = Rule(code, sentence)
     return RULES[code]
 
 
-# Arguments and numbers
-ARGUMENT_TYPE = rule("argument_type", "is not the kind of argument this takes")
-INTEGER = rule("integer", "must be an integer")
-FITS_I32 = rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
-FITS_I64 = rule("fits_i64", "does not fit a signed 64-bit element offset")
-EPS = rule("eps", "must be finite in float32 and not negative")
-
-# Layout and pool
+# Checked in several modules
 EXTENT_POSITIVE = rule("extent_positive", "must be at least 1")
-HEAD_DIM = rule("head_dim", "is not a head_dim that the kernels at hand are compiled for")
-KV_HEADS = rule("kv_heads", "differs from the KV heads of the request")
-KV_BLOCK_LEN = rule("kv_block_len", "contradicts page_size * num_kv_heads * head_dim")
-LAYER_STRIDE = rule("layer_stride", "contradicts 2 * kv_block_len")
-PAGE_STRIDE = rule("page_stride", "contradicts num_layers * layer_stride")
-LAYER_RANGE = rule("layer_range", "is outside the pool's layers")
-ELEMENT_BYTES = rule("element_bytes", "is not the 2 bytes of the bf16 that the kernels store")
-POOL_NOT_EMPTY = rule("pool_not_empty", "holds less than one page")
-POOL_WHOLE_PAGES = rule("pool_whole_pages", "is not a whole number of pages")
-
-# Arrays
-DEVICE_ARRAY = rule("device_array", "must be a device array")
-SAME_DEVICE = rule("same_device", "lives on another device than the one that launches")
-NOT_FREED = rule("not_freed", "was freed")
 DTYPE = rule("dtype", "has the wrong element type")
-CONTIGUOUS = rule("contiguous", "must be row-contiguous")
-ALIGNED = rule("aligned", "starts on an address that the kernel's accesses do not divide")
 SHAPE = rule("shape", "has the wrong shape")
-INSIDE_ALLOCATION = rule("inside_allocation", "reaches outside the memory it was made from")
-NO_OVERLAP = rule("no_overlap", "shares memory with another argument while one of them is written")
-
-# Request
+HEAD_DIM = rule("head_dim", "is not a head_dim that the kernels at hand are compiled for")
 Q_HEADS_MULTIPLE = rule("q_heads_multiple", "is not a positive multiple of the KV heads")
-ROTARY_DIM = rule("rotary_dim", "must be even, at least 2 and at most head_dim")
-ROPE_TABLE = rule("rope_table", "is shorter than cos_max_pos rows of rotary_dim")
+LAYER_RANGE = rule("layer_range", "is outside the pool's layers")
 START_POS = rule("start_pos", "must not be negative")
 POSITION_RANGE = rule("position_range", "is outside the RoPE tables")
-
-# Page metadata
-HOST_COPY = rule("host_copy", "has not the length of the array on the device that it is a copy of")
+HOST_COPY = rule("host_copy", "is not the int32 copy, of the same length, of the array on the device")
 PAGE_ORIGIN = rule("page_origin", "must not be negative or past the page of the first position")
 PAGE_COVERAGE = rule("page_coverage", "does not reach the page of every position")
 PAGE_ID_RANGE = rule("page_id_range", "names a page that the pool does not have")
-PAGE_INDPTR = rule("page_indptr", "must start at 0, never fall, and end at the number of page indices")
-
-# Plan: what is built
 LAST_PAGE_LEN = rule("last_page_len", "must be at least 1 and at most page_size")
-
-# Plan: where it is used
-
-# Attention
-GQA_GROUP = rule("gqa_group", "is more query heads a KV head than a tile of packed rows holds")
-NUM_SPLITS = rule("num_splits", "must be at least 1 and at most what a grid's second axis holds")
-WORKSPACE = rule("workspace", "is smaller than these tokens, heads, splits and head_dim need")

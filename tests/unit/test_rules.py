@@ -18,21 +18,16 @@ from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import ContractError
-from g4kv_cli.model.rules import RULES, Rule, shown
+from g4kv_cli.model.rules import RULES, Rule, rule, shown
 
 PACKAGE = Path(g4kv_cli.__file__).parent
-VALIDATION = (
-    "model/checked.py",
-    "model/page_rows.py",
-    "model/plan_use.py",
-    "model/prefill_plan.py",
-    "entries/arguments.py",
-    "entries/attention_request.py",
-    "entries/plan.py",
-    "entries/prep_forms.py",
-    "entries/prep_request.py",
+VALIDATION = sorted(
+    str(path.relative_to(PACKAGE))
+    for room in ("model", "entries")
+    for path in (PACKAGE / room).glob("*.py")
+    if ".require(" in path.read_text(encoding="utf-8") and path.name not in ("rules.py", "kv_pool.py")
 )
-"""Where requests are checked."""
+"""Where requests of entries are checked. A pool's own fill and read (kv_pool) are no entries; test_api has them."""
 
 CASES = reject_cases()
 
@@ -94,6 +89,27 @@ def test_every_entry_has_cases() -> None:
     assert {case.entry for case in trap_cases()} == {entry.name for entry in entries("prep")}
 
 
+@pytest.fixture(scope="module")
+def refusals() -> Iterator[list[tuple[RejectCase, ContractError]]]:
+    """The error of every case."""
+    device, foreign = CountingDevice(), EmulatedDevice()
+    runner = RejectRunner(NoKernels(device), foreign, rerun=lambda case_id: case_id)
+    yield [(case, _refusal(case, runner)) for case in CASES]
+    device.close()
+    foreign.close()
+
+
+def test_what_was_given_is_never_what_is_wanted(refusals: list[tuple[RejectCase, ContractError]]) -> None:
+    """An error that says the same of both, or nothing of one, cannot be acted on."""
+    told = [(case.id, str(error.got), str(error.want)) for case, error in refusals]
+    assert [one for one in told if one[1] == one[2] or not one[1] or not one[2]] == []
+
+
+def test_a_code_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="rule eps is declared twice"):
+        rule("eps", "is another rule of the same code")
+
+
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_a_case_turns_red_without_the_rule(code: str, runner: RejectRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     require = Rule.require
@@ -109,33 +125,31 @@ def test_a_case_turns_red_without_the_rule(code: str, runner: RejectRunner, monk
     assert any(runner.refuse(case, runner.bench_of(case)) for case in cases)
 
 
-def test_every_check_is_seen_rejecting() -> None:
+def test_every_check_is_seen_rejecting(refusals: list[tuple[RejectCase, ContractError]]) -> None:
     """Every call of a rule, and of a helper that holds rules, lies on the way to some case's error."""
-    device, foreign = CountingDevice(), EmulatedDevice()
-    runner = RejectRunner(NoKernels(device), foreign, rerun=lambda case_id: case_id)
-    seen: set[tuple[str, int]] = set()
-    for case in CASES:
-        seen |= _lines_of_refusal(case, runner)
+    seen = {line for _, error in refusals for line in _lines_of(error)}
     sites = {(name, line): text for name in VALIDATION for line, text in _check_sites(name)}
     assert len(sites) > 100
     assert [f"{name}:{line} {text}" for (name, line), text in sites.items() if (name, line) not in seen] == []
 
 
-def _lines_of_refusal(case: RejectCase, runner: RejectRunner) -> set[tuple[str, int]]:
-    """(module, line) of every frame of the validation code on the way to the error."""
+def _refusal(case: RejectCase, runner: RejectRunner) -> ContractError:
     draft = runner.bench_of(case).draft()
     try:
         case.spoiled.change(draft)
         draft.call()
     except ContractError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-    else:
-        pytest.fail(f"{case.id} was accepted")
+        return error
     finally:
         draft.release()
+    pytest.fail(f"{case.id} was accepted")
+
+
+def _lines_of(error: ContractError) -> set[tuple[str, int]]:
+    """(module, line) of every frame of the validation code on the way to the error."""
     return {
         (str(Path(frame.filename).relative_to(PACKAGE)), frame.lineno or 0)
-        for frame in frames
+        for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_relative_to(PACKAGE)
     }
 
