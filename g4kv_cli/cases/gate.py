@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from g4kv_cli.cases.any_case import SmokeCase
 from g4kv_cli.cases.attention.golden import attention_golden_cases
 from g4kv_cli.cases.attention.table import attention_cases
+from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.prep.golden import golden_cases
-from g4kv_cli.cases.prep.table import DEFAULT_SEED, smoke_cases
+from g4kv_cli.cases.prep.table import DEFAULT_SEED, MAX_PAGE_SIZE, prep_cases
 from g4kv_cli.cases.serve.table import serve_cases
+from g4kv_cli.cases.trap.table import smoke_traps
+from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
 
 
@@ -20,19 +22,24 @@ def gate_cases(
     seed: int = DEFAULT_SEED,
     page_size: int | None = None,
     every_trap: bool = False,
-) -> list[SmokeCase]:
-    """All cases of these geometries; the arguments are those of smoke_cases, which says what is refused."""
-    writes = smoke_cases(geometries, seed=seed, page_size=page_size, every_trap=every_trap)
-    cases: list[SmokeCase] = [case for case in writes if case.trap is None]
+) -> list[Case]:
+    """All cases of these geometries.
+
+    ``page_size`` replaces the default and leaves only it in the page-size sweeps; traps have a small pool of their own.
+    A trap costs a GPU its context, so an entry traps in its first geometry only, unless ``every_trap``.
+    """
+    if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
+        raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
+    cases: list[Case] = []
+    for geometry in geometries:
+        cases.extend(prep_cases(geometry, seed=seed, page_size=page_size))
     for geometry in geometries:
         cases.extend(attention_cases(geometry, seed=seed, page_size=page_size))
         cases.extend(serve_cases(geometry, seed=seed, page_size=page_size))
-    # A trap costs a GPU its context.
-    cases.extend(case for case in writes if case.trap is not None)
-    return cases
+    return [*cases, *smoke_traps(geometries, once_an_entry=not every_trap)]
 
 
-def recorded_cases(path: Path, page_size: int | None = None) -> list[SmokeCase]:
+def recorded_cases(path: Path, page_size: int | None = None) -> list[Case]:
     """The cases of a file of recorded vectors, or of a directory of them, file by file."""
-    cases: list[SmokeCase] = [*golden_cases(path, page_size), *attention_golden_cases(path, page_size)]
+    cases: list[Case] = [*golden_cases(path, page_size), *attention_golden_cases(path, page_size)]
     return sorted(cases, key=lambda case: case.id.split("/")[1])

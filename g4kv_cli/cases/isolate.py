@@ -8,21 +8,22 @@ in the order of the cases.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import multiprocessing
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from g4kv_cli.cases.any_case import SmokeCase
-from g4kv_cli.cases.e2e.any_case import is_end_to_end
+from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.standing import answer_requests, ask
 from g4kv_cli.cases.timeout import Patience
@@ -31,9 +32,6 @@ from g4kv_cli.records.run import CaseResult
 
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
-END_TO_END_WEIGHT = MIN_CASES_PER_JOB
-"""An end-to-end case takes as long as that many others."""
-
 SECONDS_TO_END = 5
 SECONDS_TO_START_AND_ANSWER = 120.0
 """A worker that ends its case in time says so; past its time and this it is taken for stuck in the driver."""
@@ -44,30 +42,41 @@ _runner: CaseRunner | None = None
 """The runner of a worker process."""
 
 
-def run_cases(cases: Sequence[SmokeCase], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
-    """Run all cases and yield their results in order. ``device`` is open and serves this process."""
-    if device.info.kind == "emulated" and jobs > 1 and _weight(cases) >= jobs * MIN_CASES_PER_JOB:
+def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
+    """Run all cases and yield their results in order. ``device`` is open and serves this process.
+
+    ``jobs``: worker processes on the emulated device; on a GPU traps at once, which mostly wait for a context.
+    """
+    if device.info.kind == "emulated" and jobs > 1 and sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB:
         yield from _in_workers(cases, settings, jobs)
         return
     if device.info.kind == "cuda" and math.isfinite(settings.case_timeout_seconds):
-        yield from _one_worker_each_fault(cases, settings)
+        yield from _in_lanes(cases, settings, jobs)
         return
     runner = CaseRunner(settings, device)
     try:
         for index, case in enumerate(cases):
             yield runner.run(case)
             if runner.poisoned:
-                yield from _one_worker_each_fault(cases[index + 1 :], settings)
+                yield from _in_lanes(cases[index + 1 :], settings, jobs)
                 return
     finally:
         runner.close()
 
 
-def _weight(cases: Sequence[SmokeCase]) -> int:
-    return sum(END_TO_END_WEIGHT if is_end_to_end(case.id) else 1 for case in cases)
+def run_here(cases: Sequence[Case], settings: RunSettings, device: Device) -> Iterator[CaseResult]:
+    """Run cases in this process, whatever it costs, for a debugger. On a GPU the first that faults ends it."""
+    runner = CaseRunner(settings, device)
+    try:
+        for case in cases:
+            yield runner.run(case)
+            if runner.poisoned:
+                return
+    finally:
+        runner.close()
 
 
-def _in_workers(cases: Sequence[SmokeCase], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
+def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
     done = 0
     pool = _Pool(settings, jobs)
     with _interrupts_ignored():  # as the workers do from their first moment on: they inherit it
@@ -84,46 +93,103 @@ def _in_workers(cases: Sequence[SmokeCase], settings: RunSettings, jobs: int) ->
     except BaseException as error:
         pool.abandon_for(error)
     # Which case killed the worker is unknown: run the rest alone, one worker at a time.
-    yield from _one_worker_each_fault(cases[done:], settings)
+    yield from _in_lanes(cases[done:], settings, 1)
 
 
-def _one_worker_each_fault(cases: Sequence[SmokeCase], settings: RunSettings) -> Iterator[CaseResult]:
-    """One worker process; a new one after each fault, crash or kernel that did not end."""
-    pool: _Pool | None = None
-    patience = Patience()
-    try:
-        for case in cases:
-            refusal = patience.refusal(case.entry)
-            if refusal:
-                yield settings.without_result(case, refusal)
-                continue
-            pool = pool or _Pool(settings, 1)
-            limit = settings.limit_seconds(case)
-            longest = limit + SECONDS_TO_START_AND_ANSWER if math.isfinite(limit) else None
+def _in_lanes(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
+    """Cases one after another in a worker, a new one after each fault, crash or kernel that did not end. Those that
+    trap, and so end their worker, go side by side."""
+    for traps, group in itertools.groupby(cases, key=lambda case: case.traps):
+        yield from _Lanes(settings, jobs if traps else 1).run(list(group))
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A case in a worker of its own, and when it is given up."""
+
+    index: int
+    case: Case
+    pool: _Pool
+    until: float
+
+
+class _Lanes:
+    """Workers of one process each, up to ``count`` at work at a time."""
+
+    def __init__(self, settings: RunSettings, count: int) -> None:
+        self._settings, self._count = settings, count
+        self._patience = Patience()
+        self._idle: list[_Pool] = []
+        self._running: dict[Future[tuple[CaseResult, bool]], _Running] = {}
+        self._done: dict[int, CaseResult] = {}
+
+    def run(self, cases: Sequence[Case]) -> Iterator[CaseResult]:
+        """The results in order."""
+        waiting = deque(enumerate(cases))
+        given = 0
+        try:
+            while given < len(cases):
+                while waiting and len(self._running) < self._count:
+                    self._start(*waiting.popleft())
+                if self._running:
+                    soonest = min(running.until for running in self._running.values())
+                    timeout = None if soonest == math.inf else max(0.0, soonest - time.monotonic())
+                    wait(self._running, timeout, FIRST_COMPLETED)
+                for future in list(self._running):
+                    self._end(future)
+                while given in self._done:
+                    yield self._done.pop(given)
+                    given += 1
+        except BaseException as error:
+            self._abandon_all(error)
+        for pool in self._idle:
+            pool.shutdown()
+
+    def _start(self, index: int, case: Case) -> None:
+        refusal = self._patience.refusal(case.entry)
+        if refusal:
+            self._done[index] = self._settings.without_result(case, refusal)
+            return
+        pool = self._idle.pop() if self._idle else _Pool(self._settings, 1)
+        limit = self._settings.limit_seconds(case) + SECONDS_TO_START_AND_ANSWER
+        with _interrupts_ignored():
+            self._running[pool.submit(case)] = _Running(index, case, pool, time.monotonic() + limit)
+
+    def _end(self, future: Future[tuple[CaseResult, bool]]) -> None:
+        """Note the result, if the case is over or given up."""
+        running = self._running[future]
+        case, limit = running.case, self._settings.limit_seconds(running.case)
+        if future.done():
             try:
-                with _interrupts_ignored():
-                    future = pool.submit(case)
-                result, is_lost = future.result(longest)
+                result, is_lost = future.result()
             except BrokenProcessPool:
                 reason = "the worker process died (out of memory, or a crash in the driver)"
-                result, is_lost = settings.without_result(case, reason), True
-            except FutureTimeout:
-                reason = (
-                    f"the worker process does not answer: {limit:g} s are over, and {SECONDS_TO_START_AND_ANSWER:g} s"
-                )
-                result, is_lost = settings.without_result(case, reason), True
-            yield result
-            if is_lost:
-                if result.status == "error":
-                    patience.note(case.entry)
-                pool.abandon()
-                pool = None
-    except BaseException as error:
-        if pool is None:
-            raise
-        pool.abandon_for(error)
-    if pool is not None:
-        pool.shutdown()
+                result, is_lost = self._settings.without_result(case, reason), True
+        elif time.monotonic() >= running.until:
+            reason = f"the worker process does not answer: {limit:g} s are over, and {SECONDS_TO_START_AND_ANSWER:g} s"
+            result, is_lost = self._settings.without_result(case, reason), True
+        else:
+            return
+        del self._running[future]
+        self._done[running.index] = result
+        if is_lost:
+            if result.status == "error" or result.seconds >= limit:
+                self._patience.note(case.entry)
+            running.pool.abandon()
+        else:
+            self._idle.append(running.pool)
+
+    def _abandon_all(self, error: BaseException) -> NoReturn:
+        """End every worker and pass the error on, an interrupt with where they were."""
+        where = []
+        if isinstance(error, KeyboardInterrupt):
+            with _interrupts_ignored():
+                where = [place for running in self._running.values() for place in running.pool.standing()]
+        for pool in [*(running.pool for running in self._running.values()), *self._idle]:
+            pool.abandon()
+        if where:
+            raise KeyboardInterrupt("; ".join(where)) from error
+        raise error
 
 
 class _Pool:
@@ -137,9 +203,13 @@ class _Pool:
             workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)
         )
 
-    def submit(self, case: SmokeCase) -> Future[tuple[CaseResult, bool]]:
+    def submit(self, case: Case) -> Future[tuple[CaseResult, bool]]:
         """Queue a case: its result, and whether its worker can run no more."""
         return self._executor.submit(_run_in_worker, case)
+
+    def standing(self) -> list[str]:
+        """Where each worker is."""
+        return ask(list(self._executor._processes or {}), [self._answers])
 
     def shutdown(self) -> None:
         """Wait for the workers to end."""
@@ -160,7 +230,7 @@ class _Pool:
         where: list[str] = []
         if isinstance(error, KeyboardInterrupt):
             with _interrupts_ignored():
-                where = ask(list(self._executor._processes or {}), [self._answers])
+                where = self.standing()
         self.abandon()
         if where:
             raise KeyboardInterrupt("; ".join(where)) from error
@@ -194,7 +264,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _run_in_worker(case: SmokeCase) -> tuple[CaseResult, bool]:
+def _run_in_worker(case: Case) -> tuple[CaseResult, bool]:
     if _runner is None:
         raise RuntimeError("the worker was not started with settings")
     return _runner.run(case), _runner.poisoned

@@ -6,8 +6,8 @@ from collections import Counter
 
 DEFAULT_CASE_TIMEOUT_SECONDS = 60.0
 """No case of the built-in kernels comes near it; an endless kernel is told from a slow one soon enough."""
-END_TO_END_TIMES = 10
-"""An end-to-end case has the time of that many others."""
+MAX_TIME_LIMITS = 10
+"""A case that is many in one, such as an end-to-end one, has the time of up to that many."""
 
 MAX_TIMEOUTS_AN_ENTRY = 3
 

@@ -69,6 +69,30 @@ def device_options(function: _Function) -> _Function:
     return add_device(add_require(function))
 
 
+def variant_option(function: _Function) -> _Function:
+    """Add ``--variant`` (argument ``variant: str``): which kernels of entries that have several."""
+
+    def _known(ctx: click.Context, param: click.Parameter, value: str) -> str:
+        if value:
+            from g4kv_cli.entries.table import kernel_variants  # late: --help needs no table
+
+            kernels = kernel_variants().values()
+            paths = list(dict.fromkeys(kernel.path for kernel in kernels))
+            if value not in (*paths, *(kernel.symbol for kernel in kernels)):
+                known = " or ".join(paths)
+                text = f"no kernel is of {value!r}; write {known}, or a name that g4kv kernels lists"
+                raise click.BadParameter(text, ctx, param)
+        return value
+
+    return click.option(
+        "--variant",
+        default="",
+        callback=_known,
+        metavar="PATH|KERNEL",
+        help="Where an entry has several kernels, those of this path (portable, sm_90a) or name alone.",
+    )(function)
+
+
 def kernels_option(function: _Function, *, with_own: bool = False) -> _Function:
     """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file.
 

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from g4kv_cli.cases.any_case import SmokeCase
-from g4kv_cli.cases.e2e.any_case import end_to_end_cases, is_end_to_end
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.e2e.every import end_to_end_cases, is_end_to_end
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
-from g4kv_cli.cases.isolate import run_cases
 from g4kv_cli.cases.prep.table import DEFAULT_SEED
-from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
-from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.select import select_cases
+from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
-    case_timeout_words,
     device_options,
     kernels_option,
-    require_two_files,
+    variant_option,
 )
-from g4kv_cli.device.open import open_device
-from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
+from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import select_geometries
-from g4kv_cli.records.run import CaseResult, RunInfo, summarise
+from g4kv_cli.records.run import CaseResult, RunInfo
 from g4kv_cli.report.console import SmokeConsole
 from g4kv_cli.report.json import PAGE_SIZE, EarlierRun, read_record
-from g4kv_cli.report.result_files import ResultFiles
 
 DEFAULT_GEOMETRY = "12b-local"
 SAME_BITS_OPTION = "--same-bits-as"
-MAX_DEFAULT_JOBS = 2
 
 _file = click.Path(dir_okay=False, path_type=Path)
 
@@ -52,13 +43,11 @@ class Request:
     page_size: int | None
     golden: Path | None
     model_golden: Path | None
-    kernels: Path | None
     same_bits_as: Path | None
-    case_timeout: float
 
-    def rerun(self, device_spec: str) -> tuple[str, ...]:
-        """The command that runs the same table on the same device, up to ``--case``."""
-        words = ["g4kv", "smoke", "--device", device_spec]
+    def rerun(self) -> list[str]:
+        """The words that choose the same table."""
+        words: list[str] = []
         if self.golden is not None:
             words += ["--golden", str(self.golden)]
         elif self.model_golden is not None:
@@ -67,10 +56,8 @@ class Request:
             words += ["--tp", str(self.tp)] if self.tp != 1 else []
             words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
         words += ["--page-size", str(self.page_size)] if self.page_size is not None else []
-        words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
         words += [SAME_BITS_OPTION, str(self.same_bits_as)] if self.same_bits_as is not None else []
-        words += case_timeout_words(self.case_timeout)
-        return tuple(words)
+        return words
 
 
 @click.command()
@@ -88,6 +75,7 @@ class Request:
 )
 @click.option("--page-size", type=int, metavar="TOKENS", help="Use this page size in place of 16 and of the sweep.")
 @kernels_option
+@variant_option
 @click.option(
     "--golden",
     type=click.Path(path_type=Path),
@@ -122,6 +110,7 @@ def smoke(
     seed: int,
     page_size: int | None,
     kernels: Path | None,
+    variant: str,
     golden: Path | None,
     model_golden: Path | None,
     json_path: Path | None,
@@ -135,48 +124,26 @@ def smoke(
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
-    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, kernels, same_bits_as, case_timeout)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as)
     cases = _cases(request)
     if list_only:
         click.echo("\n".join(one.id for one in cases))
         return 0
-    require_two_files(json_path, junit_path)
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
-
-    opened = open_device(device, require_gpu)
-    try:
-        run = collect_run_info(opened, kernels, seed)
-        _require_comparable(earlier, run, request, cases)
-        compile_for(opened, kernels, cases)
-        settings = RunSettings(
-            device_spec=device_spec_of(opened),
-            kernels_directory=kernels,
-            rerun=request.rerun(device_spec_of(opened)),
-            case_timeout_seconds=case_timeout,
-        )
-        files = ResultFiles(json_path, junit_path, run, len(cases), command="smoke", settings={PAGE_SIZE: page_size})
-        results: list[CaseResult] = []
-        console = SmokeConsole(len(cases), quiet=quiet, recorded=golden or model_golden)
-        console.start(run)
-        try:
-            for result in run_cases(cases, settings, opened, _jobs(jobs)):
-                judged = _judge_bits(result, earlier)
-                results.append(judged)
-                files.add(judged)
-                console.add(judged)
-        except BaseException:
-            console.abort()
-            raise
-        finally:
-            files.finish()
-        console.finish()
-    finally:
-        opened.close()
-    files.require_whole()
-    return _exit_code(results)
+    options = GateOptions("smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path)
+    return run_gate(
+        cases,
+        options,
+        SmokeConsole(len(cases), quiet=quiet, recorded=golden or model_golden),
+        seed=seed,
+        rerun=request.rerun(),
+        settings={PAGE_SIZE: page_size},
+        before=lambda run: _require_comparable(earlier, run, request, cases),
+        judge=lambda result: _judge_bits(result, earlier),
+    )
 
 
-def _cases(request: Request) -> list[SmokeCase]:
+def _cases(request: Request) -> list[Case]:
     if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
         return _end_to_end_cases(request)
     geometries = None
@@ -198,7 +165,7 @@ def _cases(request: Request) -> list[SmokeCase]:
     return select_cases(table, request.case)
 
 
-def _end_to_end_cases(request: Request) -> list[SmokeCase]:
+def _end_to_end_cases(request: Request) -> list[Case]:
     """The end-to-end cases, which stand by themselves: all but their kernels and device is in their ids."""
     for option, given in (("--golden", request.golden is not None), ("--geometry", request.geometry is not None),
                           ("--tp", request.tp != 1), ("--page-size", request.page_size is not None),
@@ -213,16 +180,7 @@ def _end_to_end_cases(request: Request) -> list[SmokeCase]:
     return list(select_cases(table, request.case, listing))
 
 
-def _jobs(asked: int | None) -> int:
-    if asked is not None:
-        return asked
-    count: Callable[[], int | None] = os.cpu_count
-    with suppress(AttributeError):  # not on macOS
-        return min(MAX_DEFAULT_JOBS, len(os.sched_getaffinity(0)))
-    return min(MAX_DEFAULT_JOBS, count() or 1)
-
-
-def _require_comparable(earlier: EarlierRun | None, run: RunInfo, request: Request, cases: Sequence[SmokeCase]) -> None:
+def _require_comparable(earlier: EarlierRun | None, run: RunInfo, request: Request, cases: Sequence[Case]) -> None:
     """Raises UsageError where bits would differ for another reason than a kernel's."""
     if earlier is None:
         return
@@ -255,15 +213,3 @@ def _judge_bits(result: CaseResult, earlier: EarlierRun | None) -> CaseResult:
     else:
         reason = f"{earlier.path} ({earlier.device}) has no output digest of this case"
     return dataclasses.replace(result, status="failed", reason=reason)
-
-
-def _exit_code(results: Sequence[CaseResult]) -> int:
-    summary = summarise(list(results))
-    if summary.failed:
-        return EXIT_FINDINGS
-    if summary.error:
-        return EXIT_FAILURE
-    if not summary.passed:
-        sys.stderr.write("g4kv: error: every case was skipped, so nothing was checked\n")
-        return EXIT_FAILURE
-    return 0

@@ -212,21 +212,21 @@ def choose_variant(
 ) -> KernelVariant:
     """The first kernel of the entry that the device and the request can use.
 
-    None leaves a property open. ``forced`` (a path or a symbol) leaves only the kernels of that name. ``replaced``
-    names the files of a source that a directory of one's own replaces: a kernel for one architecture is then taken only
-    if one of its own files is among them, so that it does not stand before the kernels that were replaced. Raises
-    DeviceUnavailable, which says what is lacking, before any launch.
+    None leaves a property open. ``forced`` (a path or a symbol) leaves only the kernels of that name, where there are
+    any. ``replaced`` names the files of a source that a directory of one's own replaces: a kernel for one architecture
+    is then taken only if one of its own files is among them, so that it does not stand before the kernels that were
+    replaced. Raises DeviceUnavailable, which says what is lacking, before any launch.
     """
     target, reasons = Target.of(device), []
+    fitting = [
+        kernel
+        for kernel in entry.kernels
+        if tile_rows in (None, kernel.tile_rows) and rows_per_warp in (None, kernel.rows_per_warp)
+    ]
+    named = [kernel for kernel in fitting if forced in (kernel.path, kernel.symbol)]
     passed_over = _passed_over(entry, replaced) if replaced is not None and not forced else frozenset()
-    for kernel in entry.kernels:
+    for kernel in named or fitting:
         if kernel.source in passed_over:
-            continue
-        if tile_rows is not None and kernel.tile_rows != tile_rows:
-            continue
-        if rows_per_warp is not None and kernel.rows_per_warp != rows_per_warp:
-            continue
-        if forced and forced not in (kernel.path, kernel.symbol):
             continue
         lacking = kernel.lacking(target) or kernel.refuses(page_size, group)
         if not lacking:

@@ -60,6 +60,9 @@ class RejectConsole:
         text = f"{summary_text(summary, every=True)}: {kinds} in {seconds}"
         self._out.print(Text(text, style="bold green" if good else "bold red"))
 
+    def abort(self) -> None:
+        """Nothing is in the way of the error that ended the run."""
+
     def _rules(self) -> None:
         """Rules in columns: cases on the host, then traps behind it."""
         rules = list(dict.fromkeys(rule_of(result) for result in self._done))

@@ -46,7 +46,7 @@ def test_selected_cases_and_what_is_written(run_g4kv: Run, tmp_path: Path) -> No
     glob = f"*/{DECODE}/page_id_range/*"
     done = run_g4kv(*EMULATED, "--case", glob, "--json", str(record), "--junit", str(junit))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("device   emulated, ")
+    assert done.stdout.startswith("device   emulated sm_90")
     assert re.search(r"^page_id_range +4 +4$", done.stdout, re.MULTILINE)
     assert re.search(rf"^  ok    {DECODE}  12b-local +4 +4$", done.stdout, re.MULTILINE)
     assert re.search(r"^8 passed, 0 failed, 0 error, 0 skipped: 4 host rejections, 4 traps in ", done.stdout, re.M)

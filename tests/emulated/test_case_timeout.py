@@ -19,8 +19,8 @@ from launch_helper import int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel, line_of
 
 from g4kv_cli.cases import isolate
+from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.isolate import run_cases
-from g4kv_cli.cases.prep.table import smoke_cases
 from g4kv_cli.cases.reject.run import reject_cases
 from g4kv_cli.cases.run import RunSettings
 from g4kv_cli.cases.select import select_cases
@@ -189,10 +189,10 @@ def test_a_case_without_a_limit_and_one_with_time_enough_are_the_same(tmp_path: 
 def test_a_worker_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU whose driver call does not come back. The worker's own limit is lifted: it never speaks."""
     monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 0.0)
-    cases = select_cases(smoke_cases([GEOMETRIES["e2b-local"]]), (GOOD,))
+    cases = select_cases(gate_cases([GEOMETRIES["e2b-local"]]), (GOOD,))
     settings = RunSettings("emulated", None, ("g4kv", "smoke"), case_timeout_seconds=0.01)
     begin = time.monotonic()
-    (result,) = isolate._one_worker_each_fault(cases, settings)
+    (result,) = isolate._in_lanes(cases, settings, 1)
     assert result.status == "error"
     assert "does not answer" in result.reason
     assert time.monotonic() - begin < 30
@@ -203,12 +203,12 @@ def test_with_a_limit_a_gpu_runs_every_case_in_a_worker(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "info", type(device.info)("cuda", "stand-in", "sm_90a"))
     calls: list[int] = []
 
-    def in_worker(cases: Any, _settings: RunSettings) -> Any:
+    def in_worker(cases: Any, _settings: RunSettings, _jobs: int) -> Any:
         calls.append(len(cases))
         return iter(())
 
-    monkeypatch.setattr(isolate, "_one_worker_each_fault", in_worker)
-    cases = select_cases(smoke_cases([GEOMETRIES["e2b-local"]]), (GOOD,))
+    monkeypatch.setattr(isolate, "_in_lanes", in_worker)
+    cases = select_cases(gate_cases([GEOMETRIES["e2b-local"]]), (GOOD,))
     assert list(run_cases(cases, RunSettings("cuda:0", None, ("g4kv",), 5.0), device, 1)) == []
     assert calls == [1]
     unlimited = RunSettings("emulated", None, ("g4kv",), float("inf"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.cases.e2e import replay
-from g4kv_cli.cases.e2e.any_case import end_to_end_cases
+from g4kv_cli.cases.e2e.every import end_to_end_cases
 from g4kv_cli.cases.e2e.execute import run_replay_case
 from g4kv_cli.cases.e2e.far import FarCase, far_cases, run_far_case
 from g4kv_cli.cases.e2e.recorded_model import Float32

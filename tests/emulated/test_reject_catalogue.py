@@ -5,50 +5,56 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from g4kv_cli.cases.reject.run import RejectRunner, reject_cases
-from g4kv_cli.cases.trap import isolate as trap_isolate
+from g4kv_cli.cases import isolate
+from g4kv_cli.cases.case import Case, OfOneEntry, RunContext
+from g4kv_cli.cases.isolate import run_cases
+from g4kv_cli.cases.reject.run import reject_cases
+from g4kv_cli.cases.run import RunSettings
 from g4kv_cli.cases.trap.check import run_trap, trap_lines
-from g4kv_cli.cases.trap.isolate import TrapSettings, run_traps
-from g4kv_cli.cases.trap.table import ORIGIN, TRAP_COMMENTS, TRAP_SOURCE, TrapCase, trap_cases
+from g4kv_cli.cases.trap.table import ORIGIN, TRAP_COMMENTS, TrapCase, trap_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.rules import RULES, Rule
 from g4kv_cli.records.run import CaseResult
 
 SPEC = "emulated:sm_90"
+TRAP_SOURCE = "prep_body.cuh"
 SOURCE = (BUILT_IN_KERNELS_DIRECTORY / TRAP_SOURCE).read_text(encoding="utf-8")
 DECODE_ENTRY = "qkv_norm_rope_paged_decode_hd256_plain_into"
 TRAPS = trap_cases()
 
 
-def run(cases: list[TrapCase], directory: Path | None = None, limit_seconds: float = 20.0) -> list[CaseResult]:
-    return list(run_traps(cases, TrapSettings(SPEC, directory, limit_seconds), 2, rerun=lambda case_id: case_id))
+def run(cases: Sequence[Case], directory: Path | None = None, limit_seconds: float = 20.0) -> list[CaseResult]:
+    device = open_device(SPEC)
+    try:
+        return list(run_cases(cases, RunSettings(SPEC, directory, ("g4kv",), limit_seconds), device, 1))
+    finally:
+        device.close()
+
+
+def line_of(comment: str) -> int:
+    """The line of a trap in the built-in source."""
+    (place,) = trap_lines(["prep.cu"], None)[comment]
+    file, _, number = place.partition(":")
+    assert file == TRAP_SOURCE
+    return int(number)
 
 
 def some_of(entry: str, *rules_and_variants: str) -> list[TrapCase]:
     return [case for case in TRAPS if case.entry == entry and f"{case.rule}/{case.variant}" in rules_and_variants]
 
 
-@pytest.fixture
-def runner() -> Iterator[RejectRunner]:
-    device, foreign = open_device(SPEC), open_device(SPEC)
-    yield RejectRunner(
-        KernelLibrary(device), foreign, lambda case_id: case_id, lambda: KernelLibrary(open_device(SPEC))
-    )
-    device.close()
-    foreign.close()
-
-
-def test_the_whole_catalogue_is_green(runner: RejectRunner) -> None:
+def test_the_whole_catalogue_is_green() -> None:
     cases = reject_cases()
-    results = list(runner.run_all(cases))
+    results = run(cases)
     assert [(result.id, result.reason) for result in results if result.status != "passed"] == []
     assert Counter(result.id.split("/")[2] for result in results) == Counter(case.rule for case in cases)
     assert set(RULES) == {case.rule for case in cases}
@@ -62,7 +68,7 @@ def test_every_trap_is_green() -> None:
 
 def test_each_trap_has_a_line_of_its_own() -> None:
     """What reports are held against is read off the source, not off a report."""
-    lines = trap_lines(None)
+    lines = trap_lines(["prep.cu"], None)
     assert sorted(lines) == sorted(TRAP_COMMENTS)
     assert all(len(numbers) == 1 for numbers in lines.values())
     assert SOURCE.count("__trap()") == len(TRAP_COMMENTS)
@@ -71,7 +77,7 @@ def test_each_trap_has_a_line_of_its_own() -> None:
 @pytest.mark.parametrize("comment", TRAP_COMMENTS)
 def test_a_kernel_without_the_trap_turns_its_cases_red(comment: str, tmp_path: Path) -> None:
     lines = SOURCE.splitlines()
-    number = trap_lines(None)[comment][0]
+    number = line_of(comment)
     # The line still says so, but never does.
     lines[number - 1] = lines[number - 1].replace("__trap();", "if (p.eps < 0.0f) __trap();")
     (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -82,12 +88,12 @@ def test_a_kernel_without_the_trap_turns_its_cases_red(comment: str, tmp_path: P
 
 def test_a_source_that_lost_a_trap_is_told_so(tmp_path: Path) -> None:
     lines = SOURCE.splitlines()
-    del lines[trap_lines(None)[ORIGIN][0] - 1]
+    del lines[line_of(ORIGIN) - 1]
     (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     # Another trap behind it happens to stop this one.
     (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
     assert result.status == "failed"
-    assert f"has no trap that ends in '// {ORIGIN}'" in result.reason
+    assert f"prep.cu: no trap ends in '// {ORIGIN}'" in result.reason
 
 
 def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:
@@ -121,24 +127,41 @@ def test_the_trap_of_another_block_turns_red() -> None:
     assert reason.startswith("block 3 trapped, want one of [0]")
 
 
-def test_a_child_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trap_isolate, "_run_once", lambda case, settings: time.sleep(3600))
-    monkeypatch.setattr(trap_isolate, "SECONDS_TO_START_AND_ANSWER", 0.0)
-    results = run(TRAPS[:2], limit_seconds=0.3)
-    assert [result.status for result in results] == ["failed", "failed"]
-    assert all("hung: neither a fault nor an end within 0.3 s" in result.reason for result in results)
+@dataclass(frozen=True)
+class Spoiling(OfOneEntry):
+    """A case that takes its worker with it."""
+
+    id: str
+    entry: str
+    geometry: Geometry
+    how: str
+
+    @property
+    def traps(self) -> bool:
+        return True
+
+    def run(self, context: RunContext) -> CaseResult:
+        if self.how == "dies":
+            os._exit(3)
+        if self.how == "hangs":
+            time.sleep(3600)
+        return CaseResult(self.id, self.entry, self.geometry.name, "passed", 0.0)
 
 
-def test_a_child_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trap_isolate, "_run_once", lambda case, settings: os._exit(3))
-    (result,) = run(TRAPS[:1])
-    assert result.status == "failed"
-    assert "died (exit code 3) without a fault reported" in result.reason
+def test_workers_that_die_or_hang_cost_their_cases_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As traps on a GPU run: side by side, in order, each in a worker that is not used again."""
+    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 20.0)
+    how = ("well", "dies", "hangs", "well", "dies", "well")
+    cases = [Spoiling(f"case/{number}", DECODE_ENTRY, GEOMETRIES["12b-local"], one) for number, one in enumerate(how)]
+    results = list(isolate._in_lanes(cases, RunSettings(SPEC, None, ("g4kv",), 0.5), 3))
+    assert [result.id for result in results] == [case.id for case in cases]
+    statuses = {"well": "passed", "dies": "error", "hangs": "error"}
+    assert [result.status for result in results] == [statuses[one] for one in how]
+    assert "the worker process died" in results[1].reason
+    assert "the worker process does not answer: 0.5 s are over" in results[2].reason
 
 
-def test_a_rule_that_is_gone_turns_cases_red_and_the_run_goes_on(
-    runner: RejectRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_is_gone_turns_cases_red_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     require = Rule.require
 
     def without(self: Rule, holds: bool, field: str, got: object, want: object) -> None:
@@ -151,7 +174,7 @@ def test_a_rule_that_is_gone_turns_cases_red_and_the_run_goes_on(
         for case in reject_cases()
         if case.entry == DECODE_ENTRY and case.rule in ("page_id_range", "page_origin", "eps")
     ]
-    results = list(runner.run_all(cases))
+    results = run(cases)
     by_rule: dict[str, set[str]] = {}
     for case, result in zip(cases, results, strict=True):
         by_rule.setdefault(case.rule, set()).add(result.status)

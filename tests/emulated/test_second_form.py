@@ -110,7 +110,7 @@ def test_reject_refuses_at_it(twin: Entry, kernels: Path) -> None:
     like = [case for case in reject_cases() if case.entry == "batch_decode_paged_window_hd256_into"]
     assert [(case.rule, case.spoiled.variant) for case in cases] == [(case.rule, case.spoiled.variant) for case in like]
     device, foreign = CountingDevice(), EmulatedDevice()
-    runner = RejectRunner(KernelLibrary(device, kernels), foreign, rerun=lambda case_id: case_id)
+    runner = RejectRunner(KernelLibrary(device, kernels), foreign)
     assert [case.id for case in cases if runner.refuse(case, runner.bench_of(case))] == []
     runner.close()
     device.close()

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.isolate import _one_worker_each_fault
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.cases.isolate import _in_lanes
 from g4kv_cli.cases.prep import pool as pool_module
-from g4kv_cli.cases.prep.case import Case
+from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.pool import PoolCheck
-from g4kv_cli.cases.prep.table import smoke_cases
 from g4kv_cli.cases.run import RunSettings, device_spec_of
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.device.interface import Device
@@ -20,7 +21,7 @@ from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
 
-TABLE = smoke_cases([GEOMETRIES["e2b-local"]])
+TABLE = gate_cases([GEOMETRIES["e2b-local"]])
 
 
 def _cases(*ids: str) -> list[Case]:
@@ -37,7 +38,7 @@ def device() -> Iterator[Device]:
 def test_cases_in_a_worker_of_their_own() -> None:
     cases = _cases("trap/e2b-local/prefill/*", "prep/e2b-local/prefill/start/zero")
     settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"))
-    results = list(_one_worker_each_fault(cases, settings))
+    results = list(_in_lanes(cases, settings, 1))
     assert [result.id for result in results] == [case.id for case in cases]
     assert {result.status for result in results} == {"passed"}
 
@@ -45,7 +46,7 @@ def test_cases_in_a_worker_of_their_own() -> None:
 def test_a_worker_that_dies_is_an_error_of_its_case() -> None:
     cases = _cases("prep/e2b-local/contiguous/closed-form", "prep/e2b-local/prefill/start/zero")
     settings = RunSettings("emulated:sm_7", None, ("g4kv", "smoke"))  # no worker can start on it
-    results = list(_one_worker_each_fault(cases, settings))
+    results = list(_in_lanes(cases, settings, 1))
     assert [result.status for result in results] == ["error", "error"]
     assert "the worker process died" in results[0].reason
     assert results[1].rerun == "g4kv smoke --case prep/e2b-local/prefill/start/zero"
@@ -57,6 +58,7 @@ def test_a_pool_read_in_pieces_is_compared_whole(
 ) -> None:
     monkeypatch.setattr(pool_module, "_READ_CHUNK_BYTES", chunk_bytes)
     (case,) = _cases("prep/e2b-local/prefill/closed-form")
+    assert isinstance(case, PrepCase)
     assert case.placement is not None
     check = PoolCheck(case, case.placement)
     pool = device.allocate((int(np.prod(check.shape)),), BF16, "pool")

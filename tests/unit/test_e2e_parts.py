@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.e2e.any_case import end_to_end_cases, is_end_to_end
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
+from g4kv_cli.cases.e2e.every import end_to_end_cases, is_end_to_end
 from g4kv_cli.cases.e2e.host_model import embed, finish_layer, logits_of, project
 from g4kv_cli.cases.e2e.judge import compare_runs, judge_logits, judge_token, non_finite
 from g4kv_cli.cases.e2e.localise import relative_rms

@@ -140,6 +140,13 @@ def test_a_path_or_a_symbol_can_be_forced() -> None:
     assert _chosen("sm_90", 16, "portable") == "portable_one"
     assert _chosen("sm_90", 16, "sm_90a") == "special"
     assert _chosen("sm_90", 16, "special") == "special"
+    # Another entry's kernel leaves this one its own.
+    assert _chosen("sm_90", 16, "batch_prefill_paged_hd512_tile64") == "special"
+
+
+def test_an_unknown_variant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["smoke", "--variant", "fastest", "--case", "attention/12b-local/decode/kv-len-one"]) == 2
+    assert "no kernel is of 'fastest'; write portable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,6 @@ def test_a_path_or_a_symbol_can_be_forced() -> None:
     [
         ("sm_80", 16, "sm_90a", "special is made for sm_90a, this device is sm_80"),
         ("sm_90", 48, "special", "special reads pages of 16 or 64 tokens, not of 48"),
-        ("sm_90", 16, "nowhere", "it has no such kernel"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(arch: str, page_size: int, forced: str, why: str) -> None:

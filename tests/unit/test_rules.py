@@ -49,7 +49,7 @@ class NoKernels(KernelLibrary):
 @pytest.fixture
 def runner() -> Iterator[RejectRunner]:
     device, foreign = CountingDevice(), EmulatedDevice()
-    runner = RejectRunner(NoKernels(device), foreign, rerun=lambda case_id: case_id)
+    runner = RejectRunner(NoKernels(device), foreign)
     yield runner
     device.close()
     foreign.close()
@@ -93,7 +93,7 @@ def test_every_entry_has_cases() -> None:
 def refusals() -> Iterator[list[tuple[RejectCase, ContractError]]]:
     """The error of every case."""
     device, foreign = CountingDevice(), EmulatedDevice()
-    runner = RejectRunner(NoKernels(device), foreign, rerun=lambda case_id: case_id)
+    runner = RejectRunner(NoKernels(device), foreign)
     yield [(case, _refusal(case, runner)) for case in CASES]
     device.close()
     foreign.close()

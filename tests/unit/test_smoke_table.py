@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from g4kv_cli.cases.prep.case import Case
-from g4kv_cli.cases.prep.table import smoke_cases
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.cases.prep.case import PrepCase
+from g4kv_cli.cases.prep.table import prep_cases
+from g4kv_cli.cases.reject.run import reject_cases
 from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.trap.table import SMOKE_NAMES, smoke_traps, trap_cases
+from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 
-ALL = smoke_cases(list(GEOMETRIES.values()))
+ALL = [case for geometry in GEOMETRIES.values() for case in prep_cases(geometry)]
 
 
-def _of(name: str, form: str) -> list[Case]:
-    return [case for case in ALL if case.geometry.name == name and case.form == form and case.trap is None]
+def _of(name: str, form: str) -> list[PrepCase]:
+    return [case for case in ALL if case.geometry.name == name and case.form == form]
 
 
 def test_ids_are_unique() -> None:
@@ -23,7 +30,8 @@ def test_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("page_size", [None, 1, 2, 16, 64, 256])
 def test_every_case_is_consistent(page_size) -> None:
-    for case in smoke_cases(list(GEOMETRIES.values()), page_size=page_size):
+    cases = [case for geometry in GEOMETRIES.values() for case in prep_cases(geometry, page_size=page_size)]
+    for case in cases:
         assert max(case.positions) < case.table_positions, case.id
         if case.placement is None:
             continue
@@ -98,10 +106,8 @@ def test_decode_positions_are_unordered_and_padding_shares_a_page() -> None:
 
 
 def test_selection() -> None:
-    table = smoke_cases([GEOMETRIES["12b-local"]])
-    assert len(select_cases(table, ["prep/12b-local/decode/*"])) == len(
-        [c for c in table if c.form == "decode" and c.trap is None]
-    )
+    table = prep_cases(GEOMETRIES["12b-local"])
+    assert select_cases(table, ["prep/12b-local/decode/*"]) == [case for case in table if case.form == "decode"]
     assert [case.id for case in select_cases(table, ["prep/12b-local/prefill/start/zero"])] == [
         "prep/12b-local/prefill/start/zero"
     ]
@@ -116,19 +122,48 @@ def test_selection() -> None:
 @pytest.mark.parametrize("page_size", [0, -1, 4097])
 def test_page_size_out_of_range(page_size: int) -> None:
     with pytest.raises(UsageError, match="--page-size must be from 1 to 4096"):
-        smoke_cases([GEOMETRIES["12b-local"]], page_size=page_size)
+        gate_cases([GEOMETRIES["12b-local"]], page_size=page_size)
 
 
 def test_seed_moves_all_random_data() -> None:
-    first, second = (smoke_cases([GEOMETRIES["12b-local"]], seed=seed) for seed in (1, 50))
-    seeds = [{c.seed for c in table if c.kind == "random" and c.trap is None} for table in (first, second)]
+    first, second = (prep_cases(GEOMETRIES["12b-local"], seed=seed) for seed in (1, 50))
+    seeds = [{case.seed for case in table if case.kind == "random"} for table in (first, second)]
     assert not seeds[0] & seeds[1]
 
 
 def test_every_entry_traps_once_and_every_geometry_can() -> None:
-    traps = [case for case in ALL if case.trap is not None]
-    assert len(traps) == len({(case.entry, case.id.rpartition("/")[2]) for case in traps})
-    assert len({case.entry for case in traps}) == 9
-    every = smoke_cases(list(GEOMETRIES.values()), every_trap=True)
-    assert len([case for case in every if case.trap is not None]) == 10 * (2 + 10 + 2)
-    assert all(len(case.positions) == 1 for case in traps)
+    geometries = list(GEOMETRIES.values())
+    once = smoke_traps(geometries, once_an_entry=True)
+    assert len(once) == len({(case.entry, case.smoke_name) for case in once})
+    assert {case.entry for case in once} == {entry.name for entry in entries("prep") if entry.has_pool}
+    every = smoke_traps(geometries, once_an_entry=False)
+    names = [(form, name) for form, named in SMOKE_NAMES.items() for name in named]
+    assert {case.id for case in every} == {
+        f"trap/{geometry.name}/{form}/{name}" for geometry in geometries for form, name in names
+    }
+
+
+def test_smoke_s_traps_are_of_the_one_table() -> None:
+    known = {(case.entry, case.rule, case.variant) for case in trap_cases()}
+    assert {
+        (case.entry, case.rule, case.variant) for case in smoke_traps(list(GEOMETRIES.values()), once_an_entry=True)
+    } <= known
+    # One of each rule that a form can break.
+    for form, names in SMOKE_NAMES.items():
+        rules = {case.rule for case in trap_cases() if case.row.form == form}
+        assert {rule for rule, _ in names.values()} == rules - MORE_IN_REJECT[form]
+
+
+MORE_IN_REJECT = {
+    "prefill": {"position_range", "page_origin", "page_coverage"},
+    "decode": set[str](),
+    "batch_prefill": {"position_range", "page_indptr", "page_origin", "page_coverage", "page_id_range"},
+}
+"""Rules whose traps in a form smoke leaves to reject: another form's launches have them."""
+
+
+@pytest.mark.parametrize("case", [smoke_traps([GEOMETRIES["12b-local"]], once_an_entry=True)[0], trap_cases()[0],
+                                  reject_cases()[0]], ids=lambda case: case.id)  # fmt: skip
+def test_a_case_made_of_functions_reaches_another_process(case: Case) -> None:
+    again = pickle.loads(pickle.dumps(case))
+    assert (again.id, again.entry, again.geometry) == (case.id, case.entry, case.geometry)

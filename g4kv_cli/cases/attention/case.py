@@ -6,12 +6,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
+from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
-from g4kv_cli.entries.entry import Entry
-from g4kv_cli.entries.table import entry_named
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.run import CaseResult
 
 KeyKind = Literal["spread", "needles", "large", "equal"]
 """spread: scores around +-2, so that many keys count. needles: the oldest and the newest key that a query sees outweigh
@@ -48,7 +48,7 @@ class KvRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCase:
+class AttentionCase(OfOneEntry):
     """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts where
     the entry takes splits; ``cta_tile_q`` None leaves the tile to the plan. ``padding_rows`` stand behind the tokens in
     q and out; ``empty_splits`` saw no key (merge check). ``golden`` names a recording that replaces ``kind`` and
@@ -75,13 +75,11 @@ class AttentionCase:
     empty_splits: tuple[int, ...] = ()
     golden: Path | None = None
 
-    trap: ClassVar[None] = None
-    """No attention case ends in a trap."""
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_attention_case."""
+        from g4kv_cli.cases.attention.run import run_attention_case  # late: what runs a case knows the case
 
-    @property
-    def row(self) -> Entry:
-        """The entry's row of the table."""
-        return entry_named(self.entry)
+        return run_attention_case(self, context.library, context.rerun(self.id))
 
     @property
     def num_tokens(self) -> int:

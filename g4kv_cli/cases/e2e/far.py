@@ -16,13 +16,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.recorded_model import Array
+from g4kv_cli.cases.e2e.table import END_TO_END_WEIGHT
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entries
@@ -73,7 +74,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class FarCase:
+class FarCase(OfManyEntries):
     """One walk of one layer. The geometry's window is the one that the walk is made under."""
 
     id: str
@@ -81,7 +82,14 @@ class FarCase:
     walk: Walk
     entry: str = ENTRY
 
-    trap: ClassVar[None] = None
+    @property
+    def weight(self) -> float:
+        """See END_TO_END_WEIGHT."""
+        return END_TO_END_WEIGHT
+
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_far_case."""
+        return run_far_case(self, context.library, context.rerun(self.id))
 
 
 def far_cases() -> list[FarCase]:

@@ -11,17 +11,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
+from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.e2e.batch import Settings
 from g4kv_cli.cases.e2e.model_reader import read_model
 from g4kv_cli.cases.e2e.recorded_model import RecordedModel
 from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.model.geometry import Geometry, model_families
+from g4kv_cli.records.run import CaseResult
 
 ENTRY = "greedy_decode_replay"
 PREFIX = "e2e"
+END_TO_END_WEIGHT = 60.0
+"""An end-to-end case takes as long as that many others."""
 FIRST_STEPS = 12
 """Enough for the window's edge to pass the first key of a short prompt."""
 BATCH_STEPS = 32
@@ -36,7 +39,7 @@ PAGE_SIZES = (1, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayCase:
+class ReplayCase(OfManyEntries):
     """Recorded models, replayed for ``steps`` steps. With several ``paths`` they take turns; ``companions`` is how many
     other requests of the same model are in the batch at a time."""
 
@@ -48,7 +51,16 @@ class ReplayCase:
     companions: int = 0
     entry: str = ENTRY
 
-    trap: ClassVar[None] = None
+    @property
+    def weight(self) -> float:
+        """See END_TO_END_WEIGHT."""
+        return END_TO_END_WEIGHT
+
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_replay_case."""
+        from g4kv_cli.cases.e2e.execute import run_replay_case  # late: what runs a case knows the case
+
+        return run_replay_case(self, context.library, context.rerun(self.id))
 
 
 def replay_cases(path: Path) -> list[ReplayCase]:

@@ -7,8 +7,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.run import CaseResult
 
 SPARSE_POOL_BYTES = 192 << 20
 """Pools above this are never copied to the host as a whole on a device that records what was written."""
@@ -36,25 +38,10 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class RawMetadata:
-    """Page metadata as a device might hold it, of one token, wrong on purpose. The host cannot see it.
-
-    Prefill uses ``page_indices`` alone, a ragged batch ``token_request`` alone.
-    """
-
-    page_indices: tuple[int, ...]
-    position: int = 0
-    page_indptr: tuple[int, int] = (0, 0)
-    page_origin: int = 0
-    token_request: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+class PrepCase(OfOneEntry):
     """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
-    the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. With
-    ``trap`` the kernel gets that metadata and must trap before it writes to the pool. ``requests`` (start_pos, q_len)
-    are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind its tokens.
+    the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. ``requests``
+    (start_pos, q_len) are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind them.
     """
 
     id: str
@@ -69,9 +56,14 @@ class Case:
     placement: Placement | None = None
     against_contiguous: bool = False
     golden: Path | None = None
-    trap: RawMetadata | None = None
     requests: tuple[tuple[int, int], ...] = ()
     padding_rows: int = 0
+
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_prep_case."""
+        from g4kv_cli.cases.prep.run import run_prep_case  # late: what runs a case knows the case
+
+        return run_prep_case(self, context.library, context.rerun(self.id))
 
     @property
     def token_rows(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.npz import load_npz, npz_files
-from g4kv_cli.cases.prep.case import Case, Placement
+from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
@@ -69,9 +69,9 @@ def read_recording(path: Path) -> Recording:
     return _Reader(path, arrays).read()
 
 
-def golden_cases(path: Path, page_size: int | None = None) -> list[Case]:
+def golden_cases(path: Path, page_size: int | None = None) -> list[PrepCase]:
     """The cases of a file or directory: contiguous and paged prefill, or decode where the file is for it."""
-    cases: list[Case] = []
+    cases: list[PrepCase] = []
     for file in npz_files(path, "--golden"):
         cases.extend(_cases_of(read_recording(file), PAGE_SIZE_TOKENS if page_size is None else page_size))
     ids = [case.id for case in cases]
@@ -80,14 +80,14 @@ def golden_cases(path: Path, page_size: int | None = None) -> list[Case]:
     return cases
 
 
-def _cases_of(recording: Recording, page_size: int) -> list[Case]:
+def _cases_of(recording: Recording, page_size: int) -> list[PrepCase]:
     positions = tuple(int(position) for position in recording.positions)
     logical = [position // page_size for position in positions]
-    cases: list[Case] = []
+    cases: list[PrepCase] = []
 
     def add(form: str, placement: Placement | None) -> None:
         cases.append(
-            Case(
+            PrepCase(
                 id=f"golden/{recording.path.stem}/{form}",
                 entry=entry_for(recording.geometry, "prep", form).name,
                 geometry=recording.geometry,

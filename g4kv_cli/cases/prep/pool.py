@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.prep.case import Case, Placement
+from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_untouched
@@ -42,7 +42,7 @@ class Stored:
 class PoolCheck:
     """The pool of one paged case."""
 
-    def __init__(self, case: Case, placement: Placement) -> None:
+    def __init__(self, case: PrepCase, placement: Placement) -> None:
         self.case, self.placement = case, placement
         self.shape = placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
         pages, slots = case.page_and_slot()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.prep.case import Case
+from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.closed_form import closed_form_expected
 from g4kv_cli.cases.prep.golden import read_recording
 from g4kv_cli.inputs import PrepInputs, make_inputs
@@ -28,7 +28,7 @@ class Problem:
     v: tuple[Expected, ...]
 
 
-def build_problem(case: Case) -> Problem:
+def build_problem(case: PrepCase) -> Problem:
     """The tensors and expectations of a case. UsageError if its golden file is not what it was."""
     if case.golden is not None:
         return _recorded(case)
@@ -55,7 +55,7 @@ def _oracle(inputs: PrepInputs) -> tuple[tuple[Expected], tuple[Expected], tuple
     )
 
 
-def _recorded(case: Case) -> Problem:
+def _recorded(case: PrepCase) -> Problem:
     """A recording is judged twice: within the recorded side's own rounding, and within the oracle's tight limits."""
     if case.golden is None:
         raise ValueError("not a golden case")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.prep.case import Case, Placement, RawMetadata
+from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.cases.prep.pool import PoolCheck
 from g4kv_cli.cases.prep.problem import Problem, build_problem
 from g4kv_cli.cases.session import Session, Skip, run_session
@@ -17,7 +17,6 @@ from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTable
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_for, entry_named
-from g4kv_cli.errors import DeviceFault
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
@@ -44,11 +43,11 @@ SPARSE_TABLE_BYTES = 32 << 20
 class _Run(Session):
     """A prep case on the device."""
 
-    case: Case
+    case: PrepCase
     problem: Problem
 
 
-def run_case(case: Case, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseResult:
     """Run a case; see run_session. A case whose pool exceeds the GPU's memory is skipped, with the two numbers."""
 
     def make() -> _Run:
@@ -68,10 +67,8 @@ def _execute(run: _Run) -> None:
     arguments["q_out"] = q_out
     if case.placement is None:
         _contiguous(run, arguments, q_out)
-    elif case.trap is None:
-        _paged(run, arguments, q_out, case.placement)
     else:
-        _trapping(run, arguments, case.placement, case.trap)
+        _paged(run, arguments, q_out, case.placement)
 
 
 def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
@@ -122,38 +119,6 @@ def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[
     if run.problem.inputs.v is not None:
         arguments["v"] = run.upload(_padded(run, run.problem.inputs.v), "v")
     return arguments
-
-
-def _trapping(run: _Run, arguments: dict[str, Any], placement: Placement, metadata: RawMetadata) -> None:
-    """The kernel must trap, and before it has written to the pool."""
-    case, device = run.case, run.device
-    pool = run.keep(PoolCheck(case, placement).allocate(device))
-    paged = arguments | _pool_arguments(run, placement, pool)
-    indices = run.upload(np.asarray(metadata.page_indices, dtype=np.int32), "page_indices")
-    takes = entry_named(case.entry).metadata
-    if takes == "page_row":
-        paged |= {"start_pos": case.positions[0], "page_row": PageRow.from_device(indices)}
-    elif takes == "plan":
-        plan = _plan(run, placement)
-        device.write(plan.buffers.token_requests, np.asarray([metadata.token_request], dtype=np.int32))
-        paged["plan"] = plan
-    else:
-        rest = (("positions", [metadata.position]), ("page_indptr", metadata.page_indptr))
-        positions, indptr = (run.upload(np.asarray(values, dtype=np.int32), name) for name, values in rest)
-        origins = run.upload(np.asarray([metadata.page_origin], dtype=np.int32), "page_origins")
-        paged["batch"] = PagedBatch.from_device(positions, indices, indptr, origins)
-    try:
-        entry_named(case.entry)(run.library, **paged)
-        device.synchronize()
-    except DeviceFault as fault:
-        if set(fault.kinds) != {"trap"}:
-            raise DeviceFault(["a trap was due, but the device reports:", *fault.reports], fault.kinds) from fault
-    else:
-        raise DeviceFault(["no trap: the kernel ran to its end on metadata that it must refuse"])
-    written = device.written_ranges(pool)
-    if written is not None and len(written):
-        raise DeviceFault([f"the kernel trapped after it had written {len(written)} places in the pool"])
-    run.digest.update(b"trapped")
 
 
 def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: Array, check: PoolCheck) -> None:

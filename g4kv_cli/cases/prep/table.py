@@ -11,11 +11,9 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 
-from g4kv_cli.cases.prep.case import Case, Placement
-from g4kv_cli.cases.prep.traps import trap_cases
+from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.prep_request import first_wide_token_count
-from g4kv_cli.entries.table import entry_for
-from g4kv_cli.errors import UsageError
+from g4kv_cli.entries.table import entries_for, entry_for
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
 
@@ -26,30 +24,17 @@ SPARE_TABLE_ROWS = 3
 MAX_PAGE_SIZE = 4096
 
 
-def smoke_cases(
-    geometries: Sequence[Geometry],
-    *,
-    seed: int = DEFAULT_SEED,
-    page_size: int | None = None,
-    every_trap: bool = False,
-) -> list[Case]:
-    """All cases of these geometries, and behind them what must trap in their entries.
-
-    ``page_size`` replaces the default and leaves only it in the page-size sweep. A trap costs a GPU its context, so
-    an entry traps in its first geometry only, unless ``every_trap``.
-    """
-    if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
-        raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
-    cases: list[Case] = []
-    for geometry in geometries:
-        table = _Table(geometry, seed, page_size)
-        if geometry.head_dim == 256:
-            cases.extend(table.contiguous())
-        cases.extend(table.prefill())
-        cases.extend(table.decode())
-        cases.extend(table.batch_prefill())
-    size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
-    return cases + trap_cases(geometries, size, once_an_entry=not every_trap)
+def prep_cases(geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int | None = None) -> list[PrepCase]:
+    """All cases of a geometry. ``page_size`` replaces the default and leaves only it in the page-size sweep."""
+    table = _Table(geometry, seed, page_size)
+    forms = {
+        "contiguous": table.contiguous,
+        "prefill": table.prefill,
+        "decode": table.decode,
+        "batch_prefill": table.batch_prefill,
+    }
+    served = [entry.form for entry in entries_for(geometry, "prep")]
+    return [case for form, cases in forms.items() if form in served for case in cases()]
 
 
 class _Table:
@@ -65,7 +50,7 @@ class _Table:
 
     # --- the three forms -------------------------------------------------------------------------------------
 
-    def contiguous(self) -> Iterator[Case]:
+    def contiguous(self) -> Iterator[PrepCase]:
         """Q and K to contiguous outputs."""
         yield self._contiguous("closed-form", "closed-form", tokens=7, start=1)
         for index, tokens in enumerate(self._token_counts("contiguous")):
@@ -77,7 +62,7 @@ class _Table:
             yield self._contiguous(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
         yield self._contiguous("start/last-of-table", "random", tokens=3, start=90, spare_rows=0)
 
-    def prefill(self) -> Iterator[Case]:
+    def prefill(self) -> Iterator[PrepCase]:
         """One request's tokens to the pool, slots from start_pos + token."""
         size = self.page_size
         # Positions 1 .. 2.5 pages: pages [3, 7, 5] of 9; the 9 behind them is out of range and must never be used.
@@ -114,7 +99,7 @@ class _Table:
         yield self._prefill("page-origin/window-crossing", "random", tokens=size + 3, start=start, origin=start // size)
         yield from self._large_pools("prefill")
 
-    def decode(self) -> Iterator[Case]:
+    def decode(self) -> Iterator[PrepCase]:
         """A batch of one-token requests."""
         size = self.page_size
         # Unordered positions, origins of their own, rows of different lengths, and all three RoPE turns.
@@ -137,7 +122,7 @@ class _Table:
         yield self._padded_decode()
         yield from self._large_pools("decode")
 
-    def batch_prefill(self) -> Iterator[Case]:
+    def batch_prefill(self) -> Iterator[PrepCase]:
         """Chunks of several requests in one launch, by a plan."""
         size = self.page_size
         # A chunk inside a page, one that crosses pages, a single token, one without any, one from position 0 on.
@@ -174,8 +159,8 @@ class _Table:
         self, form: str, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
         seed: int | None = None, rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
         against_contiguous: bool = False,
-    ) -> Case:  # fmt: skip
-        return Case(
+    ) -> PrepCase:  # fmt: skip
+        return PrepCase(
             id=f"prep/{self.geometry.name}/{form}/{name}",
             entry=entry_for(self.geometry, "prep", form).name,
             geometry=self.geometry,
@@ -192,7 +177,7 @@ class _Table:
     def _contiguous(
         self, name: str, kind: InputKind, *, tokens: int, start: int = 0, seed: int | None = None,
         rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
-    ) -> Case:  # fmt: skip
+    ) -> PrepCase:  # fmt: skip
         return self._case("contiguous", name, kind, range(start, start + tokens), None, seed=seed,
                           rotary_dim=rotary_dim, spare_rows=spare_rows)  # fmt: skip
 
@@ -200,7 +185,7 @@ class _Table:
         self, name: str, kind: InputKind, *, tokens: int, start: int = 1, seed: int | None = None,
         page_size: int | None = None, origin: int = 0, rotary_dim: int | None = None,
         spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None, against_contiguous: bool = False,
-    ) -> Case:  # fmt: skip
+    ) -> PrepCase:  # fmt: skip
         size = self.page_size if page_size is None else page_size
         if placement is None:
             covered = -(-(start + tokens) // size) - origin
@@ -217,7 +202,7 @@ class _Table:
         self, name: str, kind: InputKind, positions: Sequence[int], *, seed: int | None = None,
         page_size: int | None = None, origins: str = "zero", rotary_dim: int | None = None,
         spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None,
-    ) -> Case:  # fmt: skip
+    ) -> PrepCase:  # fmt: skip
         size = self.page_size if page_size is None else page_size
         if placement is None:
             logical = [position // size for position in positions]
@@ -238,7 +223,7 @@ class _Table:
     def _batch(
         self, name: str, kind: InputKind, requests: tuple[tuple[int, int], ...], *, page_size: int | None = None,
         rotary_dim: int | None = None, padding_rows: int = 0,
-    ) -> Case:  # fmt: skip
+    ) -> PrepCase:  # fmt: skip
         size = self.page_size if page_size is None else page_size
         window_left = self.geometry.window_left
         origins = [0 if window_left < 0 else max(0, start - window_left) // size for start, _ in requests]
@@ -256,14 +241,14 @@ class _Table:
         )  # fmt: skip
         return dataclasses.replace(case, requests=requests, padding_rows=padding_rows)
 
-    def _random_decode(self, tokens: int, seed: int) -> Case:
+    def _random_decode(self, tokens: int, seed: int) -> PrepCase:
         # Many requests take small pages, one page each, so that the pool stays small enough to compare whole.
         size = self.page_size if tokens < 100 else min(self.page_size, 2)
         name = f"random/seed{seed}/tokens{tokens}/page{size}"
         positions = [_shuffler(f"{name}/{token}").randrange(4 * size) for token in range(tokens)]
         return self._decode(name, "random", positions, seed=seed, page_size=size, origins="last")
 
-    def _padded_decode(self) -> Case:
+    def _padded_decode(self) -> PrepCase:
         """Three requests and the five padding rows of their bucket, all at position 0 of the reserved page 0."""
         size = self.page_size
         positions = (size + 2 % size, 1, 3 * size - 1, 0, 0, 0, 0, 0)
@@ -271,7 +256,7 @@ class _Table:
         placement = Placement(size, 8, 2, 1, rows, (0,) * len(rows), padding_page=0)
         return self._decode("padding/shared-page", "random", positions, placement=placement)
 
-    def _padded_batch(self) -> Case:
+    def _padded_batch(self) -> PrepCase:
         """Two requests and padding before, between and behind them, at several slots of the reserved page 0."""
         size = self.page_size
         requests = ((0, 1), (size - 1, 3), (0, 1), (size, 1), (0, min(2, size)), (size - 1, 1))
@@ -281,7 +266,7 @@ class _Table:
         case = self._case("batch_prefill", "padding/shared-page", "random", positions, placement)
         return dataclasses.replace(case, requests=requests)
 
-    def _large_pools(self, form: str) -> Iterator[Case]:
+    def _large_pools(self, form: str) -> Iterator[PrepCase]:
         """Pools whose element offsets leave int32 (prefill) and uint32 (decode), with all of the model's layers.
 
         Three tokens' pages: one before the edge, the one that straddles it, and the last of the pool.

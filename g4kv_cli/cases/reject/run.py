@@ -7,9 +7,11 @@ every array is bit-equal to what it was before, and the twin launches once and w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.reject.arrays import array_cases
 from g4kv_cli.cases.reject.attention import attention_cases
 from g4kv_cli.cases.reject.entries import example_geometry
@@ -18,18 +20,25 @@ from g4kv_cli.cases.reject.plan import plan_cases
 from g4kv_cli.cases.reject.pool import pool_cases
 from g4kv_cli.cases.reject.request import Draft, RejectBench, Spoiled
 from g4kv_cli.cases.reject.values import value_cases
-from g4kv_cli.cases.standing import naming
-from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, Patience
 from g4kv_cli.device.interface import Device
+from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, entry_named
 from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult, Status
 
+HOST_CASE_WEIGHT = 0.05
+"""Most of them launch nothing."""
+
+_TABLES: tuple[Callable[[Entry], list[Spoiled]], ...] = (
+    value_cases, array_cases, pool_cases, page_cases, plan_cases, attention_cases,
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
-class RejectCase:
+class RejectCase(OfOneEntry):
     """One contradictory request of one entry."""
 
     entry: str
@@ -46,88 +55,71 @@ class RejectCase:
         """Code of the rule that refuses it."""
         return self.spoiled.rule
 
+    @property
+    def weight(self) -> float:
+        """See HOST_CASE_WEIGHT."""
+        return HOST_CASE_WEIGHT
+
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it on the arrays that cases of its entry share; see RejectRunner."""
+        library = context.library
+        # Memory of another device, whatever this one is.
+        runner = context.kept(RejectRunner, lambda: RejectRunner(library, open_device("emulated")))
+        return runner.run(self, context.rerun(self.id))
+
+    def __reduce__(self) -> tuple[Callable[..., RejectCase], tuple[str, Geometry, str]]:
+        """What is spoiled is a function of the table: another process takes it from there."""
+        return _case_of, (self.entry, self.geometry, self.id)
+
 
 def reject_cases(geometries: Sequence[Geometry] | None = None) -> list[RejectCase]:
     """The whole catalogue, entry by entry, each entry at one of the geometries that it serves."""
-    tables = (value_cases, array_cases, pool_cases, page_cases, plan_cases, attention_cases)
     return [
-        RejectCase(entry.name, geometry, spoiled)
+        case
         for entry in entries()
         if (geometry := example_geometry(entry, geometries)) is not None
-        for table in tables
-        for spoiled in table(entry)
+        for case in _cases_of(entry.name, geometry).values()
     ]
 
 
+@cache
+def _cases_of(name: str, geometry: Geometry) -> dict[str, RejectCase]:
+    """The cases of an entry, by id: made once, so that those that share a twin go on sharing it."""
+    entry = entry_named(name)
+    cases = [RejectCase(name, geometry, spoiled) for table in _TABLES for spoiled in table(entry)]
+    return {case.id: case for case in cases}
+
+
+def _case_of(name: str, geometry: Geometry, case_id: str) -> RejectCase:
+    return _cases_of(name, geometry)[case_id]
+
+
 class RejectRunner:
-    """Runs cases on one device; the arrays of an entry are made once and reused.
+    """Runs cases on one device; the arrays of an entry are made once and reused."""
 
-    ``replace`` opens another device like it, for the case after one that has ended it; None where a process has but
-    one (a GPU): then the cases that are left are errors.
-    """
-
-    def __init__(
-        self,
-        library: KernelLibrary,
-        foreign: Device,
-        rerun: Callable[[str], str],
-        replace: Callable[[], KernelLibrary] | None = None,
-        case_timeout_seconds: float = DEFAULT_CASE_TIMEOUT_SECONDS,
-    ) -> None:
+    def __init__(self, library: KernelLibrary, foreign: Device) -> None:
         self._library = library
         self._foreign = foreign
-        self._rerun = rerun
-        self._replace = replace
-        self._case_timeout_seconds = case_timeout_seconds
-        self._patience = Patience()
         self._bench: RejectBench | None = None
-        self._lost_by = ""
         self._twins: dict[int, str] = {}
 
-    def run_all(self, cases: Iterable[RejectCase]) -> Iterator[CaseResult]:
-        """Run the cases and yield their results in order. Cases of one entry should stand together."""
-        try:
-            for case in cases:
-                yield self.run(case)
-        finally:
-            self.close()
-
-    def run(self, case: RejectCase) -> CaseResult:
+    def run(self, case: RejectCase, rerun: str = "") -> CaseResult:
         """Run one case. CompileError is passed on: it is the run's failure, not the case's."""
         begin = time.perf_counter()
-
-        def result(status: Status, reasons: Sequence[str] = ()) -> CaseResult:
-            seconds = time.perf_counter() - begin
-            rerun = self._rerun(case.id)
-            return CaseResult(case.id, case.entry, case.geometry.name, status, seconds, "\n".join(reasons), rerun=rerun)
-
-        if self._lost_by:
-            return result("error", [f"not run: the GPU's context was lost by {self._lost_by}"])
-        refusal = self._patience.refusal(case.entry)
-        if refusal:
-            return result("error", [refusal])
         status: Status = "failed"
-        self._library.device.limit_time(self._case_timeout_seconds)
         try:
-            with naming(case.id):
-                bench = self.bench_of(case)
-                reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
+            bench = self.bench_of(case)
+            reasons = self.refuse(case, bench) or self._accept_twin(case.spoiled, bench)
         except CaseTimeout as error:
             status, reasons = "error", [str(error)]
-            self._patience.note(case.entry)
-        if not reasons:
-            return result("passed")
-        # Whatever the case left behind must not become the next one's.
-        try:
-            self.close()
-            self._library.device.synchronize()
-        except (DeviceFault, CaseTimeout):
+        seconds = time.perf_counter() - begin
+        if reasons:
+            # Whatever the case left behind must not become the next one's: the run goes on with fresh arrays.
             self._bench = None
-            if self._replace is None:
-                self._lost_by = case.id
-            else:
-                self._library = self._replace()
-        return result(status, reasons)
+        else:
+            status = "passed"
+        reason = "\n".join(reasons)
+        return CaseResult(case.id, case.entry, case.geometry.name, status, seconds, reason, rerun=rerun)
 
     def refuse(self, case: RejectCase, bench: RejectBench) -> list[str]:
         """Make the spoiled call; what is wrong with the way it was refused, empty if nothing."""
@@ -157,16 +149,20 @@ class RejectRunner:
         return [f"{', '.join(changed)} changed: a refused request must write nothing"] if changed else []
 
     def close(self) -> None:
-        """Free the arrays of the entry at hand."""
+        """Free the arrays of the entry at hand, and close the other device."""
+        self._drop()
+        self._foreign.close()
+
+    def _drop(self) -> None:
         bench, self._bench = self._bench, None
-        if bench is not None and not self._lost_by:
+        if bench is not None and not self._library.device.is_lost:
             bench.close()
 
     def bench_of(self, case: RejectCase) -> RejectBench:
         """The arrays of a case's entry: those at hand, or new ones."""
         at_hand = self._bench
         if at_hand is None or (at_hand.entry.name, at_hand.geometry) != (case.entry, case.geometry):
-            self.close()
+            self._drop()
             self._bench = RejectBench(self._library, entry_named(case.entry), case.geometry, self._foreign)
             self._twins = {}
             return self._bench

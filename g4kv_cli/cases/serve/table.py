@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from g4kv_cli.cases.attention.case import KvRequest, with_heads
+from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.slots import PADDING_PAGES, page_origin, pages_for
+from g4kv_cli.records.run import CaseResult
 
 SERVING_LOOP = "serving loop"
 """Stands for an entry: a run launches prep and attention in all their paged forms."""
@@ -41,7 +42,7 @@ class ServeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeCase:
+class ServeCase(OfManyEntries):
     """One serving run. ``geometry.window`` is the window in force."""
 
     id: str
@@ -52,8 +53,11 @@ class ServeCase:
     page_size: int
     chunk_tokens: int
 
-    trap: ClassVar[None] = None
-    """No serving run ends in a trap."""
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_serve_case."""
+        from g4kv_cli.cases.serve.run import run_serve_case  # late: what runs a case knows the case
+
+        return run_serve_case(self, context.library, context.rerun(self.id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from g4kv_cli.cases.reject.request import RejectBench
 from g4kv_cli.cases.reject.valid import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE
-from g4kv_cli.cases.trap.table import TRAP_COMMENTS, TRAP_SOURCE, TrapCase
+from g4kv_cli.cases.trap.table import TRAP_COMMENTS, TrapCase
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.errors import ContractError, DeviceFault
+from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault, G4kvError
+from g4kv_cli.records.run import CaseResult, Status
 
 _BLOCK = re.compile(r"block \((\d+), (\d+), (\d+)\)")
 _THREAD = re.compile(r"thread \(\d+, \d+, \d+\)")
+
+
+def run_trap_case(case: TrapCase, library: KernelLibrary, rerun: str) -> CaseResult:
+    """Run a case. A kernel that neither traps nor ends is wrong, as one that runs to its end is."""
+    begin = time.perf_counter()
+    status: Status = "failed"
+    try:
+        reasons = run_trap(case, library)
+    except CaseTimeout as error:
+        reasons = [f"hung, want a trap ({case.comment}): {error}"]
+    except CompileError:
+        raise
+    except G4kvError as error:
+        status, reasons = "error", [str(error)]
+    if not reasons:
+        status = "passed"
+    digest = hashlib.sha256(b"trapped").hexdigest() if status == "passed" else ""
+    seconds = time.perf_counter() - begin
+    reason = "\n".join(reasons)
+    return CaseResult(
+        case.id, case.entry, case.geometry.name, status, seconds, reason, output_digest=digest, rerun=rerun
+    )
 
 
 def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
@@ -43,14 +69,16 @@ def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
     return [f"no fault: the kernel ran to its end, want a trap ({case.comment})"]
 
 
-def trap_lines(directory: Path | None) -> dict[str, list[int]]:
-    """Line numbers (from 1) of the traps in the kernel's source, by the comment that ends the line."""
-    text = find_source(TRAP_SOURCE, directory).text
-    found: dict[str, list[int]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        code, _, comment = line.partition("//")
-        if "__trap()" in code:
-            found.setdefault(comment.strip(), []).append(number)
+def trap_lines(sources: Iterable[str], directory: Path | None) -> dict[str, list[str]]:
+    """Where the traps of these sources and their headers are (``file:line``), by the comment that ends the line."""
+    found: dict[str, list[str]] = {}
+    for name in sources:
+        source = find_source(name, directory)
+        for file, text in ((source.name, source.text), *((header.name, header.text) for header in source.headers)):
+            for number, line in enumerate(text.splitlines(), start=1):
+                code, _, comment = line.partition("//")
+                if "__trap()" in code:
+                    found.setdefault(comment.strip(), []).append(f"{file}:{number}")
     return found
 
 
@@ -59,16 +87,15 @@ def _judge_report(case: TrapCase, fault: DeviceFault, directory: Path | None) ->
     if fault.kinds[0] != "trap":
         return [f"a fault of kind {fault.kinds[0]} came before the trap: {report}"]
     reasons = []
-    lines = trap_lines(directory)
+    lines = trap_lines(case.sources, directory)
     wanted = lines.get(case.comment, [])
     if not set(lines) & set(TRAP_COMMENTS):
         # Sources of one's own that say it all in other words: then any trap of theirs will do.
-        wanted = [number for numbers in lines.values() for number in numbers]
+        wanted = [place for places in lines.values() for place in places]
     if not wanted:
-        return [f"{TRAP_SOURCE} has no trap that ends in '// {case.comment}'; what came instead: {report}"]
-    places = [f"{TRAP_SOURCE}:{number}" for number in wanted]
-    if not any(re.search(re.escape(place) + r"(?!\d)", report) for place in places):
-        reasons.append(f"trapped elsewhere than {' or '.join(places)} ({case.comment}): {report}")
+        return [f"{', '.join(case.sources)}: no trap ends in '// {case.comment}'; what came instead: {report}"]
+    if not any(re.search(rf"\b{re.escape(place)}(?!\d)", report) for place in wanted):
+        reasons.append(f"trapped elsewhere than {' or '.join(wanted)} ({case.comment}): {report}")
     block = _BLOCK.search(report)
     if block is None or _THREAD.search(report) is None:
         reasons.append(f"the report names no block and thread: {report}")

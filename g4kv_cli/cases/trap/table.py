@@ -8,11 +8,14 @@ that is changed after everything was checked.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.reject.entries import example_geometry
 from g4kv_cli.cases.reject.request import Change, Draft
 from g4kv_cli.cases.reject.valid import (
@@ -32,12 +35,12 @@ from g4kv_cli.device.interface import LoadedKernel
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
 from g4kv_cli.entries.entry import Entry, Metadata
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import entries
+from g4kv_cli.entries.table import entries, entry_for, entry_named
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.records.run import CaseResult
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 
-TRAP_SOURCE = "prep_body.cuh"
 POSITION = "no such row in the RoPE tables"
 REQUEST = "no such row"
 CSR_ROW = "a row outside the array"
@@ -50,8 +53,33 @@ TRAP_COMMENTS = (POSITION, REQUEST, CSR_ROW, ORIGIN, ROW_END, PAGE_ID)
 Slot = tuple[int, int]
 
 
+SMOKE_NAMES = {
+    "prefill": {
+        "page-id-negative": ("page_id_range", "negative"),
+        "page-id-past-pool": ("page_id_range", "num_pages"),
+    },
+    "decode": {
+        "position-negative": ("position_range", "negative"),
+        "position-past-table": ("position_range", "past-the-tables"),
+        "page-id-negative": ("page_id_range", "negative"),
+        "page-id-past-pool": ("page_id_range", "num_pages"),
+        "row-begin-negative": ("page_indptr", "begin-negative"),
+        "row-ends-before-it-begins": ("page_indptr", "reversed"),
+        "row-past-the-array": ("page_indptr", "past-the-array"),
+        "origin-negative": ("page_origin", "negative"),
+        "origin-past-position": ("page_origin", "past-the-position"),
+        "row-too-short": ("page_coverage", "row-one-short"),
+    },
+    "batch_prefill": {
+        "request-negative": ("request_range", "negative"),
+        "request-past-the-batch": ("request_range", "past-the-plan"),
+    },
+}
+"""What smoke runs of the table, by form: one of each kind, under the names of its own ids."""
+
+
 @dataclass(frozen=True, slots=True)
-class TrapCase:
+class TrapCase(OfOneEntry):
     """One contradiction. ``comment`` ends the source line of the trap that must fire; ``tokens`` (blocks in x) are
     those it can fire for; ``others`` are the (page, slot) that tokens in order may have written before it did."""
 
@@ -63,11 +91,29 @@ class TrapCase:
     tokens: tuple[int, ...]
     others: frozenset[Slot]
     change: Change
+    smoke_name: str = ""
 
     @property
     def id(self) -> str:
-        """``trap/<entry>/<rule>/<variant>``."""
+        """``trap/<entry>/<rule>/<variant>``; in smoke ``trap/<geometry>/<form>/<name>``."""
+        if self.smoke_name:
+            return f"trap/{self.geometry.name}/{self.row.form}/{self.smoke_name}"
         return f"trap/{self.entry}/{self.rule}/{self.variant}"
+
+    @property
+    def traps(self) -> bool:
+        """It passes by a trap."""
+        return True
+
+    def run(self, context: RunContext) -> CaseResult:
+        """Run it; see run_trap_case."""
+        from g4kv_cli.cases.trap.check import run_trap_case  # late: what runs a case knows the case
+
+        return run_trap_case(self, context.library, context.rerun(self.id))
+
+    def __reduce__(self) -> tuple[Callable[..., TrapCase], tuple[str, Geometry, str, str, str]]:
+        """What is changed is a function of the table: another process takes it from there."""
+        return _case_of, (self.entry, self.geometry, self.rule, self.variant, self.smoke_name)
 
 
 class PokedLibrary(KernelLibrary):
@@ -92,19 +138,43 @@ class PokedLibrary(KernelLibrary):
 
 def trap_cases(geometries: Sequence[Geometry] | None = None) -> list[TrapCase]:
     """Every trap of every form of prep, entry by entry, each entry at one of the geometries that it serves."""
+    # The attention kernels have no traps: the host's checks of plan and pool are all there is.
+    return [
+        case
+        for entry in entries("prep")
+        if (geometry := example_geometry(entry, geometries)) is not None
+        for case in _cases_of(entry.name, geometry).values()
+    ]
+
+
+def smoke_traps(geometries: Sequence[Geometry], *, once_an_entry: bool) -> list[TrapCase]:
+    """One trap of each kind for every geometry, or once for each entry: its first geometry then stands for the rest."""
+    cases: list[TrapCase] = []
+    seen: set[str] = set()
+    for geometry in geometries:
+        for form, names in SMOKE_NAMES.items():
+            entry = entry_for(geometry, "prep", form).name
+            if once_an_entry and entry in seen:
+                continue
+            seen.add(entry)
+            cases.extend(_case_of(entry, geometry, *names[name], name) for name in names)
+    return cases
+
+
+@cache
+def _cases_of(name: str, geometry: Geometry) -> dict[tuple[str, str], TrapCase]:
+    entry = entry_named(name)
     tables: dict[Metadata, Callable[[Entry, Geometry], list[TrapCase]]] = {
         "none": _contiguous_cases,
         "page_row": _prefill_cases,
         "batch": _decode_cases,
         "plan": _plan_cases,
     }
-    # The attention kernels have no traps: the host's checks of plan and pool are all there is.
-    return [
-        case
-        for entry in entries("prep")
-        if (geometry := example_geometry(entry, geometries)) is not None
-        for case in tables[entry.metadata](entry, geometry)
-    ]
+    return {(case.rule, case.variant): case for case in tables[entry.metadata](entry, geometry)}
+
+
+def _case_of(name: str, geometry: Geometry, rule: str, variant: str, smoke_name: str) -> TrapCase:
+    return dataclasses.replace(_cases_of(name, geometry)[rule, variant], smoke_name=smoke_name)
 
 
 def _contiguous_cases(entry: Entry, geometry: Geometry) -> list[TrapCase]:

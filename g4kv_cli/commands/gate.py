@@ -1,0 +1,135 @@
+"""The one loop of smoke and reject: open a device, compile, run the cases, show and write each result as it comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.isolate import run_cases, run_here
+from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
+from g4kv_cli.cases.run_info import collect_run_info
+from g4kv_cli.commands.options import case_timeout_words, require_two_files
+from g4kv_cli.device.open import open_device
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS
+from g4kv_cli.records.run import CaseResult, RunInfo, summarise
+from g4kv_cli.report.json import NO_SETTINGS
+from g4kv_cli.report.result_files import ResultFiles
+
+MAX_DEFAULT_JOBS = {"emulated": 2, "cuda": 8}
+"""Worker processes; on a GPU of cases that trap, which mostly wait for a context to come up."""
+MANY_CASES = 1000
+SECONDS_BETWEEN_RECORDS = 0.5
+"""The record of many short cases is not rewritten after each."""
+
+
+class GateConsole(Protocol):
+    """What shows a run."""
+
+    def start(self, run: RunInfo) -> None: ...
+    def add(self, result: CaseResult) -> None: ...
+    def finish(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """The options that both commands have. ``here``: all in this process, for a debugger."""
+
+    command: str
+    device: str
+    require_gpu: bool
+    kernels: Path | None
+    variant: str
+    jobs: int | None
+    case_timeout: float
+    json_path: Path | None
+    junit_path: Path | None
+    here: bool = False
+
+    def rerun(self, device_spec: str) -> list[str]:
+        """The words of the command that runs on the same device with the same kernels, up to ``--case``."""
+        words = ["g4kv", self.command, "--device", device_spec]
+        words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
+        words += ["--variant", self.variant] if self.variant else []
+        return words + case_timeout_words(self.case_timeout)
+
+
+def run_gate(
+    cases: Sequence[Case],
+    options: GateOptions,
+    console: GateConsole,
+    *,
+    seed: int,
+    rerun: Sequence[str] = (),
+    settings: Mapping[str, int | None] = NO_SETTINGS,
+    before: Callable[[RunInfo], None] = lambda run: None,
+    judge: Callable[[CaseResult], CaseResult] = lambda result: result,
+) -> int:
+    """Run the cases; the command's exit code.
+
+    ``rerun``: words of the command's own, behind the common ones. ``settings`` stand in the record. ``before`` may
+    refuse the run once it is known where and with what it would be made; ``judge`` has the last word on a result.
+    """
+    require_two_files(options.json_path, options.junit_path)
+    opened = open_device(options.device, options.require_gpu)
+    try:
+        run = collect_run_info(opened, options.kernels, seed)
+        before(run)
+        compile_for(opened, options.kernels, cases)
+        spec = device_spec_of(opened)
+        how = RunSettings(
+            device_spec=spec,
+            kernels_directory=options.kernels,
+            rerun=(*options.rerun(spec), *rerun),
+            case_timeout_seconds=options.case_timeout,
+            variant=options.variant,
+        )
+        seconds_between = SECONDS_BETWEEN_RECORDS if len(cases) > MANY_CASES else 0.0
+        files = ResultFiles(
+            options.json_path, options.junit_path, run, len(cases), command=options.command,
+            seconds_between_records=seconds_between, settings=settings,
+        )  # fmt: skip
+        results: list[CaseResult] = []
+        console.start(run)
+        jobs = options.jobs or _default_jobs(opened.info.kind)
+        running = run_here(cases, how, opened) if options.here else run_cases(cases, how, opened, jobs)
+        try:
+            for result in map(judge, running):
+                results.append(result)
+                files.add(result)
+                console.add(result)
+        except BaseException:
+            console.abort()
+            raise
+        finally:
+            files.finish()
+        console.finish()
+    finally:
+        opened.close()
+    files.require_whole()
+    return _exit_code(results)
+
+
+def _default_jobs(kind: str) -> int:
+    cores = os.cpu_count() or 1
+    with suppress(AttributeError):  # not on macOS
+        cores = len(os.sched_getaffinity(0))
+    return min(MAX_DEFAULT_JOBS[kind], cores)
+
+
+def _exit_code(results: Sequence[CaseResult]) -> int:
+    summary = summarise(list(results))
+    if summary.failed:
+        return EXIT_FINDINGS
+    if summary.error:
+        return EXIT_FAILURE
+    if not summary.passed:
+        sys.stderr.write("g4kv: error: every case was skipped, so nothing was checked\n")
+        return EXIT_FAILURE
+    return 0
