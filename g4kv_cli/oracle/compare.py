@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.oracle.reference import Expected
+from g4kv_cli.oracle.suspects import Suspects, identify
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
@@ -52,8 +53,13 @@ class Axes:
 ROWS = ("token", "head", "dim")
 
 
-def compare_values(operation: str, got: Array, expected: Expected, axes: Axes) -> Mismatch | None:
-    """Compare bf16 results with float64 expectations of the same shape; None if every element is within its limit."""
+def compare_values(
+    operation: str, got: Array, expected: Expected, axes: Axes, suspects: Suspects | None = None
+) -> Mismatch | None:
+    """Compare bf16 results with float64 expectations of the same shape; None if every element is within its limit.
+
+    A wrong row is held against the other rows, and against ``suspects`` of its (token, head).
+    """
     got64 = got.astype(np.float32).astype(np.float64)
     non_finite = ~np.isfinite(got64)
     if non_finite.any():
@@ -76,7 +82,22 @@ def compare_values(operation: str, got: Array, expected: Expected, axes: Axes) -
         worst_got=_text(got[worst]),
         worst_want=_number(expected.value[worst]),
         limit=f"{expected.limit_text}: {expected.limit[worst]:.3g} at the worst",
+        first_row_equals=_equals(got, expected, axes, first, suspects),
+        worst_row_equals="" if worst[:-1] == first[:-1] else _equals(got, expected, axes, worst, suspects),
     )
+
+
+def _equals(got: Array, expected: Expected, axes: Axes, index: Index, suspects: Suspects | None) -> str:
+    """What the row of a wrong element equals."""
+    if axes.names != ROWS:
+        return ""
+    own = axes.coordinate(index)
+
+    def name(token: int, head: int) -> str:
+        other = axes.coordinate((token, head, index[2]))
+        return ", ".join(f"{key} {value}" for key, value in other.items() if own[key] != value)
+
+    return identify(got, expected.value, expected.limit, (index[0], index[1]), name, suspects)
 
 
 def compare_bits(operation: str, got: Array, want: Array, axes: Axes, note: str = "") -> Mismatch | None:

@@ -11,6 +11,7 @@ from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.attention_limits import Rounding, mean_scale_limit, scale_error
 from g4kv_cli.oracle.compare import Axes, compare_values
 from g4kv_cli.oracle.reference import Expected
+from g4kv_cli.oracle.suspects import Suspects
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
@@ -19,11 +20,14 @@ Float64 = npt.NDArray[np.float64]
 LIMIT_TEXT = "bf16 weights and output, float32 sums"
 
 
-def compare_attention(operation: str, got: Array, expected: ExpectedAttention, axes: Axes) -> Mismatch | None:
+def compare_attention(
+    operation: str, got: Array, expected: ExpectedAttention, axes: Axes, suspects: Suspects | None = None
+) -> Mismatch | None:
     """``got`` bf16 [tokens, heads, head_dim]: every element within its limit, and all rows together neither larger nor
-    smaller than roundings make them (attention_limits.py); None if so. Non-finite results are looked at first."""
+    smaller than roundings make them (attention_limits.py); None if so. Non-finite results are looked at first.
+    ``suspects``: see compare_values."""
     value, rounding = expected.value, expected.rounding
-    found = compare_values(operation, got, Expected(value, rounding.limit, LIMIT_TEXT), axes)
+    found = compare_values(operation, got, Expected(value, rounding.limit, LIMIT_TEXT), axes, suspects)
     return found or _compare_scale(operation, got, value, rounding, axes)
 
 

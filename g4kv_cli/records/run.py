@@ -57,7 +57,9 @@ class RunInfo:
 class Mismatch:
     """A wrong result: which operation, how many elements, and the first and the worst one in logical terms.
 
-    ``first`` and ``worst`` are coordinates such as ``{"layer": 1, "page": 7, "slot": 3, "head": 0, "dim": 128}``.
+    ``first`` and ``worst`` are coordinates such as ``{"layer": 1, "page": 7, "slot": 3, "head": 0, "dim": 128}``. What
+    their whole row equals, if it is somebody else's ("the expected row of head 3"), is in ``first_row_equals`` and,
+    where that is another row, ``worst_row_equals``.
     """
 
     operation: str
@@ -71,6 +73,8 @@ class Mismatch:
     worst_want: str
     limit: str
     note: str = ""
+    first_row_equals: str = ""
+    worst_row_equals: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,10 +191,14 @@ def mismatch_lines(mismatch: Mismatch) -> list[str]:
         f"{mismatch.operation}: {mismatch.count:,} of {mismatch.total:,} elements",
         f"  first  {coordinate_text(mismatch.first)}: got {mismatch.first_got}, want {mismatch.first_want}",
     ]
+    if mismatch.first_row_equals:
+        lines.append(f"         that row equals {mismatch.first_row_equals}")
     if mismatch.worst != mismatch.first:
         lines.append(
             f"  worst  {coordinate_text(mismatch.worst)}: got {mismatch.worst_got}, want {mismatch.worst_want}"
         )
+        if mismatch.worst_row_equals:
+            lines.append(f"         that row equals {mismatch.worst_row_equals}")
     lines.append(f"  limit  {mismatch.limit}")
     if mismatch.note:
         lines.append(f"  note   {mismatch.note}")

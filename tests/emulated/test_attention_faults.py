@@ -56,6 +56,7 @@ FAULTS = (
         "window one more",
         _edit(TILE, _OLDEST, "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left - 1);"),
         (*_all_forms("needle/window40"), f"{LOCAL}/decode/needle/window333", f"{LOCAL}/decode-split/needle/window512"),
+        ("that row equals the expected row with a window one key longer",),
     ),
     Fault(
         "window one less",
@@ -243,6 +244,7 @@ FAULTS = (
         _edit(DECODE, "Copy::run(p.pool, lane_offset, p.layout.kv_block_len, keys + Shape::kTileBytes, half, lane);",
               "Copy::run(p.pool, lane_offset, 0, keys + Shape::kTileBytes, half, lane);"),
         (f"{LOCAL}/decode/kv-len-one", f"{GLOBAL}/decode-split/kv-len-one"),
+        ("that row equals the expected row with K in place of V",),
     ),
     Fault(
         "log-sum-exp in bits",

@@ -56,13 +56,13 @@ FAULTS = (
         "norm weight 1 + w",
         _edit("y[i] = (y[i] * inv_rms) * weight[i];", "y[i] = (y[i] * inv_rms) * (1.0f + weight[i]);"),
         f"{LOCAL}/prefill/closed-form",
-        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920"),
+        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920", "row normed with 1 + weight"),
     ),
     Fault(
         "swapped norm weights",
         _edit("is_q ? p.q_weight : p.k_weight;", "is_q ? p.k_weight : p.q_weight;"),
         f"{LOCAL}/prefill/closed-form",
-        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920"),
+        ("q_out: 163,840 of 163,840 elements", "K in the pool: 81,920 of 81,920", "normed with the weight of K"),
     ),
     Fault(
         "V rotated",
@@ -78,7 +78,7 @@ FAULTS = (
         store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
         ),
         f"{LOCAL}/prefill/closed-form",
-        ("V in the pool: ",),
+        ("V in the pool: ", "the expected row and rotated"),
     ),
     Fault(
         "V normed with the K weight",
@@ -91,7 +91,7 @@ FAULTS = (
         store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
         ),
         f"{OWN_V}/decode/closed-form",
-        ("V in the pool: ",),
+        ("V in the pool: ", "the expected row normed with the weight of K"),
     ),
     Fault(
         "V taken after k_norm",
@@ -110,13 +110,13 @@ FAULTS = (
         }""",
         ),
         f"{GLOBAL}/prefill/closed-form",
-        ("V in the pool: ",),
+        ("V in the pool: ", "the expected row made of K after its norm"),
     ),
     Fault(
         "V from the raw K where it has an input of its own",
         _edit("is_q ? p.q : is_v ? p.v : p.k;", "is_q ? p.q : p.k;"),
         f"{LOCAL}/decode/closed-form",
-        ("V in the pool: 14,336 of 14,336 elements",),
+        ("V in the pool: 14,336 of 14,336 elements", "the expected row made of raw K"),
     ),
     Fault(
         "missing eps",
@@ -343,4 +343,4 @@ def test_exponent_over_the_rotated_span_is_seen_by_the_recordings(
     assert failed == ["golden/12b-global_short/prefill"]
     shown = capsys.readouterr().out
     assert "q_out: " in shown
-    assert "0.016 of the rotated pair's magnitude" in shown
+    assert "of the rotated pair's magnitude" in shown

@@ -26,9 +26,11 @@ from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import ExpectedAttention
+from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_bits, compare_untouched
 from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse
+from g4kv_cli.oracle.suspects import Suspects
 from g4kv_cli.records.run import CaseResult
 
 Array = npt.NDArray[Any]
@@ -113,12 +115,25 @@ def judge(session: AttentionSession, outputs: Outputs, of: str = "") -> None:
     judged = _judged_tokens(case)
     axes = _axes(case)
     want = expected.of_tokens(judged)
-    session.found(compare_attention(f"out{of}", outputs.out[judged], want, axes))
+    suspects = _suspects(session, judged)
+    session.found(compare_attention(f"out{of}", outputs.out[judged], want, axes, suspects))
     lse_axes = dataclasses.replace(axes, names=ROWS[:2])
     session.found(compare_lse(f"lse{of}", outputs.lse[judged], want.lse, want.lse_limit, lse_axes))
     if case.padding_rows:
         operation = f"out{of}, rows behind the tokens"
         session.found(compare_untouched(operation, outputs.out, slice(case.num_tokens), Axes(ROWS)))
+
+
+def _suspects(session: AttentionSession, judged: npt.NDArray[np.intp]) -> Suspects:
+    """Whose value a wrong row could be; tokens count those that are judged."""
+    case, tensors, token = session.case, session.tensors, 0
+    requests = []
+    for number, request in enumerate(case.requests):
+        q = tensors.q[token : token + request.q_len]
+        requests.append(RequestRows(q, tensors.k[number], tensors.v[number], tensors.first_keys[number], number))
+        token += request.q_len
+    suspects = AttentionSuspects(requests, case.window_left, case.sm_scale, case.page_size)
+    return lambda token, head: suspects(int(judged[token]), head)
 
 
 def make_plan(session: Session, case: AttentionCase) -> PrefillPagedPlan:

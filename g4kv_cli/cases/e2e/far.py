@@ -33,10 +33,12 @@ from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.prefill_plan import PlanRequest
 from g4kv_cli.model.slots import pages_for
 from g4kv_cli.oracle.attention import attend
+from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import ROWS, Axes, compare_values
 from g4kv_cli.oracle.compare_attention import compare_attention
-from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
+from g4kv_cli.oracle.prep_suspects import Part, PrepRows
+from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
 from g4kv_cli.records.run import CaseResult
 
 ENTRY = "long_context_walk"
@@ -216,12 +218,14 @@ class _Walker:
         q = self.launches.rotated_queries()
         k, v = self.cache.stored(self.held, self.layer, span)
         axes = self._axes(positions)
-        for name, got, expected in (
-            ("q_out", q, expected_rotated(q_raw, self.q_weight, cos, sin)),
-            ("K in the pool", k, expected_rotated(k_raw, self.k_weight, cos, sin)),
-            ("V in the pool", v, expected_value_rows(k_raw if v_raw is None else v_raw)),
-        ):
-            self.run.found(compare_values(name, got, expected, axes))
+        given = PrepRows(q_raw, k_raw, v_raw, self.q_weight, self.k_weight, cos, sin, positions)
+        parts: tuple[tuple[str, Part, Array, Expected], ...] = (
+            ("q_out", "q", q, expected_rotated(q_raw, self.q_weight, cos, sin)),
+            ("K in the pool", "k", k, expected_rotated(k_raw, self.k_weight, cos, sin)),
+            ("V in the pool", "v", v, expected_value_rows(k_raw if v_raw is None else v_raw)),
+        )
+        for name, part, got, expected in parts:
+            self.run.found(compare_values(name, got, expected, axes, given.suspects(part)))
             self.run.digest.update(np.ascontiguousarray(got).tobytes())
         self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
         return q
@@ -233,7 +237,9 @@ class _Walker:
         kept = slice(first - start, None)
         want = attend(q, self.k[kept], self.v[kept], first_key=first, window_left=left, sm_scale=1.0)
         axes = self._axes(range(self.at, self.at + len(q)))
-        self.run.found(compare_attention(f"attention, {form}", out, want, axes))
+        rows = RequestRows(q, self.k, self.v, start, 0)
+        whose = AttentionSuspects([rows], left, 1.0, PAGE_SIZE)
+        self.run.found(compare_attention(f"attention, {form}", out, want, axes, whose))
         self.run.digest.update(out.tobytes())
 
     def _axes(self, positions: Sequence[int] | Array) -> Axes:

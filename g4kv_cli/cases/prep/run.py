@@ -30,6 +30,7 @@ from g4kv_cli.oracle.compare import (
     compare_untouched,
     compare_values,
 )
+from g4kv_cli.oracle.prep_suspects import Part, PrepRows
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.records.run import CaseResult
 
@@ -74,8 +75,8 @@ def _execute(run: _Run) -> None:
 def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> None:
     k_out = run.poisoned(run.problem.inputs.k.shape, "k_out")
     entry_named(run.case.entry)(run.library, **arguments, start_pos=run.case.positions[0], k_out=k_out)
-    _check_rows(run, "q_out", run.device.read(q_out), run.problem.q)
-    _check_rows(run, "k_out", run.device.read(k_out), run.problem.k)
+    _check_rows(run, "q_out", "q", run.device.read(q_out), run.problem.q)
+    _check_rows(run, "k_out", "k", run.device.read(k_out), run.problem.k)
 
 
 def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: Placement) -> None:
@@ -99,9 +100,9 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
     if case.padding_rows:
         run.found(compare_untouched("q_out, padding rows", rows, slice(len(case.positions)), Axes(ROWS)))
     stored = check.read(device, pool)
-    _check_rows(run, "q_out", q, problem.q)
-    _check_pool_rows(run, check, "K", stored.k, problem.k)
-    _check_pool_rows(run, check, "V", stored.v, problem.v)
+    _check_rows(run, "q_out", "q", q, problem.q)
+    _check_pool_rows(run, check, "k", stored.k, problem.k)
+    _check_pool_rows(run, check, "v", stored.v, problem.v)
     run.mismatches.extend(stored.untouched)
     run.digest.update(stored.digest)
     if case.against_contiguous:
@@ -131,20 +132,31 @@ def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: 
     run.found(compare_bits("K in the pool against the contiguous form", k, run.device.read(k_out), check.row_axes))
 
 
-def _check_rows(run: _Run, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
+def _check_rows(run: _Run, operation: str, part: Part, got: Array, expected: tuple[Expected, ...]) -> None:
+    suspects = _given(run.problem.inputs).suspects(part)
     for one in expected:
-        run.found(compare_values(operation, got, one, _token_axes(run)))
+        run.found(compare_values(operation, got, one, _token_axes(run), suspects))
     run.digest.update(np.ascontiguousarray(got).tobytes())
 
 
-def _check_pool_rows(run: _Run, check: PoolCheck, operation: str, got: Array, expected: tuple[Expected, ...]) -> None:
+def _check_pool_rows(run: _Run, check: PoolCheck, part: Part, got: Array, expected: tuple[Expected, ...]) -> None:
     kept = check.compared_tokens
+    suspects = _given(run.problem.inputs, kept).suspects(part)
     for one in expected:
         limits = Expected(
             one.value[kept], one.limit[kept], one.limit_text, one.rms_limit,
             None if one.magnitude is None else one.magnitude[kept],
         )  # fmt: skip
-        run.found(compare_values(f"{operation} in the pool", got[kept], limits, check.row_axes))
+        run.found(compare_values(f"{part.upper()} in the pool", got[kept], limits, check.row_axes, suspects))
+
+
+def _given(inputs: PrepInputs, tokens: Any = slice(None)) -> PrepRows:
+    """What the call was given, for the suspects of a wrong row; those tokens only."""
+    v = None if inputs.v is None else inputs.v[tokens]
+    return PrepRows(
+        inputs.q[tokens], inputs.k[tokens], v, inputs.q_weight, inputs.k_weight, inputs.cos[tokens],
+        inputs.sin[tokens], inputs.positions[tokens],
+    )  # fmt: skip
 
 
 def _token_axes(run: _Run) -> Axes:

@@ -29,10 +29,12 @@ from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import attend, concatenate
+from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.compare import POISON_BITS, ROWS, Axes, compare_bits, compare_values
 from g4kv_cli.oracle.compare_attention import compare_attention
-from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
+from g4kv_cli.oracle.prep_suspects import Part, PrepRows
+from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
 from g4kv_cli.records.run import CaseResult
 
 Array = npt.NDArray[Any]
@@ -229,16 +231,24 @@ class _Run:
             inputs = history.inputs
             expected_q = expected_rotated(inputs.q[new], self.q_weight, inputs.cos[new], inputs.sin[new])
             where = Axes(ROWS, {"request": work.request}, {"position": range(work.kv.start_pos, work.kv.kv_len)})
-            for what, values, expected in (
-                ("q_out", q[token : token + work.kv.q_len], expected_q),
-                *zip(("K in the pool", "V in the pool"), got, self._expected_rows(history, new), strict=True),
-            ):
-                self.session.found(compare_values(f"{name}: {what}", values, expected, where))
+            given = PrepRows(
+                inputs.q[new], inputs.k[new], None if inputs.v is None else inputs.v[new], self.q_weight,
+                self.k_weight, inputs.cos[new], inputs.sin[new], inputs.positions[new],
+            )  # fmt: skip
+            expected_k, expected_v = self._expected_rows(history, new)
+            parts: tuple[tuple[str, Part, Array, Expected], ...] = (
+                ("q_out", "q", q[token : token + work.kv.q_len], expected_q),
+                ("K in the pool", "k", got[0], expected_k),
+                ("V in the pool", "v", got[1], expected_v),
+            )
+            for what, part, values, expected in parts:
+                whose = given.suspects(part)
+                self.session.found(compare_values(f"{name}: {what}", values, expected, where, whose))
             history.k[new], history.v[new] = got
             for kv in (0, 1):
                 self.image[pages, LAYER, kv, slots] = got[kv]
 
-    def _expected_rows(self, history: _History, tokens: slice) -> tuple[Any, Any]:
+    def _expected_rows(self, history: _History, tokens: slice) -> tuple[Expected, Expected]:
         inputs = history.inputs
         return (
             expected_rotated(inputs.k[tokens], self.k_weight, inputs.cos[tokens], inputs.sin[tokens]),
@@ -259,7 +269,7 @@ class _Run:
             )
         form(session.library, **arguments)
         q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
-        parts, named = [], []
+        parts, named, suspects = [], [], []
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
@@ -270,12 +280,15 @@ class _Run:
                 attend(q[tokens], history.k[keys], history.v[keys], first_key=first,
                        window_left=geometry.window_left, sm_scale=1.0)
             )  # fmt: skip
+            whole = slice(0, work.kv.kv_len)
+            suspects.append(RequestRows(q[tokens], history.k[whole], history.v[whole], 0, work.request))
             named += [work.request] * work.kv.q_len
             session.outputs[step.number, "decode" if is_decode else "prefill", work.request] = got[tokens]
         expected = concatenate(parts)
         axes = Axes(ROWS, {}, {"request": named, "position": rows.positions})
         operation = f"{name} ({form.form}): out"
-        session.found(compare_attention(operation, got, expected, axes))
+        whose = AttentionSuspects(suspects, geometry.window_left, 1.0, self.case.page_size)
+        session.found(compare_attention(operation, got, expected, axes, whose))
 
     def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:
         """The raw rows of the batch's new tokens, and NaN rows behind them."""
