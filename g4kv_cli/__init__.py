@@ -24,6 +24,7 @@ API_NAMES = frozenset(
         "DeviceFault",
         "DeviceUnavailable",
         "Entry",
+        "ExpectedAttention",
         "G4kvError",
         "Geometry",
         "KernelLibrary",

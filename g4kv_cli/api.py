@@ -24,6 +24,10 @@ offsets and strides elements. Arrays on the host are NumPy, bf16 is ``ml_dtypes.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
+
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
@@ -35,11 +39,12 @@ from g4kv_cli.entries.table import ENTRIES, entry_for, entry_named
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, G4kvError, UsageError
 from g4kv_cli.inputs import rope_rows
-from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.model.geometry import ATTENTION_SCALE, GEOMETRIES, Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
 from g4kv_cli.model.rules import RULES
-from g4kv_cli.oracle.attention import attend
+from g4kv_cli.oracle import attention as oracle_attention
+from g4kv_cli.oracle.attention import ExpectedAttention
 
 __all__ = [
     "ENTRIES",
@@ -52,6 +57,7 @@ __all__ = [
     "DeviceFault",
     "DeviceUnavailable",
     "Entry",
+    "ExpectedAttention",
     "G4kvError",
     "Geometry",
     "KernelLibrary",
@@ -72,3 +78,23 @@ __all__ = [
     "open_device",
     "rope_rows",
 ]
+
+
+def attend(
+    q: npt.NDArray[Any],
+    k: npt.NDArray[Any],
+    v: npt.NDArray[Any],
+    *,
+    first_key: int = 0,
+    window: int | None = None,
+    sm_scale: float = ATTENTION_SCALE,
+) -> ExpectedAttention:
+    """Attention of one request's chunk in float64, and how far off a right kernel may be.
+
+    ``q`` [q_len, num_qo_heads, head_dim] as prep left it; ``k``, ``v`` [keys, num_kv_heads, head_dim], row 0 at
+    position ``first_key``; the last query stands at the last key. ``window`` counts keys, the query's own included
+    (None: all). The answer's ``value`` is [q_len, num_qo_heads, head_dim], ``rounding.limit`` likewise; ``lse`` and
+    ``lse_limit`` are [q_len, num_qo_heads]. ValueError if a query sees no key.
+    """
+    window_left = -1 if window is None else window - 1
+    return oracle_attention.attend(q, k, v, first_key=first_key, window_left=window_left, sm_scale=sm_scale)

@@ -258,19 +258,14 @@ def prep_call(problem: PrepProblem, library: KernelLibrary) -> PrepCall:
         )
         metadata = {"batch": batch}
     else:
-        kv_len = START_POS + shape.tokens
-        last = kv_len - (len(problem.pages) - 1) * shape.page_size
-        request = PlanRequest(START_POS, shape.tokens, problem.pages.tolist(), last)
+        request = PlanRequest.of(
+            kv_len=START_POS + shape.tokens,
+            q_len=shape.tokens,
+            pages=problem.pages.tolist(),
+            page_size=shape.page_size,
+        )
         plan = PrefillPagedPlan.batch(
-            device,
-            [request],
-            shape=PlanShape(
-                num_qo_heads=shape.num_qo_heads,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
-                page_size=shape.page_size,
-                window_left=problem.geometry.window_left,
-            ),
+            device, [request], shape=PlanShape.of(problem.geometry, page_size=shape.page_size)
         )
         metadata = {"plan": plan}
     return PrepCall(problem, library, metadata)

@@ -102,9 +102,10 @@ class AttentionProblem:
 
     def requests(self) -> list[PlanRequest]:
         """The batch as a plan takes it."""
-        start = self.shape.kv_len - self.shape.tokens
+        shape = self.shape
         return [
-            PlanRequest(start, self.shape.tokens, row.tolist(), self.last_page_len, self.origin) for row in self.pages
+            PlanRequest.of(kv_len=shape.kv_len, q_len=shape.tokens, pages=row.tolist(), page_size=shape.page_size)
+            for row in self.pages
         ]
 
     def renew_queries(self) -> None:

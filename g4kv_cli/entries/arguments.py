@@ -86,7 +86,9 @@ class PagedBatch:
 
     positions int32 [tokens] (absolute), page_indices int32 [nnz], page_indptr int32 [tokens + 1], page_origins
     int32 [tokens] (logical page of a row's index 0). ``host`` holds the same four arrays, or None where they were
-    made on the device. ``padding_page`` is the reserved page that the padding rows of a bucket share.
+    made on the device. ``padding_page`` is the reserved page that the padding rows of a bucket share: any number of
+    rows that name nothing else, at any of its slots. Tokens of one request that follow each other are one chunk, for
+    the batch_prefill entries: here each would write what the next holds as history.
     """
 
     positions: DeviceArray

@@ -11,7 +11,7 @@ from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-LIBRARY = "KernelLibrary(device)"
+LIBRARY = "g4kv.KernelLibrary(device)"
 
 
 def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +26,6 @@ def test_the_program_sees_a_kernel_that_attends_to_one_key_too_few(tmp_path: Pat
     assert source.count(right) == 1
     (tmp_path / "attention_tile.cuh").write_text(source.replace(right, right.replace(" + 1", "")), encoding="utf-8")
     assert PROGRAM.count(LIBRARY) == 1
-    program = PROGRAM.replace(LIBRARY, f"KernelLibrary(device, __import__('pathlib').Path({str(tmp_path)!r}))")
+    program = PROGRAM.replace(LIBRARY, f"g4kv.KernelLibrary(device, __import__('pathlib').Path({str(tmp_path)!r}))")
     with pytest.raises(AssertionError):
         exec(compile(program, "README.md", "exec"), {})

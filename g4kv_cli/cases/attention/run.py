@@ -286,10 +286,10 @@ def _refilled(session: AttentionSession, pool: DeviceArray) -> Outputs:
     """All requests through a preallocated plan, then half of them: the arrays still hold what the others left."""
     case = session.case
     plan = _preallocated(session)
-    plan.update(plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+    _fill(plan, case)
     whole = call(session, case, pool, session.tensors.q, plan)
     half = dataclasses.replace(case, requests=case.requests[: len(case.requests) // 2])
-    plan.update(plan_requests(half.requests, case.page_size), shape=plan_shape(half))
+    _fill(plan, half)
     q = session.tensors.q[: half.num_tokens]
     _same_bits(
         session, "out of a plan refilled with less", call(session, half, pool, q), call(session, half, pool, q, plan)
@@ -305,13 +305,13 @@ def _replayed(session: AttentionSession, pool: DeviceArray) -> Outputs:
     case = session.case
     device: Any = session.device
     plan = _preallocated(session)
-    plan.update(plan_requests(case.requests[::-1], case.page_size), shape=plan_shape(case))
+    _fill(plan, dataclasses.replace(case, requests=case.requests[::-1]))
     captured = prepare(session, case, pool, np.ascontiguousarray(session.tensors.q[::-1]), plan)
     captured.run()
     with device.capture() as graph:
         captured.launch()
     try:
-        plan.update(plan_requests(case.requests, case.page_size), shape=plan_shape(case))
+        _fill(plan, case)
         device.write(captured.arguments["q"], session.tensors.q)
         device.fill(captured.out, POISON_BYTE)
         device.fill(captured.lse, POISON_BYTE)
@@ -319,8 +319,16 @@ def _replayed(session: AttentionSession, pool: DeviceArray) -> Outputs:
         replayed = captured.read()
     finally:
         graph.close()
-    _same_bits(session, "out of a replayed graph", call(session, case, pool, session.tensors.q), replayed)
+    judged = _judged_tokens(case)
+    fresh, again = (
+        Outputs(one.out[judged], one.lse[judged]) for one in (call(session, case, pool, session.tensors.q), replayed)
+    )
+    _same_bits(session, "out of a replayed graph", fresh, again)
     return replayed
+
+
+def _fill(plan: PrefillPagedPlan, case: AttentionCase) -> None:
+    plan.update(plan_requests(case.requests, case.page_size), shape=plan_shape(case), padding_page=case.padding_page)
 
 
 def _preallocated(session: AttentionSession) -> PrefillPagedPlan:

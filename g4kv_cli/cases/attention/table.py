@@ -103,8 +103,8 @@ class _Table:
                         check="alone", num_splits=splits)  # fmt: skip
         yield self.case(form, "plan/refilled-smaller", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
                         check="refill", num_splits=splits)  # fmt: skip
-        yield self.case(form, "plan/graph-replay", _ones((4 * size, 3, size + 1, 90)), geometry=self.one_head,
-                        check="graph", num_splits=splits)  # fmt: skip
+        yield self.case(form, "plan/graph-replay", _ones((4 * size, 3, size + 1, 90)), padding=4,
+                        geometry=self.one_head, check="graph", num_splits=splits)  # fmt: skip
         yield self.case(form, "long-history", _ones((LONG_HISTORY[self.geometry.head_dim], 70)), geometry=self.one_head,
                         window=None)  # fmt: skip
         yield self._large_pool(form, splits)
@@ -161,6 +161,7 @@ class _Table:
         yield self.case(form, "model-heads", ((size + 3, 5), (size, 0), (2 * size, 1), (3, 3)), num_layers=2)
         yield self.case(form, "empty-requests-around", ((size, 0), (3, 0), (size + 5, 6), (1, 0)), geometry=one)
         yield self.case(form, "rows-behind-the-tokens", ((size + 3, 4),), geometry=one, padding_rows=3)
+        yield self.case(form, "padding/poisoned-page", ((size + 3, 4), (5, 1)), padding=3, geometry=one)
         yield from self._values(form, ((3 * size + 5, 6), (100, 3), (9, 9)), 1)
         for page_size in page_sizes:
             chunks = ((2 * page_size + page_size // 2 + 1, min(page_size + 2, 40)), (page_size, 1))
