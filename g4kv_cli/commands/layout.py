@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from g4kv_cli.commands.layout_coordinates import PAGE_IDS, coordinate_of, offset_of, parse_coordinate
 from g4kv_cli.commands.options import device_options, kernels_option
@@ -23,6 +21,7 @@ from g4kv_cli.report import layout_json as values
 from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
 from g4kv_cli.report.output import outlive_reader
+from g4kv_cli.report.terminal import results_console
 
 if TYPE_CHECKING:
     from g4kv_cli.cases.layout_probe import ProbeGroup
@@ -212,7 +211,7 @@ class _Report:
         self.findings = 0
         self._json_path = json_path
         self._values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-        self._console = Console(file=sys.stdout, highlight=False)
+        self._console = results_console()
 
     def add(self, name: str, value: dict[str, Any]) -> None:
         self._values.setdefault(name, []).append(value)

@@ -24,21 +24,20 @@ from g4kv_cli.report.bench_format import (
 )
 from g4kv_cli.report.console import device_text, kernels_text
 from g4kv_cli.report.format import count_text
+from g4kv_cli.report.terminal import blocks, print_line, print_table, results_console
 
+KV_LEN_WIDTH = 7
 _STYLES = {"best": "bold green", "tie": "green", "best peer": "cyan", "": ""}
 _CHANGES = {
     "slower": "bold red", "broken": "bold red", "faster": "bold green", "mended": "green", "undecided": "yellow",
 }  # fmt: skip
-TABLE_WIDTH = 150
 
 
 class BenchConsole:
     """Writes to stdout; progress goes to stderr where that is a terminal."""
 
     def __init__(self, out: Console | None = None) -> None:
-        self._out = out or Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        # A table is for reading on a wide terminal or in a file; a narrow one wraps it, which loses nothing.
-        self._out.width = max(TABLE_WIDTH, self._out.width)
+        self._out = out or results_console()
         self._progress_shown = False
 
     # --- before and during a run ---------------------------------------------------------------------------
@@ -71,17 +70,19 @@ class BenchConsole:
         for geometry, kind in keys:
             rows = [row for row in analysis.rows if (row.shape.geometry, row.shape.kind) == (geometry, kind)]
             self._out.print()
-            self._print_table(measurement_table(f"{geometry}, {kind}", rows))
+            print_table(self._out, measurement_table(f"{geometry}, {kind}", rows), keys=2)
 
     def verdicts(self, verdicts: Sequence[GeometryVerdict]) -> None:
         """The winners per cell, the sentences, the rule."""
         for verdict in verdicts:
             self._out.print()
-            self._print_table(verdict_table(verdict))
-            for sentence in verdict.sentences:
-                self._out.print(Text(f"  {sentence}"))
-            for line in rule_lines(verdict):
-                self._out.print(Text(f"  {line}"))
+            batches = sorted({cell.shape.batch for cell in verdict.cells})
+            for block in blocks([_batch_width(verdict, batch) for batch in batches], KV_LEN_WIDTH, self._out):
+                if block.start:
+                    self._out.print()
+                print_table(self._out, verdict_table(verdict, [batches[index] for index in block]))
+            for line in (*verdict.sentences, *rule_lines(verdict)):
+                print_line(self._out, "  ", line)
 
     def missing(self, analysis: Analysis) -> None:
         """What has no time, and why."""
@@ -89,7 +90,7 @@ class BenchConsole:
             self._out.print()
             self._out.print(Text("without a time", style="bold yellow"))
             for line in analysis.missing:
-                self._out.print(Text(f"  {line}"))
+                print_line(self._out, "  ", line)
 
     def written(self, label: str, path: Path, note: str = "") -> None:
         """Where something was written, and what it lacks."""
@@ -98,14 +99,14 @@ class BenchConsole:
     def comparison(self, comparison: Comparison) -> None:
         """Every cell that changed or is undecided, then the counts."""
         self._out.print()
-        self._out.print(Text(f"A {comparison.a_name}", style="dim"))
-        self._out.print(Text(f"B {comparison.b_name}", style="dim"))
+        print_line(self._out, "A ", comparison.a_name, "dim")
+        print_line(self._out, "B ", comparison.b_name, "dim")
         for note in comparison.notes:
-            self._out.print(Text(f"  {note}", style="yellow"))
+            print_line(self._out, "  ", note, style="yellow")
         notable = [cell for cell in comparison.cells if cell.change not in ("same", "no time")]
         if notable:
-            self._print_table(comparison_table(notable))
-        self._out.print(Text(comparison_summary(comparison), style="bold"))
+            print_table(self._out, comparison_table(notable))
+        print_line(self._out, "", comparison_summary(comparison), "bold")
 
     # --- without a run -------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class BenchConsole:
                 row.floor_bound,
                 " ".join(names),
             )
-        self._print_table(table)
+        print_table(self._out, table)
         cells = sum(len(names) for names in configurations)
         self._out.print(Text(f"{count_text(len(rows), 'shape')}, {count_text(cells, 'cell')}", style="bold"))
 
@@ -138,13 +139,10 @@ class BenchConsole:
             table.add_column(name)
         for row in rows:
             table.add_row(*row)
-        self._print_table(table)
-
-    def _print_table(self, table: Table) -> None:
-        self._out.print(table)
+        print_table(self._out, table)
 
     def _line(self, label: str, text: str) -> None:
-        self._out.print(Text.assemble((label, "dim"), text))
+        print_line(self._out, label, text)
 
 
 def _table(title: str | None) -> Table:
@@ -190,11 +188,10 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def verdict_table(verdict: GeometryVerdict) -> Table:
-    """kv_len down, batch across; in a cell the lines of cell_lines."""
-    batches = sorted({cell.shape.batch for cell in verdict.cells})
+def verdict_table(verdict: GeometryVerdict, batches: Sequence[int]) -> Table:
+    """kv_len down, these batches across; in a cell the lines of cell_lines."""
     table = _table(f"{verdict.geometry}: which decode form")
-    table.add_column("kv_len", justify="right")
+    table.add_column("kv_len", justify="right", no_wrap=True)
     for batch in batches:
         table.add_column(f"batch {batch}", no_wrap=True)
     kv_lens = list(dict.fromkeys(cell.shape.kv_len for cell in verdict.cells))
@@ -205,6 +202,11 @@ def verdict_table(verdict: GeometryVerdict) -> Table:
         if kv_len != kv_lens[-1]:
             table.add_row()
     return table
+
+
+def _batch_width(verdict: GeometryVerdict, batch: int) -> int:
+    lines = [line for cell in verdict.cells if cell.shape.batch == batch for line in cell_lines(cell)]
+    return max(map(len, (f"batch {batch}", *lines)))
 
 
 def cell_lines(cell: CellVerdict) -> list[str]:

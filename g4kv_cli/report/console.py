@@ -14,9 +14,11 @@ from rich.text import Text
 
 from g4kv_cli.records.run import CaseResult, Mismatch, RunInfo, summarise
 from g4kv_cli.report.format import coordinate_text, count_text, digest_text, seconds_text, summary_text
+from g4kv_cli.report.terminal import print_entry, print_line, results_console
 
 PROGRESS_AFTER_SECONDS = 1.0
 
+NAME_WIDTH = 63
 _TURNS = "turns"
 _COLORS = {"passed": "green", "failed": "bold red", "error": "bold red", "skipped": "yellow"}
 
@@ -28,7 +30,7 @@ class SmokeConsole:
     """
 
     def __init__(self, total: int, *, quiet: bool = False, recorded: Path | None = None) -> None:
-        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._out = results_console()
         self._quiet = quiet
         self._total = total
         self._done: list[CaseResult] = []
@@ -69,7 +71,7 @@ class SmokeConsole:
             f"{self._files_text()} in {seconds_text(seconds)}"
         )
         failed = summary.failed or summary.error
-        self._out.print(Text(text, style="bold green" if good else "bold red" if failed else "bold yellow"))
+        print_line(self._out, "", text, "bold green" if good else "bold red" if failed else "bold yellow")
 
     def abort(self) -> None:
         """Clear the progress bar; the error that ended the run follows."""
@@ -90,10 +92,10 @@ class SmokeConsole:
                 self._heading = heading
                 self._out.print(Text(heading, style="bold"))
             bad = any(result.status in ("failed", "error") for result in group)
-            mark = ("  FAIL  ", "bold red") if bad else ("  ok    ", "green")
+            mark = Text("  FAIL  ", style="bold red") if bad else Text("  ok    ", style="green")
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
-            self._out.print(Text.assemble(mark, f"{name:<63} {counts}, {seconds_text(seconds)}"))
+            print_entry(self._out, mark, name, f"{counts}, {seconds_text(seconds)}", NAME_WIDTH)
         for result in notable:
             write_result(self._out, result)
 
@@ -113,7 +115,7 @@ class SmokeConsole:
         return f" from {count_text(len(self._files), 'file')}" if self._recorded is not None else ""
 
     def _line(self, label: str, text: str) -> None:
-        self._out.print(Text.assemble((label, "dim"), text))
+        print_line(self._out, label, text)
 
     # --- progress ------------------------------------------------------------------------------------------
 
@@ -176,11 +178,9 @@ def kernels_text(run: RunInfo) -> str:
 def write_result(out: Console, result: CaseResult) -> None:
     """A case that did not pass, in full, with the command that runs just it."""
     out.print(Text.assemble((f"    {result.status.upper()}  ", _COLORS[result.status]), result.id))
-    for line in result.reason.splitlines():
-        out.print(Text(f"      {line}"))
-    for mismatch in result.mismatches:
-        for line in mismatch_lines(mismatch):
-            out.print(Text(f"      {line}"))
+    for line in (*result.reason.splitlines(), *(line for one in result.mismatches for line in mismatch_lines(one))):
+        text = line.lstrip()
+        print_line(out, " " * (6 + len(line) - len(text)), text)
     if result.rerun and result.status != "skipped":
         out.print(Text.assemble(("      again  ", "dim"), result.rerun))
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from g4kv_cli.report.format import count_text
-
-MIN_WIDTH = 180
+from g4kv_cli.report.terminal import print_table, results_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +65,8 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table:
 
 def print_kernels(rows: Sequence[KernelRow]) -> None:
     """The table and a closing line."""
-    out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    out.width = max(MIN_WIDTH, out.width)
-    out.print(kernel_table(rows))
+    out = results_console()
+    print_table(out, kernel_table(rows), keys=2)
     out.print(summary(rows))
 
 

@@ -16,6 +16,7 @@ from g4kv_cli.model.stated_layout import GEOMETRY, StatedCheck
 from g4kv_cli.records.run import DeviceInfo, Mismatch
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout, layout_numbers, size_text
 from g4kv_cli.report.layout_picture import page_picture
+from g4kv_cli.report.terminal import print_line, print_table, terminal_width
 
 
 def write_layout(console: Console, shown: ShownLayout) -> None:
@@ -26,8 +27,7 @@ def write_layout(console: Console, shown: ShownLayout) -> None:
     )
     heads = f"{_count(geometry.num_qo_heads, 'query head')} on {_count(geometry.num_kv_heads, 'KV head')}"
     value_source = "V from raw K" if geometry.k_eq_v else "own V"
-    title = Text.assemble((geometry.name, "bold"), f"  {heads}, {window}, {value_source}")
-    console.print(title, soft_wrap=True)
+    print_line(console, f"{geometry.name}  ", f"{heads}, {window}, {value_source}", label_style="bold")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
@@ -35,13 +35,17 @@ def write_layout(console: Console, shown: ShownLayout) -> None:
     table.add_column(style="dim")
     for number in layout_numbers(shown):
         table.add_row(f"  {number.name}", str(number.value), number.unit, number.meaning)
-    console.print(table)
+    print_table(console, table)
     console.print()
-    for line in page_picture(shown.layout, ascii_only=console.options.ascii_only):
+    width = terminal_width(console)
+    for line in page_picture(shown.layout, ascii_only=console.options.ascii_only, width=width):
+        if width is not None and len(line) > width:
+            print_line(console, "", line)
+            continue
         text = Text(line)
         text.highlight_regex(r"\bK\b", "bold cyan")
         text.highlight_regex(r"\bV\b", "bold magenta")
-        console.print(text, soft_wrap=True)
+        console.print(text)
     console.print()
 
 
@@ -49,7 +53,7 @@ def write_pools(console: Console, pools: ModelPools) -> None:
     """Pages and bytes of both pools of a model."""
     title = f"{pools.model}: {_count(pools.slots, 'slot')} of up to {_count(pools.context_tokens, 'token')}"
     step = "" if pools.step_tokens == 1 else f", {pools.step_tokens} tokens a step"
-    console.print(Text(f"{title}, page size {pools.page_size}{step}", style="bold"), soft_wrap=True)
+    console.print(Text(f"{title}, page size {pools.page_size}{step}", style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("  pool", "layers", "pages a slot", "pages", "bytes", ""):
         table.add_column(header, justify="left" if header in ("  pool", "") else "right", no_wrap=True)
@@ -63,7 +67,7 @@ def write_pools(console: Console, pools: ModelPools) -> None:
             size_text(family.pool_bytes),
         )
     table.add_row("  both", "", "", "", str(pools.total_bytes), size_text(pools.total_bytes))
-    console.print(table)
+    print_table(console, table)
     window = pools.local.geometry.window
     notes = [
         f"pages = slots x pages a slot + {PADDING_PAGES} reserved padding page in each pool",
@@ -74,7 +78,7 @@ def write_pools(console: Console, pools: ModelPools) -> None:
     if shared:
         notes.append(f"the last {shared} layers read the K/V of earlier layers and have no block in any page")
     for note in notes:
-        console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
+        print_line(console, "  ", note, "dim")
     console.print()
 
 
@@ -85,7 +89,6 @@ def write_element(console: Console, layout: KvLayout, coordinate: Coordinate, el
             f"{coordinate_text(dataclasses.asdict(coordinate))}: element offset {element_offset}, "
             f"byte offset {element_offset * layout.element_bytes}"
         ),
-        soft_wrap=True,
     )
 
 
@@ -99,7 +102,6 @@ def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> Non
                 ("wrong ", "bold red"),
                 f"{contradiction.field}: got {contradiction.got}, want {contradiction.want}",
             ),
-            soft_wrap=True,
         )
     against = f"{geometry.name}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
     console.print(
@@ -107,7 +109,6 @@ def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> Non
             f"{stated.source}: {stated.statements - len(wrong)} of "
             f"{_count(stated.statements, 'statement')} agree with {against}"
         ),
-        soft_wrap=True,
     )
 
 
@@ -118,14 +119,14 @@ def _statement_of(field: str) -> str:
 
 def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]) -> None:
     """Which device computed the offsets, each disagreement, and the summary line."""
-    console.print(Text(f"device twin on {device_text(device)}", style="bold"), soft_wrap=True)
+    console.print(Text(f"device twin on {device_text(device)}", style="bold"))
     for line in lines:
         if line.mismatches:
             # A wrong block makes every row and element in it wrong: one line says it, and names the others.
             first, *others = line.mismatches
             too = f"; wrong too: {', '.join(other.operation for other in others)}" if others else ""
             found = f"{line.subject}, {line.coordinates}: {mismatch_text(first)}{too}"
-            console.print(Text.assemble(("wrong ", "bold red"), found), soft_wrap=True)
+            console.print(Text.assemble(("wrong ", "bold red"), found))
     total = sum(line.total for line in lines)
     agreeing = total - sum(line.disagreeing for line in lines)
     for line in lines:
@@ -134,12 +135,10 @@ def write_probe(console: Console, device: DeviceInfo, lines: Sequence[ProbeLine]
                 f"  {line.total - line.disagreeing} of {line.total}  {line.subject}, {line.coordinates}",
                 style="dim",
             ),
-            soft_wrap=True,
         )
     verdict = ("agree", "green") if agreeing == total else ("agree", "bold red")
     console.print(
         Text.assemble(f"kv_offsets.cuh and an independent derivation: {agreeing} of {total} coordinates ", verdict),
-        soft_wrap=True,
     )
 
 

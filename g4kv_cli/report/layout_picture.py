@@ -10,16 +10,24 @@ _TO_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│", "+++++++++-|")
 _LEFT_OUT = "..."
 
 
-def page_picture(layout: KvLayout, *, ascii_only: bool = False) -> list[str]:
-    """The lines of the picture, about 80 columns wide. Offsets (+n) are elements."""
+def page_picture(layout: KvLayout, *, ascii_only: bool = False, width: int | None = None) -> list[str]:
+    """The lines of the picture, about 80 columns wide; without the frames that ``width`` columns have no room for.
+    Offsets (+n) are elements."""
     lines = [
         f"one page, {layout.page_stride} elements; +n: elements from the page's first",
-        *_framed(_layer_rows(layout)),
+        *_fitting(_framed(_layer_rows(layout)), width),
         f"one block (K or V of a layer), {layout.kv_block_len} elements; +n: elements from the block's first",
-        *_framed(_slot_rows(layout)),
+        *_fitting(_framed(_slot_rows(layout)), width),
         f"pool[page][layer][K, V][slot][head][dim]; page p begins at element p x {layout.page_stride}",
     ]
     return [line.translate(_TO_ASCII) for line in lines] if ascii_only else lines
+
+
+def _fitting(picture: list[str], width: int | None) -> list[str]:
+    needed = max(map(len, picture))
+    if width is None or needed <= width:
+        return picture
+    return [f"  (its picture takes {needed} columns)"]
 
 
 def _layer_rows(layout: KvLayout) -> list[list[str]]:

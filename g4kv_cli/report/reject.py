@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 
-from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import device_text, kernels_text, write_result
 from g4kv_cli.report.format import count_text, seconds_text, summary_text
+from g4kv_cli.report.terminal import print_line, print_table, results_console, terminal_width
 
 RULE_COLUMNS = 3
 MAX_SHOWN_FAILURES = 20
@@ -23,7 +23,7 @@ class RejectConsole:
     """Shows a run: failures as they come, then the tables. ``quiet`` leaves the device line, failures and summary."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._out = results_console()
         self._quiet = quiet
         self._done: list[CaseResult] = []
         self._begin = time.perf_counter()
@@ -58,7 +58,7 @@ class RejectConsole:
         kinds = f"{count_text(len(self._done) - traps, 'host rejection')}, {count_text(traps, 'trap')}"
         seconds = seconds_text(time.perf_counter() - self._begin)
         text = f"{summary_text(summary, every=True)}: {kinds} in {seconds}"
-        self._out.print(Text(text, style="bold green" if good else "bold red"))
+        print_line(self._out, "", text, "bold green" if good else "bold red")
 
     def abort(self) -> None:
         """Nothing is in the way of the error that ended the run."""
@@ -67,8 +67,10 @@ class RejectConsole:
         """Rules in columns: cases on the host, then traps behind it."""
         rules = list(dict.fromkeys(rule_of(result) for result in self._done))
         head = f"{'rule':<{_RULE_WIDTH}}{'host':>5}{'trap':>5}"
-        rows = -(-len(rules) // RULE_COLUMNS)
-        self._out.print(Text("   ".join([head] * min(RULE_COLUMNS, len(rules))), style="dim"))
+        width = terminal_width(self._out)
+        columns = RULE_COLUMNS if width is None else min(RULE_COLUMNS, max(1, (width + 3) // (len(head) + 3)))
+        rows = -(-len(rules) // columns)
+        self._out.print(Text("   ".join([head] * min(columns, len(rules))), style="dim"))
         for row in range(rows):
             line = Text()
             for rule in rules[row::rows]:
@@ -84,19 +86,25 @@ class RejectConsole:
         return Text(text, style="bold red" if bad else "")
 
     def _entries(self) -> None:
-        entries = list(dict.fromkeys(result.entry for result in self._done))
-        width = max((len(entry) for entry in entries), default=0)
-        self._out.print(Text(f"{'':<8}{'entry':<{width}}  {'heads of':<16}{'host':>5}{'trap':>5}", style="dim"))
-        for entry in entries:
-            results = [result for result in self._done if result.entry == entry]
-            bad = sum(result.status != "passed" for result in results)
-            mark = Text("  FAIL  " if bad else "  ok    ", style="bold red" if bad else "green")
+        by_entry: dict[str, list[CaseResult]] = {}
+        for result in self._done:
+            by_entry.setdefault(result.entry, []).append(result)
+        bad = {entry: sum(one.status != "passed" for one in results) for entry, results in by_entry.items()}
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name, right in (("        entry", False), ("heads of", False), ("host", True), ("trap", True)):
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        if any(bad.values()):
+            table.add_column("", no_wrap=True)
+        for entry, results in by_entry.items():
+            mark = ("  FAIL  ", "bold red") if bad[entry] else ("  ok    ", "green")
             count = Counter(_is_trap(result) for result in results)
-            text = f"{entry:<{width}}  {results[0].geometry:<16}{_number(count[False]):>5}{_number(count[True]):>5}"
-            self._out.print(mark + Text(text + (f"  {bad} did not pass" if bad else "")))
+            cells = [results[0].geometry, _number(count[False]), _number(count[True])]
+            note = [f"{bad[entry]} did not pass"] if bad[entry] else []
+            table.add_row(Text.assemble(mark, entry), *cells, *note)
+        print_table(self._out, table)
 
     def _line(self, label: str, text: str) -> None:
-        self._out.print(Text(label, style="dim") + Text(text))
+        print_line(self._out, label, text)
 
 
 def rule_of(result: CaseResult) -> str:
