@@ -103,6 +103,38 @@ def test_both_finds_a_wrong_handler(opcode: str, monkeypatch: pytest.MonkeyPatch
         run_sum(machine, fresh)
 
 
+PAIRS = """
+extern "C" __global__ void kernel(const int* in, int* out, int count) {
+  __shared__ int row[128];
+  int pair = threadIdx.x / 64, at = threadIdx.x % 64;
+  for (int round = 0; round < 3; round++) {
+    row[threadIdx.x] = in[at] + round;
+    asm volatile("bar.sync %0, %1;" :: "r"(pair + 1), "n"(COUNTED) : "memory");
+    int other = row[64 * pair + 63 - at];
+    asm volatile("bar.sync %0, %1;" :: "r"(pair + 1), "n"(COUNTED) : "memory");
+    out[threadIdx.x] = other;
+  }
+}
+"""
+
+
+def run_pairs(machine: Machine, counted: int) -> list[Any]:
+    given, out = upload(machine, np.arange(64, dtype=np.int32), "in"), machine.allocate(512, "out")
+    kernel = compile_kernel(PAIRS.replace("COUNTED", str(counted)), "90")
+    return faults_of(machine, kernel, pointer(given), pointer(out), int32(0), block=128)
+
+
+def test_pairs_of_warps_meet_at_barriers_that_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_in("both", monkeypatch)
+    assert not run_pairs(machine, 64)
+    assert machine.counts.compared == 1
+    native, interpreted = machine_in("native", monkeypatch), machine_in("interpreter", monkeypatch)
+    faults = run_pairs(native, 32)
+    assert faults == run_pairs(interpreted, 32)
+    assert {fault.kind for fault in faults} == {"barrier_count"}
+    assert sum(native.counts.replayed.values()) == 1
+
+
 FAULTY = {
     "shared race": SUM.replace("BARRIER", "__threadfence_block();"),
     "global bounds": SUM.replace("BARRIER", "__syncthreads();").replace("if (at < count)", ""),

@@ -23,7 +23,7 @@ from .kernel import Kernel, Module
 from .launcher import LaunchCounts, Launcher
 from .memory.allocation import keep_freed_memory
 from .memory.memory import GLOBAL_BASE, Bytes, DeviceMemory
-from .memory.store_log import Ranges, clip_ranges, union_ranges
+from .memory.store_log import Ranges, WrittenRanges
 from .memory.tensor_map import TensorMap, contiguous_strides
 from .mode import emulator_mode
 from .request import LaunchRequest
@@ -57,7 +57,7 @@ class Machine:
     def __init__(self) -> None:
         keep_freed_memory()
         self._memory = DeviceMemory()
-        self._written: list[Ranges] = []
+        self._written = WrittenRanges()
         self._modules: dict[Module, dict[str, int]] = {}
         self._launcher = Launcher(self._memory, emulator_mode())
         self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
@@ -96,25 +96,12 @@ class Machine:
     def written_ranges(self, address: int) -> Ranges:
         """Byte ranges [n, 2], (begin, end) relative to the allocation at ``address``, that kernels stored to since
         ``clear_written`` of it; sorted and merged."""
-        allocation = self._memory.block(address)
-        self._written = [union_ranges(self._written)]
-        begin = allocation.begin - GLOBAL_BASE
-        return clip_ranges(self._written[0], begin, begin + allocation.nbytes) - begin
+        begin = self._memory.block(address).begin - GLOBAL_BASE
+        return self._written.of(begin) - begin
 
     def clear_written(self, address: int | None = None) -> None:
         """Forget what kernels stored, to the allocation at ``address`` or to all memory."""
-        if address is None:
-            self._written = []
-            return
-        if not self._written:
-            return
-        allocation = self._memory.block(address)
-        begin = allocation.begin - GLOBAL_BASE
-        merged = union_ranges(self._written)
-        self._written = [
-            clip_ranges(merged, 0, begin),
-            clip_ranges(merged, begin + allocation.nbytes, self._memory.capacity_bytes),
-        ]
+        self._written.clear(None if address is None else self._memory.block(address).begin - GLOBAL_BASE)
 
     def tensor_map(
         self,
@@ -188,7 +175,7 @@ class Machine:
         except (DeadlinePassed, LaunchInterrupted) as ended:
             self.poisoned_by = ended
             raise
-        self._written.append(outcome.ranges)
+        self._written.add(outcome.ranges, self._memory)
         if outcome.faults:
             error = LaunchFault(outcome.faults)
             if error.fatal is not None:

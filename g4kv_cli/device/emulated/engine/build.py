@@ -81,8 +81,12 @@ def build(target: Path, sanitize: bool = False) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
+        # zig keeps what it made in the home directory otherwise, which may be missing or read-only.
+        environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         try:
-            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*command, "-o", str(made)], capture_output=True, text=True, check=False, env=environment
+            )
         except OSError as error:
             raise BuildError(f"{command[0]} cannot be run: {error}") from error
         if done.returncode or not made.exists():

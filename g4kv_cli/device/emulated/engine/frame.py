@@ -93,8 +93,9 @@ def _local_places(block: LoweredBlock, shared: dict[Slot, int], base: int) -> tu
         for slot in operation.fields:
             if isinstance(slot, Slot) and slot not in shared:
                 last[slot] = number
-    if isinstance(block.barrier, Slot) and block.barrier not in shared:
-        last[block.barrier] = len(block.operations)
+    for operand in (block.barrier, block.threads):
+        if isinstance(operand, Slot) and operand not in shared:
+            last[operand] = len(block.operations)
     free: dict[str, list[int]] = {kind: [] for kind in _KINDS}
     places: dict[Slot, int] = {}
     top = base

@@ -204,7 +204,7 @@ class Lowering:
             if final.guard_negated:
                 lowered.successors = (successors[1], successors[0])
         elif block.end == "barrier" and final is not None:
-            lowered.barrier = self._barrier(final)
+            lowered.barrier, lowered.threads = self._barrier(final)
         elif block.end not in ("jump", "exit", "trap"):
             raise NotLowered(final.opcode if final is not None else block.end)
         if block.end in ("barrier", "trap"):
@@ -218,13 +218,15 @@ class Lowering:
             operation.is_guarded = True
         self.emit("unguard", outs=())
 
-    def _barrier(self, final: Instruction) -> int | Slot:
-        if not _BARRIER.fullmatch(final.opcode):
+    def _barrier(self, final: Instruction) -> tuple[int | Slot, int | Slot]:
+        """(number, thread count or 0 for all): literals, or slots."""
+        if not _BARRIER.fullmatch(final.opcode) or len(final.operands) > 2:
             raise NotLowered(final.opcode)
-        if len(final.operands) > 1:
-            raise NotLowered(f"{final.opcode} with a thread count")
-        number = final.operands[0] if final.operands else Immediate(0)
-        return number.bits if isinstance(number, Immediate) else self.source(number, "b32")
+        parts = [
+            operand.bits if isinstance(operand, Immediate) else self.source(operand, "b32")
+            for operand in (*final.operands, Immediate(0), Immediate(0))[:2]
+        ]
+        return parts[0], parts[1]
 
 
 def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:

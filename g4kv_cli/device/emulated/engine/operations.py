@@ -67,8 +67,8 @@ class Operation:
 
 @dataclass
 class LoweredBlock:
-    """One basic block: its operations and how it ends (see ptx/flow.py). ``barrier`` is its number; ``stands_at`` the
-    instruction that names it to a reader."""
+    """One basic block: its operations and how it ends (see ptx/flow.py). ``barrier`` is its number and
+    ``threads`` how many it counts (0: all); ``stands_at`` the instruction that names the block to a reader."""
 
     operations: list[Operation]
     end: str
@@ -77,6 +77,7 @@ class LoweredBlock:
     guard: Slot | None = None
     site: int = -1
     barrier: int | Slot = 0
+    threads: int | Slot = 0
     store_count: int = 0
     stands_at: Instruction | None = None
 

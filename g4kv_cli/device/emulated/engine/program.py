@@ -90,8 +90,8 @@ class Program:
         row["end"], row["size"], row["site"] = BLOCK_ENDS[block.end], block.size, block.site
         row["first"], row["second"], row["stores"] = successors[0], successors[1], block.store_count
         row["guard"] = frame.place(number, block.guard) if block.guard is not None else 0
-        barrier = block.barrier
-        row["barrier"] = barrier if isinstance(barrier, int) else ~frame.place(number, barrier)
+        for name, operand in (("barrier", block.barrier), ("threads", block.threads)):
+            row[name] = operand if isinstance(operand, int) else ~frame.place(number, operand)
 
     def image(self, parameters: bytes, symbols: Sequence[int]) -> npt.NDArray[np.uint8]:
         """The first frame of a launch's warps. The array is used again by the next launch."""

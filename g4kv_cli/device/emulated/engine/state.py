@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
-from ..memory.memory import DeviceMemory
-from .structures import FAULT, OWNED, RANGE, STORE, Launch
+from ..memory.memory import RANGE, DeviceMemory
+from .structures import FAULT, OWNED, STORE, Launch
 
 PAGE_BYTES = 1024
 """Bytes of the arena that are saved together before they first change, see ``c/memory.h``."""
@@ -85,7 +85,6 @@ class EngineState:
         for name, table in self.tables.items():
             setattr(self.launch, f"{name}_table", table.ctypes.data)
         self._owned: list[OwnedBits] = []
-        self._ranges_of: Any = None
         self._ranges = np.zeros(0, RANGE)
 
     def point(self, name: str, array: npt.NDArray[Any]) -> None:
@@ -97,14 +96,9 @@ class EngineState:
         launch = self.launch
         self.point("data", memory.data.of[0])
         self.point("state", memory.state.of[0])
-        begins, ends, freed, whole = memory.lookup_tables()
-        if self._ranges_of is not begins:
-            self._ranges = np.zeros(begins.size, RANGE)
-            self._ranges["begin"], self._ranges["end"] = begins, ends
-            self._ranges["state"] = np.where(freed, -1, whole)
-            self._ranges_of = begins
+        self._ranges = memory.ranges
         self.point("ranges", self._ranges)
-        launch.range_count = begins.size
+        launch.range_count = self._ranges.size
         hints = self.buffers.get("hints", site_count + 1, RANGE)
         hints[: site_count + 1] = np.zeros(1, RANGE)
         hints["begin"][: site_count + 1] = 1 << 63

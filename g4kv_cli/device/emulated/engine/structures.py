@@ -7,20 +7,22 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 
+from ..memory.memory import RANGE
+
 FIELDS = 22
 LANES = 32
 
 INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
+_BLOCK_FIELDS = ("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "unused")
 BLOCK = np.dtype(
     [
         ("full", "<u8"),
         ("masked", "<u8"),
-        *((name, "<i4") for name in ("end", "size", "first", "second", "guard", "site", "barrier", "stores")),
+        *((name, "<i4") for name in _BLOCK_FIELDS),
     ],
     align=True,
 )
 STORE = np.dtype([("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "unused"))])
-RANGE = np.dtype([("begin", "<u8"), ("end", "<u8"), ("state", "<i8")])
 FAULT = np.dtype(
     [
         *((name, "<i4") for name in ("kind", "site", "warp", "block")),
@@ -50,6 +52,7 @@ FAULT_KINDS = (
     "lost write",
     "members",
     "divergent barrier",
+    "barrier count",
     "deadlock",
     "unknown result",
     "copies full",
@@ -66,7 +69,9 @@ RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL = range(5)
 class _Barrier(ctypes.Structure):
     _fields_ = [
         ("waiting", c_uint32),
-        *((name, c_int32) for name in ("arrived", "site", "held", "given", "last_held", "last_given")),
+        *((name, c_int32) for name in ("arrived", "expected", "site", "held", "given", "last_held", "last_given")),
+        ("has_met", c_int32),
+        ("met", c_uint32 * LANES),
     ]
 
 

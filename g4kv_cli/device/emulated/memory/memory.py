@@ -50,6 +50,10 @@ class Allocation:
         return self.end - self.begin
 
 
+RANGE = np.dtype([("begin", np.uint64), ("end", np.uint64), ("state", np.int64)])
+"""[begin, end) of an allocation and what is known of all its bytes."""
+RANGE_FREED, RANGE_PARTLY, RANGE_WHOLE = -1, 0, 1
+
 NO_ALLOCATION = Allocation(1 << 63, 0, "")
 """Contains no address; the first guess of an access that has not run yet."""
 
@@ -96,7 +100,7 @@ class DeviceMemory:
         self.allocations: list[Allocation] = []
         self._begins: list[int] = []
         self._next = ALIGNMENT_BYTES
-        self._tables: tuple[npt.NDArray[Any], ...] | None = None
+        self._ranges = np.zeros(64, RANGE)
 
     @property
     def used_bytes(self) -> int:
@@ -112,14 +116,21 @@ class DeviceMemory:
             raise EmulatorError(
                 f"allocation '{label}' of {nbytes} bytes does not fit the {self.capacity_bytes}-byte device memory"
             )
-        self._tables = None
         allocation = Allocation(GLOBAL_BASE + self._next, nbytes, label)
         if sparse:
             self._advise("MADV_NOHUGEPAGE", self._next, nbytes)
         self._next = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + GUARD_BYTES
         self.allocations.append(allocation)
         self._begins.append(allocation.begin)
+        number = len(self._begins)
+        if number == self._ranges.size:
+            self._ranges = np.concatenate((self._ranges, np.zeros(number, RANGE)))
+        state = RANGE_WHOLE if allocation.fully_initialised else RANGE_PARTLY
+        self._ranges[number] = allocation.begin, allocation.end, state
         return allocation
+
+    def _set_state(self, allocation: Allocation, state: int) -> None:
+        self._ranges["state"][bisect_right(self._begins, allocation.begin)] = state
 
     def _advise(self, name: str, offset: int, nbytes: int) -> None:
         advice = getattr(mmap, name, None)
@@ -158,7 +169,7 @@ class DeviceMemory:
         """Give the pages back; the addresses are never used again, so that a late access is seen."""
         allocation = self.block(address)
         allocation.is_freed = True
-        self._tables = None
+        self._set_state(allocation, RANGE_FREED)
         self._advise("MADV_DONTNEED", address - GLOBAL_BASE, allocation.nbytes)
 
     def write(self, address: int, values: Bytes) -> None:
@@ -181,8 +192,9 @@ class DeviceMemory:
 
     def mark_whole(self, allocation: Allocation) -> None:
         """Every byte of the allocation was written; reads of it need no look at its state bytes any more."""
-        allocation.fully_initialised = True
-        self._tables = None
+        if not allocation.fully_initialised:
+            allocation.fully_initialised = True
+            self._set_state(allocation, RANGE_WHOLE)
 
     def read(self, address: int, nbytes: int) -> Bytes:
         """A copy of device bytes."""
@@ -196,26 +208,19 @@ class DeviceMemory:
             return np.ones(nbytes, np.bool_)
         return np.asarray(self.state.of[0][offset : offset + nbytes] != 0, np.bool_)
 
-    def lookup_tables(self) -> tuple[npt.NDArray[Any], ...]:
-        """(begins, ends, freed, fully initialised) of all allocations, with an empty one in front."""
-        if self._tables is None:
-            known = self.allocations
-            self._tables = (
-                np.array([0, *self._begins], np.uint64),
-                np.array([0, *(allocation.end for allocation in known)], np.uint64),
-                np.array([False, *(allocation.is_freed for allocation in known)]),
-                np.array([False, *(allocation.fully_initialised for allocation in known)]),
-            )
-        return self._tables
+    @property
+    def ranges(self) -> npt.NDArray[Any]:
+        """All allocations in the order of their addresses, as RANGE, with an empty one in front."""
+        return self._ranges[: len(self._begins) + 1]
 
     def classify(self, addresses: npt.NDArray[np.uint64], nbytes: int) -> npt.NDArray[np.int8]:
         """For each access of ``nbytes`` bytes: 0 outside every allocation, 1 in freed memory, 2 good, 3 good and in
         an allocation that is initialised as a whole."""
-        begins, ends, freed, whole = self.lookup_tables()
-        index = np.searchsorted(begins, addresses, "right") - 1
+        index = np.searchsorted(self.ranges["begin"], addresses, "right") - 1
+        found = self._ranges[index]
         last = addresses + np.uint64(nbytes)
-        inside = (last <= ends[index]) & (last > addresses)
-        kind = np.where(freed[index], 1, np.where(whole[index], 3, 2))
+        inside = (last <= found["end"]) & (last > addresses)
+        kind = found["state"] + 2
         return np.where(inside, kind, 0).astype(np.int8)
 
     def describe(self, address: int) -> tuple[str | None, int | None, str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .memory import GLOBAL_BASE, DeviceMemory
+
 if TYPE_CHECKING:
     from ..ptx.sites import Site
     from ..warp.lanes import LaneSet
@@ -68,6 +70,40 @@ def clip_ranges(ranges: Ranges, begin: int, end: int) -> Ranges:
     """Parts of the ranges inside [begin, end)."""
     inside = ranges[(ranges[:, 1] > begin) & (ranges[:, 0] < end)]
     return np.clip(inside, begin, end)
+
+
+class WrittenRanges:
+    """What launches stored to, allocation by allocation (by its begin in the arena)."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[Ranges]] = {}
+
+    def add(self, ranges: Ranges, memory: DeviceMemory) -> None:
+        """The ranges of one launch; none reaches over the end of an allocation."""
+        first = 0
+        while first < len(ranges):
+            allocation = memory.find(int(ranges[first, 0]) + GLOBAL_BASE)
+            if allocation is None:
+                raise ValueError(f"a store at arena offset {ranges[first, 0]}, outside every allocation")
+            last = int(np.searchsorted(ranges[:, 0], allocation.end - GLOBAL_BASE))
+            self._parts.setdefault(allocation.begin - GLOBAL_BASE, []).append(ranges[first:last])
+            first = last
+
+    def of(self, begin: int) -> Ranges:
+        """Sorted and merged ranges of the arena in the allocation."""
+        parts = self._parts.get(begin)
+        if not parts:
+            return empty_ranges()
+        if len(parts) > 1:
+            self._parts[begin] = parts = [union_ranges(parts)]
+        return parts[0]
+
+    def clear(self, begin: int | None) -> None:
+        """Forget the allocation's stores, or all."""
+        if begin is None:
+            self._parts.clear()
+        else:
+            self._parts.pop(begin, None)
 
 
 def gaps(ranges: Ranges, begin: int, end: int) -> Ranges:

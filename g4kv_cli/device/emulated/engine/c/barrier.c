@@ -1,13 +1,14 @@
-// Barriers of all threads of a thread block: who waits, who goes on, and what the race check learns from it.
+// Barriers of a thread block: who waits, who goes on, and what the race check learns from it.
 //
-// A barrier that counts threads (a second operand, bar.arrive) has rules of its own, see checks/barrier_counts.py;
-// kernels with one are left to the interpreter.
+// A barrier that counts threads completes with the warp that makes the count full. Whoever arrives after that must come
+// after the meeting, and all must give the same count: checks/barrier_counts.py says why. bar.arrive, which does not
+// wait, is left to the interpreter.
 #include "barrier.h"
 #include "races.h"
 
-// After a barrier all members know what any of them knew before it.
-static void join_clocks(Launch *c, u32 members) {
-  u32 latest[LANES] = {0};
+// After a barrier all members know what any of them knew before it: the result.
+static void join_clocks(Launch *c, u32 members, u32 *latest) {
+  __builtin_memset(latest, 0, 4 * LANES);
   for (int m = 0; m < c->warp_count; m++)
     for (int of = 0; of < c->warp_count; of++)
       if ((members >> m & 1) && c->clocks[m][of] > latest[of]) latest[of] = c->clocks[m][of];
@@ -19,18 +20,23 @@ static void join_clocks(Launch *c, u32 members) {
 }
 
 static void release(Launch *c, Barrier *barrier, int number) {
-  if (barrier->arrived == 0 || barrier->arrived < c->live_threads) return;
+  const int needed = barrier->expected ? barrier->expected : c->live_threads, counts = barrier->expected != 0;
+  if (barrier->arrived == 0 || barrier->arrived < needed) return;
   for (int m = 0; m < c->warp_count; m++) {
     if (!(barrier->waiting >> m & 1)) continue;
     Warp *w = &c->warps[m];
     // Named barriers are named so that different code can meet there; and all means all that were started.
-    if ((number == 0 && w->site != barrier->site) || c->live_threads != c->threads)
+    if ((number == 0 && w->site != barrier->site) || (!counts && c->live_threads != c->threads))
       raise_fault(w, FAULT_DIVERGENT_BARRIER, w->site, w->waiting, 0);
+    if (counts && barrier->arrived > needed) raise_fault(w, FAULT_BARRIER_COUNT, w->site, w->waiting, 0);
     make_pending(w, w->following, w->waiting);
     w->waiting = 0;
     w->state = WARP_READY;
   }
-  join_clocks(c, barrier->waiting);
+  join_clocks(c, barrier->waiting, barrier->met);
+  barrier->has_met = counts;
+  if (!counts)
+    for (int other = 0; other < BARRIERS; other++) c->barriers[other].has_met = 0;
   barrier->last_held = barrier->held;
   barrier->last_given = barrier->given;
   barrier->waiting = 0;
@@ -43,11 +49,22 @@ static Barrier *barrier_of(Warp *w, int number, int site) {
   return 0;
 }
 
-void arrive(Warp *w, int number, int site, int following) {
+// Whether a warp comes after the latest meeting at a barrier that counts.
+static int is_after_meeting(const Launch *c, const Barrier *barrier, int warp) {
+  int is_after = 1;
+  for (int of = 0; of < c->warp_count; of++) is_after &= c->clocks[warp][of] >= barrier->met[of];
+  return is_after;
+}
+
+void arrive(Warp *w, int number, int threads, int site, int following) {
   Launch *c = w->launch;
   Barrier *barrier = barrier_of(w, number, site);
   if (!barrier) return;
+  const int expected = threads == c->threads ? 0 : threads;
   if (w->mask != w->live) raise_fault(w, FAULT_DIVERGENT_BARRIER, site, w->mask, 0);
+  if ((barrier->arrived && barrier->expected != expected) ||
+      (barrier->has_met && !is_after_meeting(c, barrier, w->number)))
+    raise_fault(w, FAULT_BARRIER_COUNT, site, w->mask, 0);
   if (!barrier->waiting) barrier->site = site;
   w->waiting = w->mask;
   w->following = following;
@@ -55,6 +72,7 @@ void arrive(Warp *w, int number, int site, int following) {
   w->state = WARP_WAITS;
   barrier->waiting |= 1u << w->number;
   barrier->arrived += __builtin_popcount(w->mask);
+  barrier->expected = expected;
   release(c, barrier, number);
 }
 

@@ -51,6 +51,7 @@ enum FaultKind {
   FAULT_LOST_WRITE,
   FAULT_MEMBERS,
   FAULT_DIVERGENT_BARRIER,
+  FAULT_BARRIER_COUNT,
   FAULT_DEADLOCK,
   FAULT_UNKNOWN_RESULT,
   FAULT_COPIES_FULL,
@@ -113,19 +114,21 @@ struct Instruction {
 enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER };
 
 // full: the code for 32 lanes here together; masked: the code that keeps what other lanes have in shared registers.
-// A barrier's number is a literal, or the complement (~) of a frame offset.
+// A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets.
 typedef struct {
   const Instruction *full, *masked;
-  i32 end, size, successor[2], guard, site, barrier, stores;
+  i32 end, size, successor[2], guard, site, barrier, threads, stores, unused;
 } Block;
 
-// One of a block's 16 barriers: the warps that wait there (bits), their threads, where the first of them stands; and the
-// predicates of a bar.red that hold and were given, now and at the last release.
+// One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that live),
+// where the first of them stands; the predicates of a bar.red that hold and were given, now and at the last release; and
+// what those knew who met there last, if it counted threads.
 #define BARRIERS 16
 typedef struct {
   u32 waiting;
-  i32 arrived, site;
-  i32 held, given, last_held, last_given;
+  i32 arrived, expected, site;
+  i32 held, given, last_held, last_given, has_met;
+  u32 met[LANES];
 } Barrier;
 
 enum WarpState { WARP_READY, WARP_WAITS, WARP_ENDED };

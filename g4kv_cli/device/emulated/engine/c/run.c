@@ -90,10 +90,11 @@ static int run_warp(Warp *w) {
         raise_fault(w, FAULT_TRAP, block->site, mask, 0);
         return 0;
       } else if (block->end == END_BARRIER) {
-        int number = block->barrier;
+        int number = block->barrier, threads = block->threads;
         if (number < 0) number = uniform(w, (const U32 *)(w->frame + ~number), block->site);
+        if (threads < 0) threads = uniform(w, (const U32 *)(w->frame + ~threads), block->site);
         if (c->stop) return 0;
-        arrive(w, number, block->site, next);
+        arrive(w, number, threads, block->site, next);
         if (w->state == WARP_WAITS) return 0;
         break;
       }
