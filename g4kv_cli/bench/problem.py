@@ -175,7 +175,7 @@ class AttentionProblem:
         return ExpectedRows(
             sums.value,
             {
-                count: rounding_of(sums, weights, errors, overlaps.astype(np.float64), count)
+                count: rounding_of(sums, weights, scores, errors, overlaps.astype(np.float64), count)
                 for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)
             },
         )

@@ -86,6 +86,11 @@ class Geometry:
         frequencies[: self.num_rotated_pairs] = np.float32(1) / powers
         return frequencies
 
+    def with_heads(self, num_kv_heads: int, group: int | None = None) -> Geometry:
+        """The same layer with other heads; its own group unless given."""
+        per_kv_head = self.gqa_group if group is None else group
+        return dataclasses.replace(self, num_kv_heads=num_kv_heads, num_qo_heads=num_kv_heads * per_kv_head)
+
     def for_rank(self, tp: int) -> Geometry:
         """The heads of one of ``tp`` tensor-parallel ranks; KV heads are replicated where there are fewer.
 

@@ -94,7 +94,7 @@ def attend(
         square=np.square(weights) @ square,
         error_square=np.square(weights * errors) @ square,
     )
-    rounding = rounding_of(sums, weights, errors, value @ v64.transpose(0, 2, 1), roundings)
+    rounding = rounding_of(sums, weights, scores, errors, value @ v64.transpose(0, 2, 1), roundings)
     lse_limit = (
         (np.where(row_sees, errors, 0)).max(axis=-1)
         + mean_error[..., 0]

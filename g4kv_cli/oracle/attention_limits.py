@@ -40,10 +40,13 @@ All rows together: the scale error of a row is error . exact / |exact|^2. Key j'
 a_j = p_j (v_j . exact) / |exact|^2, the result's by ulp_d exact_d / |exact|^2, so it has a mean of 0, but for s, and
 the variance
 
-    sum_j a_j^2 roundings h^2 / 3 + 2 sum_j (a_j^2 + p_j^2) e_j^2 + sum_d ulp_d^2 exact_d^2 / (12 |exact|^4)
+    roundings h^2 / 3 sum_j a_j^2 + 2 sum_j (a_j^2 + p_j^2) e_j^2 + sum_d ulp_d^2 exact_d^2 / (12 |exact|^4)
 
-and the mean over N rows stays within s and 7.5 sqrt(sum of their variances) / N. This sees what no single element
-shows: a cut where a rounding is due makes every row smaller by about 0.7 h.
+where roundings are independent. Weights that agree to within an ulp, 2h, may all be rounded alike, so of keys whose
+scores lie in one bin of that width (sum of a_j)^2 counts where it is more than their sum of squares. A kernel weighs by
+the maximum so far: keys that lie within a bin of it, from either end, are of one bin whatever comes. The mean over N
+different rows stays within s and 7.5 sqrt(sum of their variances) / N. This sees what no single element shows: a cut
+where a rounding is due makes every row smaller by about 0.7 h.
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ EXP2_RELATIVE = 2.0**-22
 EPILOGUE_RELATIVE = 2.0**-20
 LOG2_E = 1.4426950408889634
 _TINY = float(np.finfo(np.float64).tiny)
+_ALIKE_BINS = 1536
+"""Twelve below the largest score: what lies deeper is one bin, of 6e-6 of a weight a key."""
 
 DEVIATIONS = float(np.sqrt(2 * 41 * np.log(2)))
 
@@ -121,8 +126,11 @@ def weight_errors(magnitudes: Float64, bits: Float64, head_dim: int, keys: float
     return errors
 
 
-def rounding_of(sums: KeySums, weights: Float64, errors: Float64, overlaps: Float64, roundings: int = 1) -> Rounding:
-    """Limits of rows. ``weights`` p_j, ``errors`` e_j, ``overlaps`` v_j . exact, each [.., keys]."""
+def rounding_of(
+    sums: KeySums, weights: Float64, scores: Float64, errors: Float64, overlaps: Float64, roundings: int = 1
+) -> Rounding:
+    """Limits of rows. ``weights`` p_j, ``scores`` (-infinity: not seen), ``errors`` e_j, ``overlaps`` v_j . exact, each
+    [.., keys]."""
     keys, h2 = weights.shape[-1], roundings * HALF_ULP_RELATIVE**2 / 3
     summing = summing_error(keys)
     size, norm = np.abs(sums.value), np.square(sums.value).sum(axis=-1)
@@ -132,10 +140,25 @@ def rounding_of(sums: KeySums, weights: Float64, errors: Float64, overlaps: Floa
     likely += DEVIATIONS * np.sqrt(error_sum)[..., None] * size
     likely += summing * (size + DEVIATIONS * np.sqrt(sums.square))
     off = np.minimum(worst, likely)
-    shares = np.square(weights * overlaps / np.maximum(norm, _TINY)[..., None])
+    shares = weights * overlaps / np.maximum(norm, _TINY)[..., None]
+    alike = _squares_of_alike(shares, scores)
     result = (np.square(ulp_of_bf16(size) * size)).sum(axis=-1) / 12 / np.maximum(np.square(norm), _TINY)
-    variance = h2 * shares.sum(axis=-1) + 2 * (shares * np.square(errors)).sum(axis=-1) + 2 * error_sum + result
+    variance = h2 * alike + 2 * np.square(shares * errors).sum(axis=-1) + 2 * error_sum + result
     return Rounding(off + 0.5 * ulp_of_bf16(size + off), variance, np.full(variance.shape, summing))
+
+
+def _squares_of_alike(shares: Float64, scores: Float64) -> Float64:
+    """Sum of squares of the ``shares`` [.., keys] of each row, those of scores in one bin together."""
+    flat, rows = shares.reshape(-1, shares.shape[-1]), scores.reshape(-1, shares.shape[-1])
+    so_far = np.minimum(np.maximum.accumulate(rows, axis=-1), np.maximum.accumulate(rows[:, ::-1], axis=-1)[:, ::-1])
+    below = np.minimum((rows.max(axis=-1, keepdims=True) - rows) / (2 * HALF_ULP_RELATIVE), _ALIKE_BINS - 1)
+    below[rows >= so_far - 2 * HALF_ULP_RELATIVE] = 0
+    bins = below.astype(np.int64) + _ALIKE_BINS * np.arange(len(flat))[:, None]
+    size = len(flat) * _ALIKE_BINS
+    together = np.square(np.bincount(bins.reshape(-1), flat.reshape(-1), size))
+    apart = np.bincount(bins.reshape(-1), np.square(flat).reshape(-1), size)
+    total: Float64 = np.maximum(together, apart).reshape(-1, _ALIKE_BINS).sum(axis=-1).reshape(shares.shape[:-1])
+    return total
 
 
 def scale_error(got: Float64, exact: Float64) -> Float64:

@@ -116,6 +116,32 @@ def test_the_issues_of_such_kernels_are_all_there() -> None:
         }  # fmt: skip
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_what_a_few_bits_or_splits_do_not_hold_is_run_in_every_form(geometry: str) -> None:
+    cases = _named(f"attention/{geometry}/")
+    for form in dict.fromkeys(case.form for case in cases):
+        tiles = {case.cta_tile_q for case in cases if case.form == form}
+        for tile in tiles - {None} or tiles:
+            of_form = [case for case in cases if (case.form, case.cta_tile_q) == (form, tile)]
+            requests = [(case, request) for case in of_form for request in case.requests]
+            for bits in (15, 16):
+                assert any(request.kv_len > 1 << bits for _, request in requests)
+            assert any(page >= 1 << 16 for _, request in requests for page in request.pages)
+            # Of the entries that a query needs, one is far into its row.
+            read = [(r.start_pos - max(0, c.window_left)) // c.page_size - r.origin for c, r in requests if r.q_len]
+            assert max(read) > 1023
+            assert any(not case.wants_lse for case in of_form)
+            rising = [r.kv_len - r.first_seen(c.window_left) for c, r in requests if c.kind == "rising"]
+            assert min(rising) >= 512
+            if GEOMETRIES[geometry].window is not None:
+                assert any(case.window_left == 0 for case in of_form)
+    split = [case for case in cases if case.num_splits == 128]
+    assert {case.check for case in split} == {"oracle", "merge"}
+    for case in split:
+        keys = max(r.kv_len - r.first_seen(case.window_left) for r in case.requests)
+        assert keys >= (128 if case.check == "merge" else 127 * 16 + 1)
+
+
 def test_recorded_attention_of_every_file_that_has_it() -> None:
     cases = recorded_cases(GOLDEN)
     stems = {path.stem for path in GOLDEN.glob("*.npz")}
@@ -182,6 +208,18 @@ def test_a_needle_that_is_seen_outweighs_the_rest_and_one_that_is_not_would_outw
     seen = np.exp(scores[1:])
     assert (seen[0] + seen[-1]) / seen.sum() > 0.8
     assert np.exp(scores[0]) / (np.exp(scores[0]) + seen.sum()) > 0.9
+
+
+def test_scores_that_rise_slowly_have_a_new_maximum_in_every_tile_and_factors_near_one() -> None:
+    case = _one("attention/12b-global/decode/scores/rising")
+    tensors = make_attention_inputs(case)
+    scores = tensors.k[0][:, 0].astype(np.float64) @ tensors.q[0].astype(np.float64).T
+    assert (np.diff(scores, axis=0) > 0).all()
+    for tile in (16, 48, 64):
+        maxima = scores[: len(scores) // tile * tile].reshape(-1, tile, scores.shape[1]).max(axis=1)
+        factors = np.exp(-np.diff(maxima, axis=0))
+        assert (factors > 0.99).all()
+        assert (factors < 1 - 2**-12).all()
 
 
 def test_scores_of_80_and_keys_that_are_all_equal() -> None:

@@ -68,12 +68,37 @@ def test_what_each_paged_entry_is_run_with(name: str, form: str) -> None:
 
 def test_head_counts_of_the_global_family() -> None:
     cases = [case for case in ALL if case.geometry.head_dim == 512]
-    assert {case.geometry.num_kv_heads for case in cases} == {1, 2, 4}
+    assert {geometry.num_kv_heads for geometry in GEOMETRIES.values() if geometry.head_dim == 512} <= {
+        case.geometry.num_kv_heads for case in cases
+    }
     assert {case.entry for case in cases} == {
         f"{stem}_{form}_hd512_{tail}plain_into"
         for stem, tail in (("qk_norm_rope_paged", "k_eq_v_"), ("qkv_norm_rope_paged", ""))
         for form in ("prefill", "decode", "batch_prefill")
     }
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_what_a_few_bits_do_not_hold_is_run_in_every_form(name: str) -> None:
+    """Positions past 12, 15 and 16 bits, rows past 255 pages, page ids past 16 bits, page sizes that are no power
+    of two, and more KV heads than a warp serves, in few and in many tokens."""
+    for form in ("prefill", "decode", "batch_prefill"):
+        cases = _of(name, form)
+        places = [case.placement for case in cases if case.placement is not None]
+        positions = {position.bit_length() for case in cases for position in case.positions}
+        assert {13, 16, 17} <= positions, form
+        pages = [(case, place, case.page_and_slot()[0]) for case, place in zip(cases, places, strict=True)]
+        assert any(page >= 1 << 16 and len(set(used)) > 1 for _, _, used in pages for page in used), form
+        rows = [
+            (position // place.page_size - place.origins[row])
+            for case, place, _ in pages
+            for position, row in zip(case.positions, case.token_rows, strict=True)
+        ]
+        assert max(rows) > 255, form
+        assert sum(place.page_size & (place.page_size - 1) != 0 for place in places) >= 3, form
+        many = [len(case.positions) for case in cases if case.geometry.num_kv_heads > 4]
+        assert len(many) >= 2, form
+        assert max(many) > 10 * min(many), form
 
 
 def test_closed_form_prefill_is_the_known_one() -> None:

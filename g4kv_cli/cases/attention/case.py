@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult
 
-KeyKind = Literal["spread", "needles", "large", "equal"]
+KeyKind = Literal["spread", "needles", "large", "equal", "rising"]
 """spread: scores around +-2, so that many keys count. needles: the oldest and the newest key that a query sees outweigh
-all others, and the keys just outside outweigh those. large: scores up to 80. equal: one key, repeated."""
+all others, and the keys just outside outweigh those. large: scores up to 80. equal: one key, repeated. rising: each
+score a little above the one before: every tile has a new maximum, and the factor of what stands is close to 1."""
 
 Check = Literal["oracle", "alone", "permuted", "refill", "graph", "forms", "merge"]
 """Every check holds the output against the oracle. Besides: ``alone``: each request run alone has the same bits;
@@ -51,8 +51,8 @@ class KvRequest:
 class AttentionCase(OfOneEntry):
     """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts where
     the entry takes splits; ``cta_tile_q`` None leaves the tile to the plan. ``padding_rows`` stand behind the tokens in
-    q and out; ``empty_splits`` saw no key (merge check). ``golden`` names a recording that replaces ``kind`` and
-    ``seed``.
+    q and out; ``empty_splits`` saw no key (merge check). ``wants_lse``: log-sum-exp is asked for. ``golden`` names
+    a recording that replaces ``kind`` and ``seed``.
     """
 
     id: str
@@ -73,6 +73,7 @@ class AttentionCase(OfOneEntry):
     padding_rows: int = 0
     check: Check = "oracle"
     empty_splits: tuple[int, ...] = ()
+    wants_lse: bool = True
     golden: Path | None = None
 
     def run(self, context: RunContext) -> CaseResult:
@@ -106,9 +107,3 @@ class AttentionCase(OfOneEntry):
     def is_sparse(self) -> bool:
         """True if the pool is too large to be made on the host."""
         return self.pool_bytes > SPARSE_POOL_BYTES
-
-
-def with_heads(geometry: Geometry, num_kv_heads: int, group: int | None = None) -> Geometry:
-    """The geometry with fewer heads, as a rank of a tensor-parallel group has them; its own group unless given."""
-    per_kv_head = geometry.gqa_group if group is None else group
-    return dataclasses.replace(geometry, num_kv_heads=num_kv_heads, num_qo_heads=num_kv_heads * per_kv_head)

@@ -23,7 +23,12 @@ SEEN_NEEDLE_SCORE = 9.0
 UNSEEN_NEEDLE_SCORE = 14.0
 """A key that must not be seen would outweigh all others a hundredfold."""
 
-_KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal")
+RISE_OF_A_KEY = 1.5e-4
+"""Of scores that rise: 0.0024 over a tile of 16 keys, 0.0096 over 64, so that old sums keep 0.99 of themselves or more.
+Who leaves them as they are weighs the first of 1024 keys a sixth too much."""
+_RISING_COLUMNS = 2
+
+_KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal", "rising")
 _HEAD_NOISE = 0.25
 _REQUEST_STEP = 61
 
@@ -49,6 +54,10 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
         # One direction for the heads of a group: a planted key then stands out for each of them.
         q = random.standard_normal((*shape[:2], 1, head_dim), dtype=np.float32) + _HEAD_NOISE * q
 
+    elif case.kind == "rising":
+        # Each head of a group by a little less: bf16 holds these factors, so the keys decide how exact a score is.
+        q[..., :_RISING_COLUMNS] = (1 - np.arange(geometry.gqa_group) / 32)[None, None, :, None]
+
     first_keys = tuple(_first_key(case, request) for request in case.requests)
     lengths = [request.kv_len - first for request, first in zip(case.requests, first_keys, strict=True)]
     # One set of rows serves all requests, each from another row on: fast, and at no position do two of them agree
@@ -70,6 +79,8 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
             _plant_needles(k, queries.mean(axis=2), request, first, case.window_left, case.sm_scale)
         elif case.kind == "large" and request.q_len:
             _plant_large(k, queries[:, :, 0], case.sm_scale)
+        elif case.kind == "rising":
+            k = _rising(k, case.sm_scale)
         keys.append(k.astype(BF16))
         values.append(v_rows[taken])
         token += request.q_len
@@ -113,6 +124,15 @@ def _plant_needles(
         at = request.start_pos + np.arange(request.q_len) + offset - first_key
         inside = (at >= 0) & (at < len(k))
         np.add.at(k, at[inside], np.float32(score) * unit[inside])
+
+
+def _rising(k: Float32, sm_scale: float) -> Float32:
+    """Keys whose scores are a rising line: a first column that is nearly the score, and a second that is the rest."""
+    line = np.float32(RISE_OF_A_KEY / sm_scale) * np.arange(len(k), dtype=np.float32)
+    rising = np.zeros_like(k)
+    rising[:, :, 0] = line.astype(BF16).astype(np.float32)[:, None]
+    rising[:, :, 1] = line[:, None] - rising[:, :, 0]
+    return rising
 
 
 def _plant_large(k: Float32, queries: Float32, sm_scale: float) -> None:

@@ -23,10 +23,11 @@ Array = npt.NDArray[Any]
 
 
 def launch_merge(session: Session, case: AttentionCase, tensors: AttentionTensors) -> tuple[DeviceArray, DeviceArray]:
-    """Merge the case's partial results; (out, lse) on the device, as the split entry leaves them."""
+    """Merge the case's partial results; (out, lse) on the device, as the split entry leaves them. Where lse is not
+    wanted it has no row."""
     partial_out, partial_max, partial_sum = partial_results(case, tensors)
     out = session.poisoned((case.num_tokens, case.geometry.num_qo_heads, case.geometry.head_dim), "out")
-    lse = session.poisoned(out.shape[:2], "lse", np.float32)
+    lse = session.poisoned((case.num_tokens if case.wants_lse else 0, out.shape[1]), "lse", np.float32)
     workspace = SplitWorkspace(
         session.upload(partial_out, "partial_out"),
         session.upload(partial_max, "partial_max"),
@@ -37,7 +38,7 @@ def launch_merge(session: Session, case: AttentionCase, tensors: AttentionTensor
         workspace=workspace,
         num_splits=case.num_splits,
         out=out,
-        lse=lse,
+        lse=lse if case.wants_lse else None,
         sm_scale=case.sm_scale,
     )
     return out, lse

@@ -47,7 +47,8 @@ class AttentionSession(Session):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """What one call left: ``out`` bf16 [tokens + padding_rows, num_qo_heads, head_dim], ``lse`` float32 likewise."""
+    """What one call left: ``out`` bf16 [tokens + padding_rows, num_qo_heads, head_dim], ``lse`` float32 likewise,
+    without a row where it is not wanted."""
 
     out: Array
     lse: Array
@@ -118,7 +119,8 @@ def judge(session: AttentionSession, outputs: Outputs, of: str = "") -> None:
     suspects = _suspects(session, judged)
     session.found(compare_attention(f"out{of}", outputs.out[judged], want, axes, suspects))
     lse_axes = dataclasses.replace(axes, names=ROWS[:2])
-    session.found(compare_lse(f"lse{of}", outputs.lse[judged], want.lse, want.lse_limit, lse_axes))
+    if case.wants_lse:
+        session.found(compare_lse(f"lse{of}", outputs.lse[judged], want.lse, want.lse_limit, lse_axes))
     if case.padding_rows:
         operation = f"out{of}, rows behind the tokens"
         session.found(compare_untouched(operation, outputs.out, slice(case.num_tokens), Axes(ROWS)))
@@ -212,7 +214,7 @@ def prepare(
     rows = len(q_rows) + case.padding_rows
     padding = np.full((case.padding_rows, *q_rows.shape[1:]), POISON_BITS, dtype=np.uint16).view(BF16)
     out = session.poisoned((rows, *q_rows.shape[1:]), "out")
-    lse = session.poisoned((rows, geometry.num_qo_heads), "lse", np.float32)
+    lse = session.poisoned((rows if case.wants_lse else 0, geometry.num_qo_heads), "lse", np.float32)
     layout = KvLayout.derive(
         page_size=case.page_size,
         num_layers=case.num_layers,
@@ -225,7 +227,7 @@ def prepare(
         "pool": PagedPool(layout, pool, page_owner(_holders(session, case))),
         "layer": case.layer,
         "out": out,
-        "lse": lse,
+        "lse": lse if case.wants_lse else None,
     }
     if case.row.takes_tile and case.cta_tile_q is not None:
         arguments["cta_tile_q"] = case.cta_tile_q

@@ -7,12 +7,11 @@ stands for all, since the heads are blocks of their own.
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest, with_heads
+from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder, Chunk
+from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
+from g4kv_cli.cases.attention.extremes import Extremes
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.model.geometry import MODELS, Geometry
@@ -28,14 +27,6 @@ LONG_HISTORY = {256: 4200, 512: 1100}
 16 keys, of eight warps or two."""
 SPLIT_SWEEP = (1, 2, 3, 7, 16)
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
-MAX_SPAN = 256
-"""Lengths of requests follow the page size up to here."""
-LARGE_TILE = 64
-"""Or the largest that the card has the shared memory for."""
-SMALL_TILE = 16
-
-Chunk = tuple[int, int]
-"""(kv_len, q_len)."""
 
 
 def attention_cases(
@@ -54,19 +45,14 @@ def attention_cases(
     for entry in rows:
         if not entry.one_token_each:
             cases.extend(table.prefill(entry, sizes))
+    extremes = Extremes(geometry, seed, table.page_size)
+    for entry in rows:
+        cases.extend(extremes.of(entry))
     return cases
 
 
-class _Table:
-    """Builds the cases of one geometry."""
-
-    def __init__(self, geometry: Geometry, seed: int, page_size: int) -> None:
-        self.geometry = geometry
-        self.one_head = with_heads(geometry, 1)
-        self.seed = seed
-        self.page_size = page_size
-        self.span = min(page_size, MAX_SPAN)
-        self.window = geometry.window
+class _Table(CaseBuilder):
+    """The cases of one geometry."""
 
     # --- one token a request ----------------------------------------------------------------------------------
 
@@ -94,7 +80,7 @@ class _Table:
             yield self.case(form, f"page-size/{page_size}", _ones(lengths), geometry=self.one_head,
                             page_size=page_size, num_splits=splits)  # fmt: skip
         for group in GROUPS:
-            yield self.case(form, f"group/{group}", _ones((size + 4, 3)), geometry=with_heads(self.geometry, 2, group),
+            yield self.case(form, f"group/{group}", _ones((size + 4, 3)), geometry=self.geometry.with_heads(2, group),
                             num_splits=splits)  # fmt: skip
         yield from self._values(form, _ones((3 * size + 5, 100, 9)), splits)
         yield self.case(form, "pages/permuted", _ones((5 * size + 3, 4 * size)), geometry=self.one_head,
@@ -111,7 +97,7 @@ class _Table:
         if not form.takes_splits:
             yield self.case(form, f"kv-sweep/1-{SWEEP_KEYS}", _ones(range(1, SWEEP_KEYS + 1)), geometry=self.one_head)
             lengths = (2 * size + 3, 50, 1, 4 * size)
-            yield self.case(form, "forms-agree", _ones(lengths), geometry=with_heads(self.geometry, 2), check="forms",
+            yield self.case(form, "forms-agree", _ones(lengths), geometry=self.geometry.with_heads(2), check="forms",
                             kind="needles")  # fmt: skip
 
     def splits(self, form: Entry) -> Iterator[AttentionCase]:
@@ -122,10 +108,10 @@ class _Table:
                             geometry=self.one_head, num_splits=splits)  # fmt: skip
         yield self.case(form, "splits/more-than-pages", _ones((2 * size, size + 1, 3)), geometry=self.one_head,
                         num_splits=40)  # fmt: skip
-        yield self.case(form, "splits/one-not-empty", _ones((9, 16, 1)), geometry=with_heads(self.geometry, 2),
+        yield self.case(form, "splits/one-not-empty", _ones((9, 16, 1)), geometry=self.geometry.with_heads(2),
                         num_splits=5)  # fmt: skip
         for name, empty in (("first", (0, 1)), ("last", (4, 5)), ("all-but-one", (0, 1, 2, 4, 5)), ("none", ())):
-            yield self.case(form, f"merge/empty-{name}", _ones((6 * 16, 40, 90)), geometry=with_heads(self.geometry, 2),
+            yield self.case(form, f"merge/empty-{name}", _ones((6 * 16, 40, 90)), geometry=self.geometry.with_heads(2),
                             num_splits=6, check="merge", empty_splits=empty)  # fmt: skip
 
     # --- chunks -----------------------------------------------------------------------------------------------
@@ -141,7 +127,7 @@ class _Table:
                 yield self.case(form, f"{name}/needle/{window_name}", chunks, kind="needles", geometry=one,
                                 window=window, tile=tile)  # fmt: skip
             ragged = ((2, 2), (3 * size, 1), (size, 0), (size + 1, size + 1), (2 * size + tokens, tokens), (1, 1))
-            yield self.case(form, f"{name}/ragged", ragged, geometry=with_heads(self.geometry, 2), tile=tile,
+            yield self.case(form, f"{name}/ragged", ragged, geometry=self.geometry.with_heads(2), tile=tile,
                             num_layers=2)  # fmt: skip
             yield self.case(form, f"{name}/kv-sweep/1-{SWEEP_KEYS}", _sweep_chunks(tokens), geometry=one, tile=tile)
             chunks = ((3 * size + 5, min(tokens, 40)), (4 * size, 2), (5, 5))
@@ -150,7 +136,7 @@ class _Table:
             yield self.case(form, f"{name}/plan/refilled-smaller", chunks, geometry=one, tile=tile, check="refill")
             for other in GROUPS:
                 yield self.case(form, f"{name}/group/{other}", ((size + 4, 6), (3, 3)), tile=tile,
-                                geometry=with_heads(self.geometry, 1, other))  # fmt: skip
+                                geometry=self.geometry.with_heads(1, other))  # fmt: skip
             if self.window is not None:
                 chunks = ((SMALL_WINDOW + tokens, tokens), (90, 2), (SMALL_WINDOW, 5))
                 yield self.case(form, f"{name}/window{SMALL_WINDOW}/spread", chunks, geometry=one, window=SMALL_WINDOW,
@@ -168,7 +154,7 @@ class _Table:
             yield self.case(form, f"page-size/{page_size}", chunks, geometry=one, page_size=page_size)
         yield self._large_pool(form, 1)
 
-    # --- how one case is put together --------------------------------------------------------------------------
+    # --- what several forms share -----------------------------------------------------------------------------
 
     def _needle_lengths(self) -> Iterator[tuple[str, int | None, list[int]]]:
         """(name, window, kv_lens): the window's edge at every offset in a tile, and the lengths around W and 2 W."""
@@ -209,50 +195,8 @@ class _Table:
         q_len = 1 if form.one_token_each else 3
         request = KvRequest(2 * size + 1 + size // 2, q_len, 0, pages)
         name = f"pool/past-{'u' if bits == 32 else ''}int32"
-        return self._made(form, name, (request,), geometry=geometry, page_size=size, num_pages=straddling + 3,
-                          num_layers=layers, layer=layers - 1, window=self.window, num_splits=splits)  # fmt: skip
-
-    def case(
-        self, form: Entry, name: str, chunks: Iterable[Chunk], *, kind: KeyKind = "spread",
-        geometry: Geometry | None = None, window: int | None = 0, page_size: int | None = None, num_layers: int = 1,
-        padding: int = 0, tile: int | None = None, **rest: Any,
-    ) -> AttentionCase:  # fmt: skip
-        """A case whose pages are drawn at random. ``window`` 0 takes the geometry's own; ``padding`` requests read a
-        reserved page of poison."""
-        size = self.page_size if page_size is None else page_size
-        window = self.window if window == 0 else window
-        listed = [(kv_len, min(q_len, kv_len)) for kv_len, q_len in chunks]
-        origins = [_origin(chunk, window, size, keep_unseen=kind == "needles") for chunk in listed]
-        lengths = [-(-kv_len // size) - origin for (kv_len, _), origin in zip(listed, origins, strict=True)]
-        reserved = 1 if padding else 0
-        num_pages = sum(lengths) + reserved + 2
-        ids = random.Random(zlib.crc32(name.encode())).sample(range(reserved, num_pages), sum(lengths))
-        requests = [
-            KvRequest(kv_len, q_len, origin, tuple(ids.pop() for _ in range(length)))
-            for (kv_len, q_len), origin, length in zip(listed, origins, lengths, strict=True)
-        ]
-        # A bucket's padding, as an engine makes it (all at position 0), and two at another slot.
-        kv_lens = [1 if number < padding - 2 else min(3, size) for number in range(padding)]
-        requests += [KvRequest(kv_len, 1, 0, (0,), is_padding=True) for kv_len in kv_lens]
-        return self._made(form, name, tuple(requests), geometry=geometry or self.geometry, page_size=size,
-                          num_pages=num_pages, num_layers=num_layers, layer=num_layers - 1, window=window, kind=kind,
-                          cta_tile_q=tile, **rest)  # fmt: skip
-
-    def _made(
-        self, form: Entry, name: str, requests: tuple[KvRequest, ...], *, geometry: Geometry,
-        window: int | None, kind: KeyKind = "spread", **rest: Any,
-    ) -> AttentionCase:  # fmt: skip
-        return AttentionCase(
-            id=f"attention/{self.geometry.name}/{form.form}/{name}",
-            entry=form.name,
-            geometry=geometry,
-            form=form.form,
-            kind=kind,
-            seed=self.seed,
-            requests=requests,
-            window_left=-1 if window is None else window - 1,
-            **rest,
-        )
+        return self.made(form, name, (request,), geometry=geometry, page_size=size, num_pages=straddling + 3,
+                         num_layers=layers, layer=layers - 1, window=self.window, num_splits=splits)  # fmt: skip
 
 
 def _sweep_splits(geometry: Geometry) -> tuple[int, ...]:
@@ -272,12 +216,3 @@ def _sweep_chunks(tokens: int) -> list[Chunk]:
     """Chunks of a request each, end to end: their queries cover every length of the sweep once."""
     starts = range(0, SWEEP_KEYS, tokens)
     return [(min(start + tokens, SWEEP_KEYS), min(tokens, SWEEP_KEYS - start)) for start in starts]
-
-
-def _origin(chunk: Chunk, window: int | None, page_size: int, *, keep_unseen: bool) -> int:
-    """The first page that any query of the chunk sees, or the page of the key before it."""
-    if window is None:
-        return 0
-    kv_len, q_len = chunk
-    first_seen = max(0, kv_len - q_len - (window - 1))
-    return max(0, first_seen - (1 if keep_unseen else 0)) // page_size

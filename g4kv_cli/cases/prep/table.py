@@ -7,20 +7,18 @@ spread over the lines so that each value occurs without a full cross product.
 from __future__ import annotations
 
 import dataclasses
-import random
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from g4kv_cli.cases.prep.build import CaseBuilder, shuffler
 from g4kv_cli.cases.prep.case import Placement, PrepCase
+from g4kv_cli.cases.prep.extremes import extreme_cases
 from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import entries_for, entry_for
-from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
 
 DEFAULT_PAGE_SIZE_TOKENS = 16
 DEFAULT_SEED = 1
-PAGE_SIZES = (1, 2, 16, 64, 256)
-SPARE_TABLE_ROWS = 3
+PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 MAX_PAGE_SIZE = 4096
 
 
@@ -34,16 +32,15 @@ def prep_cases(geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int |
         "batch_prefill": table.batch_prefill,
     }
     served = [entry.form for entry in entries_for(geometry, "prep")]
-    return [case for form, cases in forms.items() if form in served for case in cases()]
+    cases = [case for form, made in forms.items() if form in served for case in made()]
+    return [*cases, *extreme_cases(geometry, seed=seed, page_size=table.page_size)]
 
 
-class _Table:
-    """Builds the cases of one geometry."""
+class _Table(CaseBuilder):
+    """The cases of one geometry."""
 
     def __init__(self, geometry: Geometry, seed: int, page_size: int | None) -> None:
-        self.geometry = geometry
-        self.seed = seed
-        self.page_size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+        super().__init__(geometry, seed, DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size)
         self.page_sizes = PAGE_SIZES if page_size is None else (page_size,)
         # Production rotates the whole head; the others test the pass-through tail, whose width need not be aligned.
         self.partial_rotary_dims = (64, 6, 250) if geometry.head_dim == 256 else (128, 6, 250)
@@ -52,15 +49,15 @@ class _Table:
 
     def contiguous(self) -> Iterator[PrepCase]:
         """Q and K to contiguous outputs."""
-        yield self._contiguous("closed-form", "closed-form", tokens=7, start=1)
+        yield self.contiguous_case("closed-form", "closed-form", tokens=7, start=1)
         for index, tokens in enumerate(self._token_counts("contiguous")):
             seed = self.seed + index
-            yield self._contiguous(f"random/seed{seed}/tokens{tokens}", "random", tokens=tokens, seed=seed)
-        yield self._contiguous("near-eps/tokens5", "tiny", tokens=5)
-        yield self._contiguous("large/tokens5", "large", tokens=5)
+            yield self.contiguous_case(f"random/seed{seed}/tokens{tokens}", "random", tokens=tokens, seed=seed)
+        yield self.contiguous_case("near-eps/tokens5", "tiny", tokens=5)
+        yield self.contiguous_case("large/tokens5", "large", tokens=5)
         for rotary_dim in self.partial_rotary_dims:
-            yield self._contiguous(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
-        yield self._contiguous("start/last-of-table", "random", tokens=3, start=90, spare_rows=0)
+            yield self.contiguous_case(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
+        yield self.contiguous_case("start/last-of-table", "random", tokens=3, start=90, spare_rows=0)
 
     def prefill(self) -> Iterator[PrepCase]:
         """One request's tokens to the pool, slots from start_pos + token."""
@@ -68,35 +65,39 @@ class _Table:
         # Positions 1 .. 2.5 pages: pages [3, 7, 5] of 9; the 9 behind them is out of range and must never be used.
         closed = Placement(size, 9, 2, 1, ((3, 7, 5),), (0,), unread=(9,))
         begin, end = (1, 5 * size // 2 + 1) if size <= 64 else (2 * size - 20, 2 * size + 20)
-        yield self._prefill("closed-form", "closed-form", start=begin, tokens=end - begin, placement=closed)
+        yield self.prefill_case("closed-form", "closed-form", start=begin, tokens=end - begin, placement=closed)
         # The serving form: all of the model's layers in the page, one of them written.
         layers = self.geometry.num_kv_layers
         serving = Placement(size, 4, layers, layers // 2, ((2, 0),), (0,), unread=(4,))
-        yield self._prefill(
+        yield self.prefill_case(
             "serving/untouched", "random", start=max(size - 3, 0), tokens=min(6, size + 1), placement=serving,
             against_contiguous=self.geometry.head_dim == 256,
         )  # fmt: skip
         for index, tokens in enumerate(self._token_counts("prefill")):
             seed = self.seed + index
-            yield self._prefill(f"random/seed{seed}/tokens{tokens}/page{size}", "random", tokens=tokens, seed=seed)
-        yield self._prefill("near-eps/tokens5", "tiny", tokens=5, start=3)
-        yield self._prefill("large/tokens5", "large", tokens=5, start=3)
+            yield self.prefill_case(f"random/seed{seed}/tokens{tokens}/page{size}", "random", tokens=tokens, seed=seed)
+        yield self.prefill_case("near-eps/tokens5", "tiny", tokens=5, start=3)
+        yield self.prefill_case("large/tokens5", "large", tokens=5, start=3)
         for rotary_dim in self.partial_rotary_dims:
-            yield self._prefill(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
-        yield self._prefill("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
+            yield self.prefill_case(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
+        yield self.prefill_case("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
                             rotary_dim=self.partial_rotary_dims[0])  # fmt: skip
         wide = self._first_wide_tokens("prefill")
         name = f"rotary{self.partial_rotary_dims[0]}/tokens{wide}"
-        yield self._prefill(name, "random", tokens=wide, rotary_dim=self.partial_rotary_dims[0])
-        yield self._prefill("start/zero", "random", tokens=3, start=0)
-        yield self._prefill("start/mid-page", "random", tokens=size + 2, start=size + size // 2)
-        yield self._prefill("start/last-of-table", "random", tokens=3, start=3 * size + 90, spare_rows=0)
+        yield self.prefill_case(name, "random", tokens=wide, rotary_dim=self.partial_rotary_dims[0])
+        yield self.prefill_case("start/zero", "random", tokens=3, start=0)
+        yield self.prefill_case("start/mid-page", "random", tokens=size + 2, start=size + size // 2)
+        yield self.prefill_case("start/last-of-table", "random", tokens=3, start=3 * size + 90, spare_rows=0)
         for page_size in self.page_sizes:
-            yield self._prefill(f"page-size/{page_size}", "random", tokens=5, start=page_size - 1, page_size=page_size)
+            yield self.prefill_case(
+                f"page-size/{page_size}", "random", tokens=5, start=page_size - 1, page_size=page_size
+            )
         last = Placement(size, 5, 2, 0, ((4, 0),), (0,))
-        yield self._prefill("pool/last-page", "random", tokens=2, start=size - 1, placement=last)
+        yield self.prefill_case("pool/last-page", "random", tokens=2, start=size - 1, placement=last)
         start = 7 * size - 2
-        yield self._prefill("page-origin/window-crossing", "random", tokens=size + 3, start=start, origin=start // size)
+        yield self.prefill_case(
+            "page-origin/window-crossing", "random", tokens=size + 3, start=start, origin=start // size
+        )
         yield from self._large_pools("prefill")
 
     def decode(self) -> Iterator[PrepCase]:
@@ -104,21 +105,21 @@ class _Table:
         size = self.page_size
         # Unordered positions, origins of their own, rows of different lengths, and all three RoPE turns.
         mixed = (2 * size + 1, 0, size, 5 * size + 3 % size, 3, size // 2, 9 * size)
-        yield self._decode("closed-form", "closed-form", mixed, origins="mixed")
+        yield self.decode_case("closed-form", "closed-form", mixed, origins="mixed")
         for index, tokens in enumerate(self._token_counts("decode")):
             seed = self.seed + index
             yield self._random_decode(tokens, seed)
-        yield self._decode("near-eps/tokens5", "tiny", mixed[:5], origins="mixed")
-        yield self._decode("large/tokens5", "large", mixed[:5], origins="mixed")
+        yield self.decode_case("near-eps/tokens5", "tiny", mixed[:5], origins="mixed")
+        yield self.decode_case("large/tokens5", "large", mixed[:5], origins="mixed")
         for rotary_dim in self.partial_rotary_dims:
-            yield self._decode(f"rotary{rotary_dim}", "random", mixed[:3], rotary_dim=rotary_dim)
-        yield self._decode("position/first-and-last-of-table", "random", (95, 0), spare_rows=0)
+            yield self.decode_case(f"rotary{rotary_dim}", "random", mixed[:3], rotary_dim=rotary_dim)
+        yield self.decode_case("position/first-and-last-of-table", "random", (95, 0), spare_rows=0)
         for page_size in self.page_sizes:
             positions = (page_size, page_size - 1, 2 * page_size + page_size // 2)
-            yield self._decode(f"page-size/{page_size}", "random", positions, page_size=page_size)
-        yield self._decode("pool/last-page", "random", (size, size // 2), placement=Placement(
+            yield self.decode_case(f"page-size/{page_size}", "random", positions, page_size=page_size)
+        yield self.decode_case("pool/last-page", "random", (size, size // 2), placement=Placement(
             size, 4, 2, 0, ((1, 3), (2,)), (0, 0)))  # fmt: skip
-        yield self._decode("origins/different", "random", (4 * size, 4 * size + 1, 9 * size - 1), origins="last")
+        yield self.decode_case("origins/different", "random", (4 * size, 4 * size + 1, 9 * size - 1), origins="last")
         yield self._padded_decode()
         yield from self._large_pools("decode")
 
@@ -127,22 +128,22 @@ class _Table:
         size = self.page_size
         # A chunk inside a page, one that crosses pages, a single token, one without any, one from position 0 on.
         ragged = ((1, 2), (size - 1, size + 2), (3 * size, 1), (size, 0), (0, 3))
-        yield self._batch("closed-form", "closed-form", ragged)
-        yield self._batch(f"random/seed{self.seed}", "random", ragged)
-        yield self._batch("near-eps", "tiny", ragged)
-        yield self._batch("large", "large", ragged)
+        yield self.batch_case("closed-form", "closed-form", ragged)
+        yield self.batch_case(f"random/seed{self.seed}", "random", ragged)
+        yield self.batch_case("near-eps", "tiny", ragged)
+        yield self.batch_case("large", "large", ragged)
         for rotary_dim in self.partial_rotary_dims[:1]:
-            yield self._batch(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
-        yield self._batch("one-request", "random", ((size // 2, size + 1),))
-        yield self._batch("padding/rows-behind-the-tokens", "random", ragged, padding_rows=3)
+            yield self.batch_case(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
+        yield self.batch_case("one-request", "random", ((size // 2, size + 1),))
+        yield self.batch_case("padding/rows-behind-the-tokens", "random", ragged, padding_rows=3)
         yield self._padded_batch()
         for page_size in self.page_sizes:
             requests = ((page_size - 1, 3), (2 * page_size, 1))
-            yield self._batch(f"page-size/{page_size}", "random", requests, page_size=page_size)
+            yield self.batch_case(f"page-size/{page_size}", "random", requests, page_size=page_size)
         if self.geometry.window is not None:
             # The plan demands every page that a query still sees; those before it are gone.
             start = self.geometry.window + 3 * size + size // 2
-            yield self._batch("page-origin/window-crossing", "random", ((start, size), (1, 2)))
+            yield self.batch_case("page-origin/window-crossing", "random", ((start, size), (1, 2)))
 
     # --- how one case is put together ------------------------------------------------------------------------
 
@@ -155,98 +156,12 @@ class _Table:
         entry = entry_for(self.geometry, "prep", form)
         return first_wide_token_count(entry, self.geometry.num_qo_heads, self.geometry.num_kv_heads)
 
-    def _case(
-        self, form: str, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
-        seed: int | None = None, rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
-        against_contiguous: bool = False,
-    ) -> PrepCase:  # fmt: skip
-        return PrepCase(
-            id=f"prep/{self.geometry.name}/{form}/{name}",
-            entry=entry_for(self.geometry, "prep", form).name,
-            geometry=self.geometry,
-            form=form,
-            kind=kind,
-            seed=self.seed if seed is None else seed,
-            positions=tuple(positions),
-            rotary_dim=self.geometry.rotary_dim if rotary_dim is None else rotary_dim,
-            table_positions=max(positions) + 1 + spare_rows,
-            placement=placement,
-            against_contiguous=against_contiguous,
-        )
-
-    def _contiguous(
-        self, name: str, kind: InputKind, *, tokens: int, start: int = 0, seed: int | None = None,
-        rotary_dim: int | None = None, spare_rows: int = SPARE_TABLE_ROWS,
-    ) -> PrepCase:  # fmt: skip
-        return self._case("contiguous", name, kind, range(start, start + tokens), None, seed=seed,
-                          rotary_dim=rotary_dim, spare_rows=spare_rows)  # fmt: skip
-
-    def _prefill(
-        self, name: str, kind: InputKind, *, tokens: int, start: int = 1, seed: int | None = None,
-        page_size: int | None = None, origin: int = 0, rotary_dim: int | None = None,
-        spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None, against_contiguous: bool = False,
-    ) -> PrepCase:  # fmt: skip
-        size = self.page_size if page_size is None else page_size
-        if placement is None:
-            covered = -(-(start + tokens) // size) - origin
-            num_pages = covered + 2
-            ids = tuple(_shuffler(name).sample(range(num_pages), covered))
-            # The id behind the last page that is needed is out of range: it must never be read.
-            placement = Placement(size, num_pages, 2, 1, (ids,), (origin,), unread=(num_pages,))
-        return self._case(
-            "prefill", name, kind, range(start, start + tokens), placement, seed=seed, rotary_dim=rotary_dim,
-            spare_rows=spare_rows, against_contiguous=against_contiguous,
-        )  # fmt: skip
-
-    def _decode(
-        self, name: str, kind: InputKind, positions: Sequence[int], *, seed: int | None = None,
-        page_size: int | None = None, origins: str = "zero", rotary_dim: int | None = None,
-        spare_rows: int = SPARE_TABLE_ROWS, placement: Placement | None = None,
-    ) -> PrepCase:  # fmt: skip
-        size = self.page_size if page_size is None else page_size
-        if placement is None:
-            logical = [position // size for position in positions]
-            first = {
-                "zero": [0 for _ in logical],
-                "last": logical,
-                "mixed": [page - page % (2 + token % 3) for token, page in enumerate(logical)],
-            }[origins]
-            lengths = [page - begin + 1 for page, begin in zip(logical, first, strict=True)]
-            num_pages = sum(lengths) + 2
-            unread = (num_pages,) if kind == "closed-form" else ()
-            ids = _shuffler(name).sample(range(num_pages), sum(lengths))
-            rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
-            placement = Placement(size, num_pages, 2, 1, rows, tuple(first), unread=unread)
-        return self._case("decode", name, kind, positions, placement, seed=seed, rotary_dim=rotary_dim,
-                          spare_rows=spare_rows)  # fmt: skip
-
-    def _batch(
-        self, name: str, kind: InputKind, requests: tuple[tuple[int, int], ...], *, page_size: int | None = None,
-        rotary_dim: int | None = None, padding_rows: int = 0,
-    ) -> PrepCase:  # fmt: skip
-        size = self.page_size if page_size is None else page_size
-        window_left = self.geometry.window_left
-        origins = [0 if window_left < 0 else max(0, start - window_left) // size for start, _ in requests]
-        lengths = [
-            max(1, -(-(start + q_len) // size) - origin)
-            for (start, q_len), origin in zip(requests, origins, strict=True)
-        ]
-        num_pages = sum(lengths) + 2
-        ids = _shuffler(name).sample(range(num_pages), sum(lengths))
-        rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
-        positions = [start + token for start, q_len in requests for token in range(q_len)]
-        case = self._case(
-            "batch_prefill", name, kind, positions, Placement(size, num_pages, 2, 1, rows, tuple(origins)),
-            rotary_dim=rotary_dim,
-        )  # fmt: skip
-        return dataclasses.replace(case, requests=requests, padding_rows=padding_rows)
-
     def _random_decode(self, tokens: int, seed: int) -> PrepCase:
         # Many requests take small pages, one page each, so that the pool stays small enough to compare whole.
         size = self.page_size if tokens < 100 else min(self.page_size, 2)
         name = f"random/seed{seed}/tokens{tokens}/page{size}"
-        positions = [_shuffler(f"{name}/{token}").randrange(4 * size) for token in range(tokens)]
-        return self._decode(name, "random", positions, seed=seed, page_size=size, origins="last")
+        positions = [shuffler(f"{name}/{token}").randrange(4 * size) for token in range(tokens)]
+        return self.decode_case(name, "random", positions, seed=seed, page_size=size, origins="last")
 
     def _padded_decode(self) -> PrepCase:
         """Three requests and the five padding rows of their bucket, all at position 0 of the reserved page 0."""
@@ -254,7 +169,7 @@ class _Table:
         positions = (size + 2 % size, 1, 3 * size - 1, 0, 0, 0, 0, 0)
         rows = ((4, 2), (1,) if size > 1 else (1, 6), (3, 5, 7), (0,), (0,), (0,), (0,), (0,))
         placement = Placement(size, 8, 2, 1, rows, (0,) * len(rows), padding_page=0)
-        return self._decode("padding/shared-page", "random", positions, placement=placement)
+        return self.decode_case("padding/shared-page", "random", positions, placement=placement)
 
     def _padded_batch(self) -> PrepCase:
         """Two requests and padding before, between and behind them, at several slots of the reserved page 0."""
@@ -263,7 +178,7 @@ class _Table:
         rows = ((0,), (2, 5, 1)[: -(-(size + 2) // size)], (0,), (4, 3), (0,), (0,))
         positions = [start + token for start, q_len in requests for token in range(q_len)]
         placement = Placement(size, 6, 2, 1, rows, (0,) * len(rows), padding_page=0)
-        case = self._case("batch_prefill", "padding/shared-page", "random", positions, placement)
+        case = self.made("batch_prefill", "padding/shared-page", "random", positions, placement)
         return dataclasses.replace(case, requests=requests)
 
     def _large_pools(self, form: str) -> Iterator[PrepCase]:
@@ -280,12 +195,8 @@ class _Table:
         name = f"pool/past-{'int32' if edge_bits == 31 else 'uint32'}"
         if form == "prefill":
             placement = Placement(size, num_pages, layers, layers - 1, (ids,), (0,), unread=(num_pages,))
-            yield self._prefill(name, "random", tokens=size + 2, start=size - 1, placement=placement)
+            yield self.prefill_case(name, "random", tokens=size + 2, start=size - 1, placement=placement)
         else:
             rows = tuple((page,) for page in ids)
             placement = Placement(size, num_pages, layers, layers - 1, rows, (0, 1, 2))
-            yield self._decode(name, "random", (size - 1, size, 2 * size), placement=placement)
-
-
-def _shuffler(name: str) -> random.Random:
-    return random.Random(zlib.crc32(name.encode()))
+            yield self.decode_case(name, "random", (size - 1, size, 2 * size), placement=placement)

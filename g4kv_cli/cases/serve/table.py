@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from g4kv_cli.cases.attention.case import KvRequest, with_heads
+from g4kv_cli.cases.attention.case import KvRequest
 from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.model.geometry import Geometry
@@ -163,7 +163,7 @@ def serve_cases(geometry: Geometry, *, seed: int, page_size: int | None = None) 
     def case(
         name: str, window: int | None, size: int, num_kv_heads: int, requests: tuple[ServeRequest, ...]
     ) -> ServeCase:
-        heads = with_heads(geometry, min(geometry.num_kv_heads, num_kv_heads), min(geometry.gqa_group, 4))
+        heads = geometry.with_heads(min(geometry.num_kv_heads, num_kv_heads), min(geometry.gqa_group, 4))
         return ServeCase(
             id=f"serve/{geometry.name}/{name}",
             entry=SERVING_LOOP,

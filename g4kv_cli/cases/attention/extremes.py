@@ -1,0 +1,71 @@
+"""Cases at the far ends of what a call can ask for: long rows of pages, high page ids and positions, many splits.
+
+Pools are sparse or small, and windows short, so that few keys are read however far out they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder
+from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.entries.entry import Entry
+
+MANY_SPLITS = 128
+"""As many as the bench tries."""
+KEYS_OF_A_SPLIT = 16
+"""Keys are dealt out to the splits in whole tiles of so many."""
+PAST_UINT16 = 1 << 16
+FAR_WINDOW = 40
+FAR_KV_LENS = ((1 << 15) + 33, (1 << 16) + 7)
+"""Positions that 15 and 16 bits do not hold."""
+RISING_KEYS = 1100
+"""More than 64 pages of 16."""
+CHUNK_TOKENS = 3
+SPLITS = 3
+
+
+class Extremes(CaseBuilder):
+    """The extreme cases of one geometry."""
+
+    def of(self, form: Entry) -> Iterator[AttentionCase]:
+        """Those of one entry, through each kind of tile that a chunk can take."""
+        if form.takes_splits:
+            yield from self._many_splits(form)
+        if form.one_token_each:
+            yield from self._of_tile(form, "", 1, None)
+            return
+        for name, tile in (("small-tile/", SMALL_TILE), ("large-tile/", LARGE_TILE)):
+            yield from self._of_tile(form, name, CHUNK_TOKENS, tile)
+
+    def _of_tile(self, form: Entry, tile_name: str, tokens: int, tile: int | None) -> Iterator[AttentionCase]:
+        one, size = self.one_head, self.span
+        splits = SPLITS if form.takes_splits else 1
+        if self.window is not None:
+            lengths = ((1, 1), (17, tokens), (2 * size, tokens))
+            yield self.case(form, f"{tile_name}window1/needle", lengths, kind="needles", geometry=one, window=1,
+                            tile=tile, num_splits=splits)  # fmt: skip
+        yield self.case(form, f"{tile_name}scores/rising", ((RISING_KEYS, tokens),), kind="rising", geometry=one,
+                        tile=tile, num_splits=splits)  # fmt: skip
+        yield self.case(form, f"{tile_name}lse/not-wanted", ((size + 3, tokens), (40, 1)), wants_lse=False,
+                        geometry=self.geometry.with_heads(2), tile=tile, num_splits=splits)  # fmt: skip
+        # The first request keeps the pages that have left its window: its last key is far into a long row.
+        last = self.geometry.max_positions
+        far = ((FAR_KV_LENS[0], tokens), (60, 1))
+        yield self.case(form, f"{tile_name}kv-len/past-15-bits/long-row", far, geometry=one, window=FAR_WINDOW,
+                        tile=tile, num_splits=splits, keeps_front=True)  # fmt: skip
+        yield self.case(form, f"{tile_name}kv-len/past-16-bits", ((FAR_KV_LENS[1], tokens), (last, 1)), geometry=one,
+                        window=FAR_WINDOW, tile=tile, num_splits=splits)  # fmt: skip
+        yield self.case(form, f"{tile_name}pool/page-ids-past-16-bits", ((3 * size + 2, tokens), (size + 5, 1)),
+                        geometry=one, tile=tile, num_splits=splits, first_page=PAST_UINT16)  # fmt: skip
+
+    def _many_splits(self, form: Entry) -> Iterator[AttentionCase]:
+        """No split of these is empty, but for the last ones of the request beside the long one."""
+        keys = MANY_SPLITS * KEYS_OF_A_SPLIT
+        window = None if self.window is None else keys
+        yield self.case(form, f"splits/{MANY_SPLITS}-not-empty", ((keys, 1), (keys // 3, 1)), window=window,
+                        geometry=self.geometry.with_heads(1, 2), num_splits=MANY_SPLITS)  # fmt: skip
+        yield self.case(form, f"merge/{MANY_SPLITS}-not-empty", ((2 * MANY_SPLITS + 5, 1),), check="merge",
+                        geometry=self.geometry.with_heads(2), num_splits=MANY_SPLITS)  # fmt: skip
+        yield self.case(form, "merge/lse-not-wanted", ((96, 1), (40, 1)), check="merge", wants_lse=False, num_splits=6,
+                        geometry=self.geometry.with_heads(2))  # fmt: skip

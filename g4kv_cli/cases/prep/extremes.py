@@ -1,0 +1,102 @@
+"""Cases at the far ends of what a prep call can ask for: positions, rows of pages and page ids past 8 to 16 bits.
+
+Pools are sparse or small, and most cases have one KV head with its group. Where a model has few KV heads, or one, an
+exchange of heads shows only with more of them: five are no multiple of what a warp serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from g4kv_cli.cases.prep.build import CaseBuilder
+from g4kv_cli.cases.prep.case import PrepCase
+from g4kv_cli.entries.prep_request import first_wide_token_count
+from g4kv_cli.entries.table import entries_for, entry_for
+from g4kv_cli.model.geometry import Geometry
+
+BITS = (12, 15, 16)
+"""Positions are run across these powers of two."""
+LONG_ROW_PAGES = 300
+PAST_UINT16 = 1 << 16
+MANY_KV_HEADS = 5
+TOKENS = 4
+FEW_REQUESTS = 100
+
+
+def extreme_cases(geometry: Geometry, *, seed: int, page_size: int) -> Iterator[PrepCase]:
+    """The extreme cases of one geometry, form by form."""
+    one_head = geometry.with_heads(1)
+    table = _Table(CaseBuilder(one_head, seed, page_size),
+                   CaseBuilder(one_head, seed, page_size, first_page=PAST_UINT16),
+                   CaseBuilder(geometry.with_heads(MANY_KV_HEADS), seed, page_size))  # fmt: skip
+    forms = {entry.form for entry in entries_for(geometry, "prep")}
+    for form, cases in (
+        ("contiguous", table.contiguous),
+        ("prefill", table.prefill),
+        ("decode", table.decode),
+        ("batch_prefill", table.batch_prefill),
+    ):
+        if form in forms:
+            yield from cases()
+
+
+class _Table:
+    """``near`` draws pages from the first on, ``past`` from where 16 bits end; ``heads`` has many KV heads."""
+
+    def __init__(self, near: CaseBuilder, past: CaseBuilder, heads: CaseBuilder) -> None:
+        self.near, self.past, self.heads = near, past, heads
+        self.size = near.page_size
+        # A row of so many pages is far into the request, and a few tokens cross into its last page.
+        self.long_start = LONG_ROW_PAGES * self.size - 2
+
+    def contiguous(self) -> Iterator[PrepCase]:
+        for bits in BITS:
+            yield self.near.contiguous_case(f"position/past-{bits}-bits", "random", tokens=TOKENS, start=_across(bits))
+        yield self.heads.contiguous_case(_heads(), "closed-form", tokens=TOKENS)
+        yield self.heads.contiguous_case(_heads(wide=True), "random", tokens=self._wide("contiguous"))
+
+    def prefill(self) -> Iterator[PrepCase]:
+        for bits in BITS:
+            start = _across(bits)
+            yield self.near.prefill_case(f"position/past-{bits}-bits", "random", tokens=TOKENS, start=start,
+                                         origin=start // self.size)  # fmt: skip
+        yield self.near.prefill_case("long-row", "random", tokens=TOKENS, start=self.long_start)
+        yield self.past.prefill_case("pool/page-ids-past-16-bits", "random", tokens=TOKENS, start=max(self.size - 2, 0))
+        yield self.heads.prefill_case(_heads(), "closed-form", tokens=TOKENS)
+        yield self.heads.prefill_case(_heads(wide=True), "random", tokens=self._wide("prefill"))
+
+    def decode(self) -> Iterator[PrepCase]:
+        positions = [_across(bits) + step for bits in BITS for step in (1, 2)]
+        positions.append(self.near.geometry.max_positions - 1)
+        yield self.near.decode_case("position/past-16-bits", "random", positions, origins="last")
+        yield self.near.decode_case("long-row", "random", (self.long_start + 2, 3, self.long_start))
+        yield self.past.decode_case("pool/page-ids-past-16-bits", "random", (self.size, 1, 3 * self.size))
+        yield self.heads.decode_case(_heads(), "closed-form", (2 * self.size + 1, 0, self.size, 3))
+        wide = self._wide("decode")
+        # Many requests take small pages, one page each.
+        size = self.size if wide < FEW_REQUESTS else min(self.size, 2)
+        yield self.heads.decode_case(_heads(wide=True), "random", range(wide), page_size=size, origins="last")
+
+    def batch_prefill(self) -> Iterator[PrepCase]:
+        far = tuple((_across(bits), TOKENS) for bits in BITS)
+        yield self.near.batch_case("position/past-16-bits", "random", far)
+        long_row = ((self.long_start, TOKENS), (1, 2))
+        yield self.near.batch_case("long-row", "random", long_row, keeps_front=True)
+        yield self.past.batch_case("pool/page-ids-past-16-bits", "random", ((self.size - 1, 2), (0, 1)))
+        yield self.heads.batch_case(_heads(), "closed-form", ((1, 2), (self.size - 1, 3)))
+        yield self.heads.batch_case(_heads(wide=True), "random", ((3, 2), (0, self._wide("batch_prefill"))))
+
+    def _wide(self, form: str) -> int:
+        """Tokens from which on a warp serves several head rows."""
+        geometry = self.heads.geometry
+        entry = entry_for(geometry, "prep", form)
+        return first_wide_token_count(entry, geometry.num_qo_heads, geometry.num_kv_heads)
+
+
+def _across(bits: int) -> int:
+    """The start of tokens of which some lie before that power of two and some behind."""
+    return (1 << bits) - TOKENS // 2
+
+
+def _heads(*, wide: bool = False) -> str:
+    return f"kv-heads{MANY_KV_HEADS}/{'many-tokens' if wide else 'closed-form'}"

@@ -1,0 +1,209 @@
+"""The extreme cases can fail: faults that show only far out (many splits, long rows, high positions and page ids).
+
+As in test_attention_faults.py: exact replacements of text, run through ``g4kv smoke --kernels``. None of these faults
+turned a case red that is not extreme.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.main import run as g4kv
+
+TILE, DECODE, PREFILL, PREP = "attention_tile.cuh", "decode_body.cuh", "prefill_body.cuh", "prep_body.cuh"
+LOCAL, GLOBAL = "attention/e2b-local", "attention/12b-global"
+FORMS = ("decode", "decode-split", "prefill/small-tile", "prefill/large-tile")
+PREP_FORMS = ("prefill", "decode", "batch_prefill")
+
+_MERGE_LOOP = "for (int split = merge_lane; split < p.num_splits; split += kMergeLanes) {"
+_FIRST_TILE = "first_tile += blockIdx.y * per_split;"
+_OLDEST = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
+_RESCALED = "factor0 != 1.0f || factor1 != 1.0f"
+_KEY_PAGE = "logical_page - p.page_origins[tile.request]];"
+_KV_LEN = "const int kv_len = p.kv_lens[tile.request];"
+_KEY_ROW = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
+_DECODE_LSE = "if (p.lse != nullptr && quad == 0)"
+_MERGE_LSE = "if (p.lse != nullptr && column == 0)"
+_PREFILL_LSE = "if (p.lse != nullptr && part == 0"
+_PREP_PAGE = "p.page_indices[row_begin + (logical_page - origin)];"
+_PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
+_TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
+_VALUE_ROW = "store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``edits`` are (source, text, replacement); each of ``cases`` goes red, and ``words`` stand in what is said."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    cases: tuple[str, ...]
+    words: tuple[str, ...] = ("FAILED",)
+
+
+def _both(case: str, forms: tuple[str, ...] = FORMS) -> tuple[str, ...]:
+    """The case in each of these forms, every other one in the global family."""
+    return tuple(f"{(LOCAL, GLOBAL)[number % 2]}/{form}/{case}" for number, form in enumerate(forms))
+
+
+def _prep(case: str, forms: tuple[str, ...] = PREP_FORMS) -> tuple[str, ...]:
+    return tuple(f"prep/{('e2b-local', '12b-global')[number % 2]}/{form}/{case}" for number, form in enumerate(forms))
+
+
+SPLIT = ("decode-split", "decode-split")
+FAULTS = (
+    *(
+        Fault(
+            f"the merge reads the first {count} splits",
+            ((DECODE, _MERGE_LOOP, _MERGE_LOOP.replace("p.num_splits", f"min(p.num_splits, {count})")),),
+            (*_both("splits/128-not-empty", SPLIT), *_both("merge/128-not-empty", SPLIT)),
+            ("out: ",),
+        )
+        for count in (16, 32, 64)
+    ),
+    Fault(
+        "splits from the 64th on read other splits' keys",
+        ((DECODE, _FIRST_TILE, _FIRST_TILE.replace("blockIdx.y", "(blockIdx.y & 63)")),),
+        _both("splits/128-not-empty", SPLIT),
+        ("out: ",),
+    ),
+    Fault(
+        "a window of one key is none",
+        ((TILE, _OLDEST, _OLDEST.replace("< 0", "<= 0")),),
+        tuple(f"{LOCAL}/{form}/window1/needle" for form in FORMS),
+    ),
+    Fault(
+        "sums rescaled only by factors below 0.99",
+        ((TILE, _RESCALED, "factor0 < 0.99f || factor1 < 0.99f"),),
+        _both("scores/rising"),
+        ("out: ",),
+    ),
+    *(
+        Fault(
+            f"page entries from {mask + 1} on wrap",
+            ((TILE, _KEY_PAGE, f"((logical_page - p.page_origins[tile.request]) & {mask})];"),),
+            _both("kv-len/past-15-bits/long-row"),
+        )
+        for mask in (63, 1023)
+    ),
+    Fault(
+        "page ids of 16 bits (attention)",
+        ((TILE, _KEY_ROW, _KEY_ROW.replace("page,", "page & 0xffff,")),),
+        _both("pool/page-ids-past-16-bits"),
+    ),
+    Fault(
+        "kv_len of 15 bits",
+        ((TILE, _KV_LEN, _KV_LEN.replace("];", "] & 32767;")),),
+        (*_both("kv-len/past-15-bits/long-row"), *_both("kv-len/past-16-bits")),
+    ),
+    Fault(
+        "kv_len of 16 bits",
+        ((TILE, _KV_LEN, _KV_LEN.replace("];", "] & 65535;")),),
+        _both("kv-len/past-16-bits"),
+    ),
+    Fault(
+        "lse written where it is not wanted",
+        (
+            (DECODE, _DECODE_LSE, "if (quad == 0)"),
+            (DECODE, _MERGE_LSE, "if (column == 0)"),
+            (PREFILL, _PREFILL_LSE, "if (part == 0"),
+        ),
+        (*_both("lse/not-wanted"), *_both("merge/lse-not-wanted", SPLIT)),
+        ("out_of_bounds",),
+    ),
+    Fault(
+        "a split's sum is left out where lse is not wanted",
+        ((DECODE, "p.partial_sum[partial] = sum;", "if (p.lse != nullptr) p.partial_sum[partial] = sum;"),),
+        _both("lse/not-wanted", SPLIT),
+        ("unwritten_output", "partial_sum"),
+    ),
+    *(
+        Fault(
+            f"page entries from {mask + 1} on wrap (prep)",
+            ((PREP, _PREP_PAGE, f"p.page_indices[row_begin + ((logical_page - origin) & {mask})];"),),
+            _prep("long-row"),
+        )
+        for mask in (63, 255)
+    ),
+    Fault(
+        "page ids of 16 bits (prep)",
+        (
+            (PREP, "found.k = kv_row_offset(p.layout, page,", "found.k = kv_row_offset(p.layout, page & 0xffff,"),
+            (PREP, "found.v = kv_row_offset(p.layout, page,", "found.v = kv_row_offset(p.layout, page & 0xffff,"),
+        ),
+        _prep("pool/page-ids-past-16-bits"),
+        ("in the pool",),
+    ),
+    Fault(
+        "RoPE rows end at 4095",
+        ((PREP, _TABLE_ROW, _TABLE_ROW.replace("position *", "min(position, 4095) *")),),
+        (*_prep("position/past-16-bits"), "prep/12b-global/prefill/position/past-12-bits",
+         "prep/e2b-local/contiguous/position/past-12-bits"),
+        ("FAILED",),
+    ),
+    Fault(
+        "positions of 15 bits",
+        ((PREP, _TABLE_ROW, _TABLE_ROW.replace("position *", "(position & 32767) *")),),
+        (*_prep("position/past-16-bits"), "prep/e2b-local/contiguous/position/past-15-bits"),
+    ),
+    Fault(
+        "slots by mask",
+        ((PREP, _PREP_SLOT, "const int slot = position & (p.layout.page_size - 1);"),),
+        tuple(case for size in (3, 48, 100) for case in _prep(f"page-size/{size}")),
+    ),
+    Fault(
+        "V's heads in reverse at K=V",
+        ((PREP, _VALUE_ROW, _VALUE_ROW.replace("value_out + r *", "value_out + (rows - 1 - r) *")),),
+        tuple(f"prep/12b-global/{form}/kv-heads5/many-tokens" for form in PREP_FORMS),
+        ("V in the pool",),
+    ),
+    Fault(
+        "V's heads in reverse at K=V, one head a warp",
+        ((PREP, "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, first_head);",
+          "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, p.v == nullptr && p.num_kv_heads % 4 != 0 ? "
+          "p.num_kv_heads - 1 - first_head : first_head);"),),
+        tuple(f"prep/12b-global/{form}/kv-heads5/closed-form" for form in PREP_FORMS),
+        ("V in the pool",),
+    ),
+)  # fmt: skip
+
+
+def seed_fault(directory: Path, edits: tuple[tuple[str, str, str], ...]) -> None:
+    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
+    for source, old, new in edits:
+        path = directory / source
+        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
+        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
+        path.write_text(text.replace(old, new))
+
+
+def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
+    return code, json.loads(record.read_text())
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_far_out_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    seed_fault(kernels, fault.edits)
+    chosen = [argument for case in fault.cases for argument in ("--case", case)]
+    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen)
+    shown = capsys.readouterr().out
+    assert code == 1, shown
+    assert {case["id"]: case["status"] for case in record["cases"]} == dict.fromkeys(fault.cases, "failed"), shown
+    for words in fault.words:
+        assert words in shown
+
+
+def test_right_kernels_are_green_on_these_cases(tmp_path: Path) -> None:
+    cases = sorted({case for fault in FAULTS for case in fault.cases})
+    code, record = _smoke(tmp_path / "run.json", *(argument for case in cases for argument in ("--case", case)))
+    assert code == 0, [case for case in record["cases"] if case["status"] != "passed"]
+    assert record["summary"]["passed"] == len(cases)
