@@ -19,16 +19,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed: python -m p
 from g4kv_cli.bench.noise_data import BF16, NoiseArena  # noqa: E402
 from g4kv_cli.bench.peers import prep_peers, torch_runnable  # noqa: E402
 from g4kv_cli.bench.prep_problem import PrepProblem  # noqa: E402
-from g4kv_cli.bench.workloads import prep_entries, prep_shape  # noqa: E402
+from g4kv_cli.bench.workloads import prep_shape  # noqa: E402
 from g4kv_cli.device.emulated_device import EmulatedDevice  # noqa: E402
 from g4kv_cli.device.interface import DeviceArray  # noqa: E402
 from g4kv_cli.entries.library import KernelLibrary  # noqa: E402
+from g4kv_cli.entries.table import entries_for  # noqa: E402
 from g4kv_cli.model.geometry import GEOMETRIES  # noqa: E402
 
 LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
 TOKENS = 21
 """More than a page, and not a whole number of them."""
-CASES = [(geometry, entry) for geometry in (LOCAL, GLOBAL) for entry in prep_entries(geometry)]
+CASES = [(geometry, entry) for geometry in (LOCAL, GLOBAL) for entry in entries_for(geometry, "prep")]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_a_prep_peer_writes_what_our_entry_does(make: Any, geometry: Any, entry:
 def test_a_peer_that_rotates_the_other_way_is_wrong(arena: NoiseArena, monkeypatch: pytest.MonkeyPatch) -> None:
     right = prep_peers.rotated
     monkeypatch.setattr(prep_peers, "rotated", lambda x, cos, sin: right(x, cos, -sin))
-    problem = PrepProblem.make(prep_shape(LOCAL, prep_entries(LOCAL)[0], TOKENS), LOCAL, arena, 1, seed=1)
+    problem = PrepProblem.make(prep_shape(LOCAL, entries_for(LOCAL, "prep")[0], TOKENS), LOCAL, arena, 1, seed=1)
     assert prep_peers.make_compiled("peer:x", problem, arena.device).check(fresh=False).startswith("q: ")
 
 
@@ -134,6 +135,6 @@ def test_a_peer_that_rotates_the_other_way_is_wrong(arena: NoiseArena, monkeypat
 def test_a_value_that_is_off_by_5_percent_is_wrong(arena: NoiseArena, monkeypatch: pytest.MonkeyPatch) -> None:
     right = prep_peers.normed
     monkeypatch.setattr(prep_peers, "normed", lambda x, weight: right(x, weight) * (1.05 if weight is None else 1.0))
-    (entry,) = [one for one in prep_entries(LOCAL) if one.form == "paged_prefill"]
+    (entry,) = [one for one in entries_for(LOCAL, "prep") if one.form == "prefill"]
     problem = PrepProblem.make(prep_shape(LOCAL, entry, TOKENS), LOCAL, arena, 1, seed=1)
     assert prep_peers.make_compiled("peer:x", problem, arena.device).check(fresh=False).startswith("v: ")

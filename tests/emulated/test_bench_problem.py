@@ -13,14 +13,21 @@ from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
 from g4kv_cli.bench.problem import OWN_ROUNDINGS, PEER_ROUNDINGS, AttentionProblem, attention_problem, pool_elems_of
-from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_entries, prep_shape
+from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_shape
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.entries.table import decode_entries, entries_for, entry_for
+from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 
 LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
-FORMS = (Variant("a", "a"), Variant("b", "b"), Variant("c2", "c", 2))
+FORMS = tuple(entry.form for entry in decode_entries(LOCAL))
+
+
+def _variant(geometry: Geometry, form: str, tile: int = 0) -> Variant:
+    """A form as a configuration: split in two where it splits."""
+    entry = entry_for(geometry, "attention", form)
+    return Variant(form, entry.label, entry.name, num_splits=2 if entry.takes_splits else 1, tile=tile)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +47,10 @@ def arena(library: KernelLibrary) -> NoiseArena:
     return NoiseArena(library, 3 * pool_elems_of(decode_shape(LOCAL, 2, 33), LOCAL), seed=1)
 
 
-def _out(problem: AttentionProblem, library: KernelLibrary, variant: Variant, pool: int) -> np.ndarray:
-    call = attention_call(problem, library, variant)
+def _out(
+    problem: AttentionProblem, library: KernelLibrary, pool: int, form: str = "decode", tile: int = 0
+) -> np.ndarray:
+    call = attention_call(problem, library, _variant(problem.geometry, form, tile))
     call.poison()
     call.queue(pool)
     return call.output()
@@ -59,25 +68,25 @@ def test_the_arena_holds_what_the_host_says(arena: NoiseArena, device: Device) -
 
 
 @pytest.mark.parametrize("geometry", [LOCAL, GLOBAL], ids=lambda geometry: geometry.name)
-@pytest.mark.parametrize("variant", FORMS, ids=lambda variant: variant.name)
-def test_right_kernels_pass_and_another_pool_s_result_does_not(geometry, variant, library, arena) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("form", FORMS)
+def test_right_kernels_pass_and_another_pool_s_result_does_not(geometry, form, library, arena) -> None:  # type: ignore[no-untyped-def]
     problem = attention_problem(decode_shape(geometry, 2, 33), geometry, arena, 2, seed=1)
-    out = _out(problem, library, variant, 1)
+    out = _out(problem, library, 1, form)
     assert problem.check(out, 1) == ""
     assert "checked rows are wrong, first at request 1, token 0" in problem.check(out, 0)
 
 
 def test_renewed_queries_make_an_old_result_wrong(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
-    out = _out(problem, library, FORMS[1], 0)
+    out = _out(problem, library, 0)
     problem.renew_queries()
     assert "wrong" in problem.check(out, 0)
-    assert problem.check(_out(problem, library, FORMS[1], 0), 0) == ""
+    assert problem.check(_out(problem, library, 0), 0) == ""
 
 
 def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
-    right = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    right = _out(problem, library, 0).astype(np.float32)
     assert problem.check(right, 0) == ""
     row = problem.rows[0]
     at = (row.request, row.kv_head * LOCAL.gqa_group, 5)
@@ -96,7 +105,7 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
 
 def test_rows_that_are_all_a_little_too_small_are_seen(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
-    right = _out(problem, library, FORMS[1], 0).astype(np.float32)
+    right = _out(problem, library, 0).astype(np.float32)
     assert problem.check(right * np.float32(0.996), 0).startswith("the checked rows are off together")
 
 
@@ -105,7 +114,7 @@ def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:
     shape = decode_shape(LOCAL, 1, 1025)
     arena = NoiseArena(library, pool_elems_of(shape, LOCAL), seed=2)
     problem = attention_problem(shape, LOCAL, arena, 1, seed=2)
-    out = _out(problem, library, FORMS[1], 0)
+    out = _out(problem, library, 0)
     assert problem.check(out, 0) == ""
     other = attention_problem(shape, LOCAL, arena, 1, seed=2)
     other.geometry = dataclasses.replace(LOCAL, window=1025)
@@ -115,13 +124,13 @@ def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:
 
 def test_a_chunk_with_history(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(prefill_shape(LOCAL, 5, 20), LOCAL, arena, 1, seed=1)
-    assert problem.check(_out(problem, library, Variant("tile64", "tile64", tile=64), 0), 0) == ""
+    assert problem.check(_out(problem, library, 0, "prefill", tile=64), 0) == ""
     assert {row.token for row in problem.rows} == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(
     ("geometry", "entry"),
-    [(geometry, entry) for geometry in (LOCAL, GLOBAL) for entry in prep_entries(geometry)],
+    [(geometry, entry) for geometry in (LOCAL, GLOBAL) for entry in entries_for(geometry, "prep")],
     ids=lambda value: value.name,
 )
 def test_prep(geometry, entry, library, arena) -> None:  # type: ignore[no-untyped-def]
