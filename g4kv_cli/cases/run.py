@@ -74,7 +74,8 @@ class CaseRunner:
         device.limit_time(self.settings.limit_seconds(case))
         with naming(case.id):
             result = case.run(self._context)
-        if device.time_limit is not None and time.monotonic() >= device.time_limit.deadline:
+        limit = device.time_limit
+        if result.status != "passed" and limit is not None and time.monotonic() >= limit.deadline:
             self._patience.note(case.entry)
         device.limit_time(None)
         self._case_id = ""

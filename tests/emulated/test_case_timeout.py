@@ -68,8 +68,10 @@ def test_a_launch_past_its_deadline_says_where_it_stood() -> None:
     machine = Machine()
     flag, out = upload(machine, np.zeros(1, np.int32), "flag"), upload(machine, np.zeros(128, np.int32), "out")
     kernel = compile_kernel(SPIN)
+    ends = upload(machine, np.ones(1, np.int32), "ends")
+    launch_on(machine, kernel, pointer(ends), pointer(out), grid=2, block=64)  # it is translated then
     with pytest.raises(DeadlinePassed) as caught:
-        launch_on(machine, kernel, pointer(flag), pointer(out), grid=2, block=64, deadline=time.monotonic() + 0.05)
+        launch_on(machine, kernel, pointer(flag), pointer(out), grid=2, block=64, deadline=time.monotonic() + 0.3)
     standing = caught.value.standing
     assert (standing.kernel, standing.block, standing.warp) == ("kernel", (1, 0, 0), 1)
     assert standing.source_line == line_of(SPIN, "MARK: loop")
@@ -284,6 +286,15 @@ if __name__ == "__main__": main()
 """
 
 
+SECONDS_TO_THE_LOOP = 1.5
+"""Processor time from the launch on, in which the kernel is translated and reaches its loop."""
+
+
+def _cpu_seconds(pid: str) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("command", ["smoke, 1 job", "smoke, 2 jobs", "reject"])
 def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_path: Path) -> None:
@@ -308,11 +319,14 @@ def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_pat
     )
     try:
         until = time.monotonic() + 100
-        while len(list(tmp_path.glob("launched-*"))) < spinning:
+        begun: dict[str, float] = {}
+        while len(begun) < spinning or any(_cpu_seconds(pid) < at + SECONDS_TO_THE_LOOP for pid, at in begun.items()):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
-        time.sleep(0.5)  # from the launch to the loop
+            for path in tmp_path.glob("launched-*"):
+                pid = path.name.rpartition("-")[2]
+                begun.setdefault(pid, _cpu_seconds(pid))
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
