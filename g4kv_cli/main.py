@@ -67,6 +67,24 @@ COMMANDS: dict[str, CommandEntry] = {
 }
 
 
+EPILOG = """\b
+Exit codes:
+  0    as expected
+  1    something is wrong, slower or not refused
+  2    the request or a tool failed
+  130  interrupted
+  141  whoever read the output left; files asked for are still written
+
+\b
+Environment:
+  G4KV_CACHE_DIR         where compiled kernels are kept  [~/.cache/g4kv]
+  G4KV_DEVICE            --device of every command
+  G4KV_REQUIRE_GPU       --require-gpu of every command
+  G4KV_TRACEBACK         --traceback
+  G4KV_COMMAND_OPTION    any option, such as G4KV_SMOKE_GEOMETRY
+"""
+
+
 @dataclass(slots=True)
 class ErrorStyle:
     """Whether errors come with their traceback; the root context's ``obj``."""
@@ -133,7 +151,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     params=[_traceback_option(hidden=False)],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 as expected; 1 something is wrong; 2 the request or a tool failed.",
+    epilog=EPILOG,
 )
 @click.version_option(__version__, prog_name="g4kv", message="%(prog)s %(version)s")
 def cli() -> None:

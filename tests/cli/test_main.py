@@ -16,7 +16,9 @@ import pytest
 
 from g4kv_cli import __version__
 from g4kv_cli import main as main_module
-from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable, UsageError
+from g4kv_cli.compiler.cache import CACHE_DIRECTORY_VARIABLE
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, CompileError, DeviceFault, DeviceUnavailable, UsageError
+from g4kv_cli.report.output import EXIT_BROKEN_PIPE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -272,3 +274,15 @@ def test_a_full_disk_is_an_error_in_words(command, capsys) -> None:  # type: ign
     command(_raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert main_module.run(["probe"]) == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_help_says_the_exit_codes_and_the_environment(run_g4kv) -> None:  # type: ignore[no-untyped-def]
+    shown = run_g4kv("--help").stdout
+    codes = {line.split()[0] for line in shown.splitlines() if line.split() and line.split()[0].isdigit()}
+    want = {0, EXIT_FINDINGS, EXIT_FAILURE, main_module.EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
+    assert {int(code) for code in codes} == want
+    for variable in (CACHE_DIRECTORY_VARIABLE, "G4KV_DEVICE", "G4KV_REQUIRE_GPU", "G4KV_TRACEBACK"):
+        assert f"  {variable} " in shown
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert all(f"\n| {code} | " in readme for code in codes)
+    assert CACHE_DIRECTORY_VARIABLE in readme

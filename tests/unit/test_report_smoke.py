@@ -14,7 +14,7 @@ from g4kv_cli.records.run import CaseResult, DeviceInfo, Mismatch, RunInfo
 from g4kv_cli.report.console import SmokeConsole, mismatch_lines
 from g4kv_cli.report.format import count_text, seconds_text
 from g4kv_cli.report.json import JsonRecord, read_record
-from g4kv_cli.report.junit import write_junit
+from g4kv_cli.report.junit import run_properties, write_junit
 
 RUN = RunInfo(
     device=DeviceInfo("emulated", "an H200's arithmetic", "sm_90", "", "no CUDA driver"),
@@ -163,6 +163,8 @@ def test_every_suite_of_a_junit_file_says_what_ran_where(tmp_path: Path) -> None
         for package, version in RUN.versions.items():
             assert held[f"version_{package}"] == version
         assert "driver" not in held
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name in run_properties(RUN) if not name.startswith("version_"))
 
 
 def test_junit_of_half_a_run_is_an_error(tmp_path: Path) -> None:
