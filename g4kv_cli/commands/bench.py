@@ -23,7 +23,7 @@ from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import device_options, kernels_option
-from g4kv_cli.entries.entry import Target
+from g4kv_cli.entries.entry import PORTABLE, Target
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, sources_of
@@ -124,7 +124,7 @@ def _require_one_mode(ctx: click.Context) -> None:
 @kernels_option
 @click.option(
     "--baseline",
-    metavar="built-in|DIR|RECORD.json",
+    metavar="built-in|portable|DIR|RECORD.json",
     help="Hold the run against other kernels, round by round in turn, or against a record.",
 )
 @click.option("--peer", multiple=True, metavar="NAME", help="Also time torch-sdpa, flashinfer-tc, ..., torch, or all.")
@@ -256,7 +256,7 @@ def bench(
     )
     if dry_run:
         if request.with_baseline:
-            _baseline_directory(cast(str, baseline), kernels)
+            _baseline_kernels(cast(str, baseline), kernels)
         _show_plan(console, request)
         return 0
     old_record = read_bench_record(Path(baseline), "--baseline") if baseline and _is_record(baseline) else None
@@ -264,7 +264,7 @@ def bench(
     try:
         libraries = [KernelLibrary(opened, kernels)]
         if request.with_baseline:
-            libraries.append(KernelLibrary(opened, _baseline_directory(cast(str, baseline), kernels)))
+            libraries.append(KernelLibrary(opened, *_baseline_kernels(cast(str, baseline), kernels)))
         for library in libraries:
             compile_sources(opened, library.kernels_directory, sources_of(entries()))
         plan = make_plan(request, Target.of(opened))
@@ -412,18 +412,23 @@ def _with_versions(info: RunInfo) -> RunInfo:
 
 
 def _is_record(baseline: str) -> bool:
-    return baseline != BUILT_IN and Path(baseline).is_file()
+    return baseline not in (BUILT_IN, PORTABLE) and Path(baseline).is_file()
 
 
-def _baseline_directory(baseline: str, kernels: Path | None) -> Path | None:
+def _baseline_kernels(baseline: str, kernels: Path | None) -> tuple[Path | None, str]:
+    """The baseline's directory and variant, as a KernelLibrary takes them."""
+    if baseline == PORTABLE:
+        return kernels, PORTABLE
     if baseline == BUILT_IN:
         if kernels is None:
             raise UsageError("--baseline built-in compares with other kernels: name them with --kernels DIR")
-        return None
+        return None, ""
     path = Path(baseline)
     if not path.is_dir():
-        raise UsageError(f"--baseline {baseline}: neither a directory of kernels nor a record; or say built-in")
-    return path
+        raise UsageError(
+            f"--baseline {baseline}: neither a directory of kernels nor a record; or say built-in or portable"
+        )
+    return path, ""
 
 
 def _record_path(info: RunInfo) -> Path:

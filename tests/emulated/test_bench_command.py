@@ -25,6 +25,7 @@ from g4kv_cli.commands.bench import bench
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
+from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.records.bench import Ceilings, read_bench_record
 
 
@@ -46,7 +47,7 @@ class FakeCuda(EmulatedDevice):
     """An emulated device that captures graphs and has a clock; ``seconds`` of a launch by the kernel's name."""
 
     def __init__(self, seconds: Callable[[LoadedKernel], float]) -> None:
-        super().__init__("sm_90a", "a test")
+        super().__init__("sm_80", "a test")  # whose kernels need no clusters: the emulated device has none
         self.info = dataclasses.replace(self.info, kind="cuda", name="Test GPU")
         self.now = 0.0
         self._seconds = seconds
@@ -195,6 +196,22 @@ def test_a_slower_kernel_against_the_built_in_one(device: FakeCuda, tmp_path: Pa
     configurations = [item.configuration for item in read_bench_record(Path("pair.json"), "--from").measurements]
     assert configurations == ["a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline"]
     assert invoke(*shapes, "--kernels", str(copy), "--baseline", "built-in", "--threshold", "10%").return_value == 0
+
+
+def test_the_portable_kernels_as_a_baseline(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Path | None, str]] = []
+
+    class Watched(KernelLibrary):
+        def __init__(self, device: Any, kernels_directory: Path | None = None, variant: str = "") -> None:
+            super().__init__(device, kernels_directory, variant)
+            made.append((kernels_directory, variant))
+
+    monkeypatch.setattr(bench_command, "KernelLibrary", Watched)
+    shapes = ("--batch", "1", "--kv-len", "33", "--splits", "2", "--json", "pair.json")
+    assert invoke(*shapes, "--baseline", "portable").return_value == 0
+    assert made == [(None, ""), (None, "portable")]
+    configurations = [item.configuration for item in read_bench_record(Path("pair.json"), "--from").measurements]
+    assert configurations == ["a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline"]
 
 
 def test_a_run_against_a_record(device: FakeCuda) -> None:
