@@ -79,17 +79,31 @@ SessionT = TypeVar("SessionT", bound=Session)
 
 
 def run_session(
-    case: Described, rerun: str, device: Device, make: Callable[[], SessionT], execute: Callable[[SessionT], None]
+    case: Described,
+    rerun: str,
+    library: KernelLibrary,
+    make: Callable[[], SessionT],
+    execute: Callable[[SessionT], None],
 ) -> CaseResult:
     """Make a session and run a case in it. Wrong results and device faults are ``failed``, a refused or impossible
     request is ``error``, Skip is ``skipped``. CompileError is passed on."""
     begin = time.perf_counter()
+    library.launched.clear()
 
     def result(status: Status, reason: str = "", mismatches: tuple[Mismatch, ...] = (), digest: str = "") -> CaseResult:
         seconds = time.perf_counter() - begin
         return CaseResult(
-            case.id, case.entry, case.geometry.name, status, seconds, reason, mismatches, digest, rerun
-        )  # fmt: skip
+            case.id,
+            case.entry,
+            case.geometry.name,
+            status,
+            seconds,
+            reason,
+            mismatches,
+            digest,
+            rerun,
+            tuple(library.launched),
+        )
 
     session = None
     try:
@@ -106,7 +120,7 @@ def run_session(
     finally:
         if session is not None:
             with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
-                device.free_all(session.arrays)
+                library.device.free_all(session.arrays)
     if session.mismatches:
         return result("failed", "", tuple(session.mismatches), session.digest.hexdigest())
     return result("passed", digest=session.digest.hexdigest())

@@ -78,18 +78,20 @@ def variant_option(function: _Function) -> _Function:
 
             kernels = kernel_variants().values()
             paths = list(dict.fromkeys(kernel.path for kernel in kernels))
-            if value not in (*paths, *(kernel.symbol for kernel in kernels)):
-                known = " or ".join(paths)
-                text = f"no kernel is of {value!r}; write {known}, or a name that g4kv kernels lists"
-                raise click.BadParameter(text, ctx, param)
+            for name in value.split(","):
+                if name not in (*paths, *(kernel.symbol for kernel in kernels)):
+                    known = " or ".join(paths)
+                    text = f"no kernel is of {name!r}; write {known}, or a name that g4kv kernels lists"
+                    raise click.BadParameter(text, ctx, param)
         return value
 
     return click.option(
         "--variant",
         default="",
         callback=_known,
-        metavar="PATH|KERNEL",
-        help="Where an entry has several kernels, those of this path (portable, sm_90a) or name alone.",
+        metavar="PATH|KERNEL[,...]",
+        help="Where an entry has several kernels, those of these paths (portable, sm_90a) or names alone, the first "
+        "that runs.",
     )(function)
 
 

@@ -9,11 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from g4kv_cli.device.arguments import Argument
 from g4kv_cli.device.interface import DeviceArray, PagedReads
 from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedPool, require_array, require_no_overlap
 from g4kv_cli.entries.attention_parameters import AttentionParameters
 from g4kv_cli.entries.clusters import launch_in_clusters
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
+from g4kv_cli.entries.kv_boxes import kv_box_maps
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.paged_reads import paged_reads
@@ -272,13 +274,18 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
             paged_reads=request.paged_reads,
         )
         return
+    arguments: tuple[AttentionParameters | Argument, ...] = (parameters,)
+    cluster = max(1, kernel.cluster_tiles)
+    if kernel.cluster_tiles:
+        arguments += kv_box_maps(request.inputs["pool"], parameters)
     launch(
         request.library,
         kernel.source,
         kernel.symbol,
-        grid=(blocks * parameters.num_kv_heads, parameters.num_splits, 1),
+        grid=(-(-blocks // cluster) * cluster * parameters.num_kv_heads, parameters.num_splits, 1),
         block=(kernel.threads, 1, 1),
-        arguments=(parameters,),
+        arguments=arguments,
+        cluster=(cluster, 1, 1),
         dynamic_shared_bytes=kernel.shared_bytes,
         must_write=_written(request, must_write),
         paged_reads=(request.paged_reads,),

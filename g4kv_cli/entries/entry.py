@@ -53,6 +53,9 @@ class KernelVariant:
     ``max_cluster_blocks``: a request's keys go to thread block clusters of up to so many blocks, which merge what they
     found (entries/clusters.py); 0 for kernels without clusters. A block that is a cluster of its own takes
     ``alone_shared_bytes``.
+
+    ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
+    read by tensor maps (entries/kv_boxes.py); 0 for kernels that take pointers alone.
     """
 
     symbol: str
@@ -69,6 +72,7 @@ class KernelVariant:
     max_group: int = 0
     max_cluster_blocks: int = 0
     alone_shared_bytes: int = 0
+    cluster_tiles: int = 0
 
     @property
     def path(self) -> str:
@@ -212,10 +216,11 @@ def choose_variant(
 ) -> KernelVariant:
     """The first kernel of the entry that the device and the request can use.
 
-    None leaves a property open. ``forced`` (a path or a symbol) leaves only the kernels of that name, where there are
-    any. ``replaced`` names the files of a source that a directory of one's own replaces: a kernel for one architecture
-    is then taken only if one of its own files is among them, so that it does not stand before the kernels that were
-    replaced. Raises DeviceUnavailable, which says what is lacking, before any launch.
+    None leaves a property open. ``forced`` (a path or a symbol, or several with commas between them) leaves only the
+    kernels of that name, in the order of the names, where there are any. ``replaced`` names the files of a source that
+    a directory of one's own replaces: a kernel for one architecture is then taken only if one of its own files is among
+    them, so that it does not stand before the kernels that were replaced. Raises DeviceUnavailable, which says what is
+    lacking, before any launch.
     """
     target, reasons = Target.of(device), []
     fitting = [
@@ -223,7 +228,7 @@ def choose_variant(
         for kernel in entry.kernels
         if tile_rows in (None, kernel.tile_rows) and rows_per_warp in (None, kernel.rows_per_warp)
     ]
-    named = [kernel for kernel in fitting if forced in (kernel.path, kernel.symbol)]
+    named = [kernel for name in forced.split(",") for kernel in fitting if name in (kernel.path, kernel.symbol)]
     passed_over = _passed_over(entry, replaced) if replaced is not None and not forced else frozenset()
     for kernel in named or fitting:
         if kernel.source in passed_over:

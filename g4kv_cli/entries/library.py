@@ -14,20 +14,23 @@ class KernelLibrary:
     """What an entry needs to launch: a device, and where the kernel sources are.
 
     ``kernels_directory`` overlays the built-in sources: a file found there is used in place of the built-in one.
-    ``variant`` leaves only the kernels of one path (``portable``, ``sm_90a``) or symbol to entries that have several;
-    empty: the first that runs.
+    ``variant`` leaves only the kernels of one path (``portable``, ``sm_90a``) or symbol to entries that have several,
+    or of several in order of preference (``sm_90a,portable``); empty: the first that runs. ``launched`` holds the names
+    of the kernels that were asked for since it was last cleared, in the order of their first launch.
     """
 
     def __init__(self, device: Device, kernels_directory: Path | None = None, variant: str = "") -> None:
         self.device = device
         self.kernels_directory = kernels_directory
         self.variant = variant
+        self.launched: dict[str, None] = {}
         self._kernels: dict[tuple[str, str, bool], LoadedKernel] = {}
         self._replaced: dict[str, frozenset[str]] = {}
 
     def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         """The loaded kernel ``symbol`` of ``source_name``, compiled for ``sm_90a`` in place of ``sm_90`` if it is
         ``arch_specific``. Raises CompileError."""
+        self.launched[symbol] = None
         key = (source_name, symbol, arch_specific)
         if key not in self._kernels:
             source = find_source(source_name, self.kernels_directory)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from g4kv_cli.entries import attention_request, prep_forms
 from g4kv_cli.entries.entry import Entry, KernelVariant, Metadata, Operation, Target, ValueSource
+from g4kv_cli.entries.kv_boxes import BOX_SLOTS
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
 
 _V = KernelVariant
-_PREFILL, _DECODE = "prefill.cu", "decode.cu"
+_PREFILL, _DECODE, _HOPPER = "prefill.cu", "decode.cu", "prefill_hopper.cu"
 
 _MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", _DECODE, 128),) for head_dim in (256, 512)}
 
@@ -37,6 +38,10 @@ _ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        _PREFILL, 128,  81920
 _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824, tile_rows=64),
              _V("batch_prefill_paged_hd512_tile64_keys32", _PREFILL, 256, 135680, tile_rows=64),
              _V("batch_prefill_paged_hd512_tile32",        _PREFILL, 128, 100608, tile_rows=32))
+_HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
+                  device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
+_ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
+                 page_multiple=BOX_SLOTS, cluster_tiles=1),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
 _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
              _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))
@@ -116,7 +121,8 @@ ENTRIES: tuple[Entry, ...] = (
           "qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"),
     _prefill("batch_prefill_paged_window_hd256_into", 256, (*_ROWS_256, *_KEYS_256),
              "A ragged batch of chunks with history, local family."),
-    _prefill("batch_prefill_paged_hd512_into", 512, (*_ROWS_512, *_KEYS_512),
+    # Without clusters it is slower, but runs on the emulated device, with the same bits.
+    _prefill("batch_prefill_paged_hd512_into", 512, (*_HOPPER_512, *_ROWS_512, *_ALONE_512, *_KEYS_512),
              "A ragged batch of chunks with history, global family."),
     _decode("batch_decode_paged_window_hd256_into", 256, (*_HOPPER_KEYS_256, *_KEYS_256),
             "Every request has one new token, local family."),

@@ -256,8 +256,23 @@ __device__ __forceinline__ CommonKeys common_keys(const TileGeometry& tile, int 
   return common;
 }
 
-// Hide the keys that a row does not see. A hidden score is replaced, whatever it was: NaN in a slot that nobody may
-// read stays there. first_key: key of column 0. Most tiles are visible whole; only the others work out positions.
+// Hide the keys outside of [oldest, newest] from one of a lane's two rows. A hidden score is replaced, whatever it was:
+// NaN in a slot that nobody may read stays there. first_key: key of column 0.
+template <int kTiles>
+__device__ __forceinline__ void hide_keys(float (&scores)[kTiles][4], int half, int oldest, int newest, int first_key,
+                                          int lane) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = first_key + n * 8 + (lane % 4) * 2 + i;
+      float& score = scores[n][half * 2 + i];
+      score = key <= newest && key >= oldest ? score : minus_infinity();
+    }
+  }
+}
+
+// Hide the keys that a row does not see. Most tiles are visible whole; only the others work out positions.
 template <int kTiles>
 __device__ __forceinline__ void mask(float (&scores)[kTiles][4], const TileGeometry& tile, const CommonKeys& common,
                                      int first_row, int first_key, int lane) {
@@ -265,16 +280,7 @@ __device__ __forceinline__ void mask(float (&scores)[kTiles][4], const TileGeome
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int newest = position_of(tile, first_row + lane / 4 + half * 8);
-    const int oldest = first_visible(tile, newest);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = first_key + n * 8 + (lane % 4) * 2 + i;
-        float& score = scores[n][half * 2 + i];
-        score = key <= newest && key >= oldest ? score : minus_infinity();
-      }
-    }
+    hide_keys(scores, half, first_visible(tile, newest), newest, first_key, lane);
   }
 }
 

@@ -22,6 +22,10 @@ __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ bool barrier_passed(unsigned barrier, unsigned parity) {
   unsigned passed;
   asm volatile(
@@ -71,7 +75,27 @@ __device__ __forceinline__ void copy_box(unsigned destination, const TensorMap& 
       : "memory");
 }
 
-// Ordinary stores to shared memory before copies that overwrite them.
+// A box of a four-dimensional tensor to shared memory; `barrier` counts its bytes.
+__device__ __forceinline__ void copy_box(unsigned destination, const TensorMap& map, unsigned barrier, int at0,
+                                         int at1, int at2, int at3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
+      "l"(&map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(barrier)
+      : "memory");
+}
+
+// The same to each block of the cluster that `ranks` has a bit for, at the same place; that block's barrier counts.
+__device__ __forceinline__ void copy_box_to_ranks(unsigned destination, const TensorMap& map, unsigned barrier,
+                                                  int at0, int at1, int at2, int at3, unsigned short ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(destination),
+      "l"(&map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
+// Ordinary stores to shared memory, to what comes after them: copies that overwrite them, or wgmma that reads them.
 __device__ __forceinline__ void fence_async_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- clusters ------------------------------------------------------------------------------------------------------
@@ -107,6 +131,16 @@ __device__ __forceinline__ unsigned shared_of_rank(unsigned address, int rank) {
   unsigned mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
+}
+
+// On another block's barrier. No scope is named: with one the compiler puts a full memory barrier before it.
+__device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier) : "memory");
+}
+
+// All threads of the cluster, and all that they did to each other's shared memory.
+__device__ __forceinline__ void synchronize_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // 16 bytes into a block of the cluster; that block's barrier counts them.

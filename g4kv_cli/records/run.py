@@ -82,6 +82,7 @@ class CaseResult:
     """One case's outcome. ``mismatches`` only with status failed; ``reason`` only with failed, error, skipped.
 
     ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit.
+    ``kernels`` are the names of those that were launched, in the order of their first launch.
     """
 
     id: str
@@ -93,6 +94,7 @@ class CaseResult:
     mismatches: tuple[Mismatch, ...] = ()
     output_digest: str = ""
     rerun: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

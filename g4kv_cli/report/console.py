@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.records.run import CaseResult, Mismatch, RunInfo, summarise
 from g4kv_cli.report.format import coordinate_text, count_text, digest_text, seconds_text, summary_text
 from g4kv_cli.report.terminal import print_entry, print_line, results_console
@@ -96,6 +98,7 @@ class SmokeConsole:
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
             print_entry(self._out, mark, name, f"{counts}, {seconds_text(seconds)}", NAME_WIDTH)
+            self._write_variants(group)
         for result in notable:
             write_result(self._out, result)
 
@@ -113,6 +116,14 @@ class SmokeConsole:
 
     def _files_text(self) -> str:
         return f" from {count_text(len(self._files), 'file')}" if self._recorded is not None else ""
+
+    def _write_variants(self, group: Sequence[CaseResult]) -> None:
+        """How many of the cases each kernel ran in, where those are not the portable ones alone."""
+        known = kernel_variants()
+        counts = Counter(name for result in group for name in result.kernels)
+        if any(name in known and known[name].arch for name in counts):
+            words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+            self._line("          by kernel: ", words)
 
     def _line(self, label: str, text: str) -> None:
         print_line(self._out, label, text)

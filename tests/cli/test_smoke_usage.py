@@ -28,6 +28,8 @@ EMULATED = ("--device", "emulated")
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:99"), "--device cuda:99 cannot be used"),
         (("--kernels", "nowhere"), "nowhere"),
+        (("--variant", "portable,hopper"), "no kernel is of 'hopper'; write portable or sm_90a, or a name that"),
+        (("--variant", "portable,"), "no kernel is of ''"),
         (("--jobs", "0"), "--jobs"),
         ((*EMULATED, "--json", "nowhere/run.json"), "--json nowhere/run.json: cannot write"),
         ((*EMULATED, "--junit", "nowhere/run.xml"), "--junit nowhere/run.xml: cannot write"),

@@ -89,6 +89,18 @@ def test_needles_meet_every_offset_of_the_tiles_and_the_lengths_around_the_windo
         assert {(length - size) % 16 for length in lengths if length > size} == set(range(16))
 
 
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_warps_first_rows_have_both_edges_at_every_offset_of_the_prefill_tiles(name: str) -> None:
+    case = _one(f"attention/{name}/prefill/large-tile/needle/every-offset")
+    assert case.geometry.gqa_group == 1
+    first_rows = [row for r in case.requests for row in range(r.start_pos, r.kv_len, 16)]
+    for tile in (48, 64, 128):
+        assert {row % tile for row in first_rows} == set(range(tile))
+        if case.window_left >= 0:
+            assert min(first_rows) > case.window_left
+            assert {(row - case.window_left) % tile for row in first_rows} == set(range(tile))
+
+
 def test_the_issues_of_such_kernels_are_all_there() -> None:
     sweeps = _named("kv-sweep")
     for case in sweeps:

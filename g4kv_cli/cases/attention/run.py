@@ -69,7 +69,7 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         expected = expected_attention(fitting, tensors)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
-    return run_session(case, rerun, library.device, make, _execute)
+    return run_session(case, rerun, library, make, _execute)
 
 
 def _with_a_tile_of(case: AttentionCase, target: Target) -> AttentionCase:

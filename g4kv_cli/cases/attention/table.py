@@ -20,7 +20,10 @@ GROUPS = (1, 2, 4, 5, 6, 7, 8, 16)
 SMALL_WINDOW = 40
 ODD_WINDOW = 333
 OFFSETS = 64
-"""Consecutive lengths that meet every offset modulo the kernels' key tiles (16, 48, 64 keys)."""
+"""Consecutive lengths that meet every offset modulo the decode kernels' key tiles (16, 48, 64 keys)."""
+PREFILL_OFFSETS = 128
+"""The same of the prefill kernels (48, 64, 128 keys), for the first row of each 16 that a warp has."""
+WARP_ROWS = 16
 SWEEP_KEYS = 200
 LONG_HISTORY = {256: 4200, 512: 1100}
 """By head_dim, keys of which each warp's share has more tiles than it looks up of the page table at once: 32 tiles of
@@ -126,6 +129,8 @@ class _Table(CaseBuilder):
             for window_name, window, chunks in self._needle_chunks(tokens):
                 yield self.case(form, f"{name}/needle/{window_name}", chunks, kind="needles", geometry=one,
                                 window=window, tile=tile)  # fmt: skip
+            if tile == LARGE_TILE:
+                yield self._every_offset(form, f"{name}/needle/every-offset", tile)
             ragged = ((2, 2), (3 * size, 1), (size, 0), (size + 1, size + 1), (2 * size + tokens, tokens), (1, 1))
             yield self.case(form, f"{name}/ragged", ragged, geometry=self.geometry.with_heads(2), tile=tile,
                             num_layers=2)  # fmt: skip
@@ -168,7 +173,7 @@ class _Table(CaseBuilder):
     def _needle_chunks(self, tokens: int) -> Iterator[tuple[str, int | None, list[Chunk]]]:
         """The same for chunks of ``tokens`` tokens: every row of a tile has its own edges."""
         if self.window is None:
-            yield "causal", None, [(tokens + start, tokens) for start in (0, 1, 7, 16, 33, 63)]
+            yield "causal", None, [(tokens + start, tokens) for start in (0, 1, 7, 16, 33, 63, 118)]
             return
         starts = [0, SMALL_WINDOW - 2, SMALL_WINDOW, *range(60, 77), 2 * SMALL_WINDOW]
         yield f"window{SMALL_WINDOW}", SMALL_WINDOW, [(start + tokens, tokens) for start in starts]
@@ -177,9 +182,21 @@ class _Table(CaseBuilder):
         chunks = [(self.window - 1 + tokens, tokens), (self.window + tokens // 2, tokens), (2 * self.window, 2)]
         yield f"window{self.window}", self.window, chunks
 
+    def _every_offset(self, form: Entry, name: str, tile: int) -> AttentionCase:
+        """One head, so that rows are tokens: the rows that a warp begins with have their edges at every offset."""
+        window = None if self.window is None else SMALL_WINDOW
+        first = 0 if window is None else window
+        starts = range(first, first + WARP_ROWS)
+        return self.case(form, name, [(start + PREFILL_OFFSETS, PREFILL_OFFSETS) for start in starts],
+                         kind="needles", geometry=self.geometry.with_heads(1, 1), window=window,
+                         tile=tile)  # fmt: skip
+
     def _values(self, form: Entry, chunks: Sequence[Chunk], splits: int) -> Iterator[AttentionCase]:
         """Magnitudes and scales."""
         yield self.case(form, "scores/to-80", chunks, kind="large", geometry=self.one_head, num_splits=splits)
+        # Longer than any kernel's step, so that maxima of earlier steps are left far behind.
+        long = [(kv_len + 3 * PREFILL_OFFSETS, q_len) for kv_len, q_len in chunks]
+        yield self.case(form, "scores/to-80/long", long, kind="large", geometry=self.one_head, num_splits=splits)
         yield self.case(form, "scores/all-equal", chunks, kind="equal", geometry=self.one_head, num_splits=splits)
         for scale in (0.0625, 2.5):
             yield self.case(form, f"sm-scale/{scale}", chunks, geometry=self.one_head, sm_scale=scale,

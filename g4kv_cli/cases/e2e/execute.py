@@ -61,7 +61,7 @@ def run_replay_case(
     def make() -> ReplayRun:
         return ReplayRun(library=library, case=case, make_cache=make_cache, make_launches=make_launches)
 
-    return run_session(case, rerun, library.device, make, _execute)
+    return run_session(case, rerun, library, make, _execute)
 
 
 def _execute(run: ReplayRun) -> None:

@@ -129,7 +129,7 @@ class FarRun(Session):
 
 def run_far_case(case: FarCase, library: KernelLibrary, rerun: str) -> CaseResult:
     """Run a case; see run_session."""
-    return run_session(case, rerun, library.device, lambda: FarRun(library=library, case=case), _execute)
+    return run_session(case, rerun, library, lambda: FarRun(library=library, case=case), _execute)
 
 
 def _execute(run: FarRun) -> None:

@@ -58,7 +58,7 @@ def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseRes
             raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
         return _Run(library=library, case=case, problem=build_problem(case))
 
-    return run_session(case, rerun, library.device, make, _execute)
+    return run_session(case, rerun, library, make, _execute)
 
 
 def _execute(run: _Run) -> None:

@@ -69,7 +69,7 @@ class ServeSession(Session):
 def run_serve_case(case: ServeCase, library: KernelLibrary, rerun: str) -> CaseResult:
     """Run a serving case, once with and once without releasing pages; see run_session."""
     return run_session(
-        case, rerun, library.device, lambda: ServeSession(library=library, case=case), _with_and_without_release
+        case, rerun, library, lambda: ServeSession(library=library, case=case), _with_and_without_release
     )
 
 

@@ -1,0 +1,38 @@
+"""Tensor maps of a layer's K and V for kernels that read pages by bulk tensor copies."""
+
+from __future__ import annotations
+
+from g4kv_cli.device.arguments import Argument, TensorMapShape
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.entries.attention_parameters import AttentionParameters
+
+BOX_SLOTS = 16
+"""Slots of a page that one copy moves: a page size has to be a multiple."""
+BLOCK_COLUMNS = 64
+"""Columns of a box: 128 bytes, the longest row of a swizzle."""
+VALUE_BOX_COLUMN_BLOCKS = 4
+
+
+def kv_box_maps(pool: DeviceArray, parameters: AttentionParameters) -> tuple[Argument, Argument]:
+    """Maps of K and of V of the parameters' layer, [page][KV head, column block][slot][64 columns].
+
+    A box of K is BOX_SLOTS slots of one column block, a box of V as many of four. Each map starts at its block of the
+    layer, so that page offsets beyond 32 bits are the copy engine's business. Raises ContractError.
+    """
+    layout = parameters.layout
+    itemsize = pool.dtype.itemsize
+    column_blocks = layout.head_dim // BLOCK_COLUMNS
+    extents = (BLOCK_COLUMNS, layout.page_size, layout.num_kv_heads * column_blocks, pool.size // layout.page_stride)
+    # pool[page][layer][K, V][slot][kv_head][column block][column]: strides of slot, column block and page
+    strides = (
+        layout.num_kv_heads * layout.head_dim * itemsize,
+        BLOCK_COLUMNS * itemsize,
+        layout.page_stride * itemsize,
+    )
+    first_k = parameters.layer * layout.layer_stride
+
+    def box_map(first: int, box_column_blocks: int) -> Argument:
+        box = (BLOCK_COLUMNS, BOX_SLOTS, box_column_blocks, 1)
+        return pool.device.tensor_map(pool.view((1,), offset_elems=first), TensorMapShape(extents, strides, box))
+
+    return box_map(first_k, 1), box_map(first_k + layout.kv_block_len, VALUE_BOX_COLUMN_BLOCKS)

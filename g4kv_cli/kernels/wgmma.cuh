@@ -1,0 +1,99 @@
+// Warpgroups: 128 threads that multiply together out of shared memory (wgmma, compute capability 9.0 alone).
+//
+// Operands in shared memory have the 128-byte swizzle: the 16-byte chunk of an address is exclusive-ored with the
+// number of its 128-byte row, modulo 8.
+#pragma once
+
+namespace g4kv {
+
+constexpr int kWarpgroupSize = 128;
+constexpr int kSwizzleRowBytes = 128;
+constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes;  // eight rows; the alignment of whatever is swizzled
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Barrier `number` (1 to 15) of a warpgroup's own threads.
+__device__ __forceinline__ void synchronize_warpgroup(int number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kWarpgroupSize) : "memory");
+}
+
+__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most kPending of the newest groups are still on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Lower half of the matrix descriptor of a swizzled operand; the upper half is the same for all. K-major: [rows][64
+// columns], eight rows a kSwizzleAtomBytes. MN-major: [column block][k][64 columns], `leading_bytes` from one column
+// block to the next (K-major: not used). An operand kBytes further on has kBytes / 16 more.
+__device__ __forceinline__ unsigned matrix_descriptor(unsigned address, int leading_bytes) {
+  return (address & 0x3ffffu) >> 4 | (unsigned)(leading_bytes >> 4) << 16;
+}
+
+constexpr unsigned kDescriptorHigh = 1u << 30 | kSwizzleAtomBytes >> 4;  // 128-byte swizzle, and from atom to atom
+
+// Sixteen 8-column tiles of accumulators as asm operands.
+#define G4KV_TILE(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define G4KV_TILES_4(d, n) G4KV_TILE(d, n), G4KV_TILE(d, n + 1), G4KV_TILE(d, n + 2), G4KV_TILE(d, n + 3)
+#define G4KV_TILES_16(d) G4KV_TILES_4(d, 0), G4KV_TILES_4(d, 4), G4KV_TILES_4(d, 8), G4KV_TILES_4(d, 12)
+#define G4KV_SUMS_128                                                                                             \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+
+// sum[64 rows][128 columns] (+)= A[64][16] B[128][16]^T, both K-major in shared memory, kOffsetBytes behind what the
+// descriptors name. Asynchronous. The offset is added in here: the compiler would keep all sums in registers.
+template <int kOffsetBytes, bool kAccumulate>
+__device__ __forceinline__ void multiply_rows_128(float (&sum)[16][4], unsigned a, unsigned b) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 low_a, low_b;\n"
+      ".reg .b64 a, b;\n"
+      ".reg .pred accumulate;\n"
+      "add.u32 low_a, %64, %66;\n"
+      "add.u32 low_b, %65, %66;\n"
+      "mov.b64 a, {low_a, %67};\n"
+      "mov.b64 b, {low_b, %67};\n"
+      "setp.ne.b32 accumulate, %68, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " G4KV_SUMS_128 ", a, b, accumulate, 1, 1, 0, 0;\n"
+      "}"
+      : G4KV_TILES_16(sum)
+      : "r"(a), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh), "n"(kAccumulate ? 1 : 0)
+      : "memory");
+}
+
+// sum[64 rows][128 columns] += A[64][16] B[16][128], A in registers, B MN-major in shared memory, kOffsetBytes behind
+// what the descriptor names. Asynchronous.
+template <int kOffsetBytes>
+__device__ __forceinline__ void multiply_columns_128(float (&sum)[16][4], const unsigned (&a)[4], unsigned b) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 low_b;\n"
+      ".reg .b64 b;\n"
+      "add.u32 low_b, %68, %69;\n"
+      "mov.b64 b, {low_b, %70};\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " G4KV_SUMS_128 ", {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n"
+      "}"
+      : G4KV_TILES_16(sum)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh)
+      : "memory");
+}
+
+#undef G4KV_SUMS_128
+#undef G4KV_TILES_16
+#undef G4KV_TILES_4
+#undef G4KV_TILE
+
+}  // namespace g4kv
