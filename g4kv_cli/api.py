@@ -41,7 +41,7 @@ from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnav
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import ATTENTION_SCALE, GEOMETRIES, Geometry
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.rules import RULES
 from g4kv_cli.oracle import attention as oracle_attention
 from g4kv_cli.oracle.attention import ExpectedAttention

@@ -15,7 +15,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.entries.workspace import SplitWorkspace
-from g4kv_cli.model.prefill_plan import PlanShape
+from g4kv_cli.model.plan_request import PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 

@@ -19,7 +19,7 @@ from g4kv_cli.entries.table import entry_named
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
 from g4kv_cli.records.bench import Shape

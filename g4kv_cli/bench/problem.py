@@ -17,7 +17,7 @@ from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.slots import page_origin, pages_for
 from g4kv_cli.oracle.attention_limits import (
     LOG2_E,

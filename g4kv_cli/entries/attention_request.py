@@ -23,8 +23,9 @@ from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.workspace import MERGE_COLUMNS, SplitWorkspace
 from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
 from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.plan_request import check_sm_scale
 from g4kv_cli.model.plan_use import check_one_token_each, check_plan_use
-from g4kv_cli.model.prefill_plan import PlanBounds, check_sm_scale
+from g4kv_cli.model.prefill_plan import PlanBounds
 from g4kv_cli.model.rules import rule
 
 GQA_GROUP = rule("gqa_group", "is more query heads a KV head than a tile of packed rows holds")

@@ -18,7 +18,7 @@ from g4kv_cli.model import rules
 from g4kv_cli.model.checked import product_i64, require_i32, require_type
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.compare import POISON_BYTE
 

@@ -21,6 +21,7 @@ from g4kv_cli.entries.entry import Target
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import require_i32, require_type
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.plan_use import check_capacity, check_one_token_each
 from g4kv_cli.model.prefill_plan import (
     CTA_TILES_Q,
@@ -28,8 +29,6 @@ from g4kv_cli.model.prefill_plan import (
     Int32Array,
     PlanBounds,
     PlanCapacity,
-    PlanRequest,
-    PlanShape,
     check_requests,
     lay_out,
 )

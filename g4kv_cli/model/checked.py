@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat, TypeVar
 
@@ -22,7 +22,6 @@ from g4kv_cli.model.rules import rule
 
 ARGUMENT_TYPE = rule("argument_type", "is not the kind of argument this takes")
 INTEGER = rule("integer", "must be an integer")
-FITS_I32 = rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
 FITS_I64 = rule("fits_i64", "does not fit a signed 64-bit element offset")
 KV_HEADS = rule("kv_heads", "differs from the KV heads of the request")
 KV_BLOCK_LEN = rule("kv_block_len", "contradicts page_size * num_kv_heads * head_dim")
@@ -76,23 +75,29 @@ def require_integer(field: str, value: object) -> int:
 def require_i32(field: str, value: object) -> int:
     """``value`` as an int that fits a signed 32-bit integer: the explicit narrowing before a kernel parameter."""
     number = require_integer(field, value)
-    FITS_I32.require(-I32_MAX - 1 <= number <= I32_MAX, field, number, f"-{I32_MAX + 1}..{I32_MAX}")
+    rules.FITS_I32.require(-I32_MAX - 1 <= number <= I32_MAX, field, number, f"-{I32_MAX + 1}..{I32_MAX}")
     return number
 
 
-def require_i32_vector(field: str, values: object) -> npt.NDArray[np.int32]:
-    """A sequence of integers as an int32 array of its own; an error names the element.
+def require_i32_vector(
+    field: str, values: object, name_of: Callable[[int], str] | None = None
+) -> npt.NDArray[np.int32]:
+    """A sequence of integers as an int32 array of its own; an error names the element, by ``name_of`` if given.
 
     Raises ContractError: argument_type, integer, fits_i32.
     """
+    # Arrays of integers and lists of plain ints are taken as a whole; whatever else there is goes through one by one.
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu" and values.size:
+        lowest, highest = int(values.min()), int(values.max())
+        if lowest >= -I32_MAX - 1 and highest <= I32_MAX:
+            return values.astype(np.int32)
     listed = require_sequence(field, values)
-    # Plain ints, and arrays of integers, are taken as a whole; whatever else there is goes through one by one.
-    kind = getattr(values, "dtype", np.dtype(object)).kind
-    if listed and (kind in "iu" or set(map(type, listed)) == {int}):
+    if set(map(type, listed)) == {int}:
         numbers: list[int] = listed  # type: ignore[assignment]
         if min(numbers) >= -I32_MAX - 1 and max(numbers) <= I32_MAX:
             return np.array(numbers, np.int32)
-    return np.array([require_i32(f"{field}[{at}]", value) for at, value in enumerate(listed)], np.int32)
+    name = (lambda at: f"{field}[{at}]") if name_of is None else name_of
+    return np.array([require_i32(name(at), value) for at, value in enumerate(listed)], np.int32)
 
 
 def finite_f32(value: object) -> float | None:
@@ -112,7 +117,7 @@ def product_i32(field: str, *factors: int) -> int:
     result = 1
     for factor in factors:
         result *= factor
-        FITS_I32.require(result <= I32_MAX, field, _product(factors), f"<= {I32_MAX}")
+        rules.FITS_I32.require(result <= I32_MAX, field, _product(factors), f"<= {I32_MAX}")
     return result
 
 

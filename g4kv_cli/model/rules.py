@@ -50,6 +50,7 @@ def rule(code: str, sentence: str) -> Rule:
 
 
 # Checked in several modules
+FITS_I32 = rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")
 EXTENT_POSITIVE = rule("extent_positive", "must be at least 1")
 DTYPE = rule("dtype", "has the wrong element type")
 SHAPE = rule("shape", "has the wrong shape")

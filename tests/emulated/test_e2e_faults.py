@@ -27,7 +27,7 @@ from g4kv_cli.entries.arguments import PagedBatch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.inputs import BF16
 from g4kv_cli.main import run as g4kv
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.records.run import CaseResult
 
 MODELS = Path(__file__).resolve().parent.parent / "golden" / "greedy"

@@ -19,7 +19,8 @@ from g4kv_cli.cases.attention.table import GROUPS, PAGE_SIZES, SPLIT_SWEEP, atte
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape, check_requests, lay_out
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.prefill_plan import check_requests, lay_out
 from g4kv_cli.oracle.attention import merge_states
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

@@ -19,6 +19,7 @@ from g4kv_cli.model.checked import (
     product_i32,
     product_i64,
     require_i32,
+    require_i32_vector,
     require_integer,
     require_sequence,
     require_type,
@@ -193,3 +194,37 @@ def test_an_integer_without_a_text_is_described() -> None:
     """Python refuses to print integers of more than 4300 digits; the refusal must still be ours."""
     with pytest.raises(ContractError, match=r"got an integer of 16610 bits, want -2147483648"):
         require_i32("n", 10**5000)
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ([1, 2**31], "v[1]"),
+        ([-(2**31) - 1, 1], "v[0]"),
+        (np.array([1, 2**31]), "v[1]"),
+        (np.array([2**63, 1], np.uint64), "v[0]"),
+        ([1, True], "v[1]"),
+        (np.array([True]), "v[0]"),
+        ([1, 2.0], "v[1]"),
+        (np.array([1.0]), "v[0]"),
+        ([1, "2"], "v[1]"),
+        ([1, None], "v[1]"),
+    ],
+)
+def test_a_vector_names_the_element_that_is_no_int32(values: object, wrong: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        require_i32_vector("v", values)
+    assert caught.value.field == wrong
+    assert caught.value.code in ("integer", "fits_i32")
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.int64, np.uint64])
+def test_a_vector_is_an_int32_copy(kind: type[np.integer]) -> None:
+    values = np.array([3, 0, 7], kind)
+    vector = require_i32_vector("v", values)
+    values[0] = 1
+    for made in (vector, require_i32_vector("v", [3, 0, 7]), require_i32_vector("v", [np.int8(3), 0, np.uint8(7)])):
+        assert made.dtype == np.int32
+        assert made.tolist() == [3, 0, 7]
+    assert require_i32_vector("v", ()).shape == (0,)
+    assert require_i32_vector("v", np.array([-(2**31), 2**31 - 1])).tolist() == [-(2**31), 2**31 - 1]

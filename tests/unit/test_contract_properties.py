@@ -23,7 +23,8 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.errors import ContractError
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape, check_requests, lay_out
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.prefill_plan import check_requests, lay_out
 
 I32_MAX = 2**31 - 1
 HEAD_DIM, QO_HEADS, KV_HEADS = 256, 2, 1

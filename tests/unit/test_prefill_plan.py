@@ -14,7 +14,8 @@ from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.errors import ContractError
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape, check_requests, derive_cta_tile_q, lay_out
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.prefill_plan import check_requests, derive_cta_tile_q, lay_out
 
 SHAPE = PlanShape(num_qo_heads=16, num_kv_heads=8, head_dim=256, page_size=4, window_left=3)
 REQUESTS = (

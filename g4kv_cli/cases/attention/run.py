@@ -24,7 +24,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entries_for, prefill_tiles
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16

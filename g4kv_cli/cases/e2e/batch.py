@@ -21,7 +21,7 @@ from g4kv_cli.cases.e2e.recorded_model import Array, Float32, Int64, RecordedLay
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entry
 from g4kv_cli.errors import DeviceFault
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 
 MakeCache = Callable[..., FamilyCache]
 

@@ -16,7 +16,7 @@ from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.kv_pool import PoisonedPool
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.slots import (
     PADDING_PAGES,
     max_resident_pages,

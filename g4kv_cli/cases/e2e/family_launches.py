@@ -21,7 +21,7 @@ from g4kv_cli.entries.table import decode_entry, entry_for
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
 

@@ -30,7 +30,7 @@ from g4kv_cli.entries.table import decode_entries
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.slots import pages_for
 from g4kv_cli.oracle.attention import attend
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows

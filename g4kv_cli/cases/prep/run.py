@@ -19,7 +19,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_for, entry_named
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import (
     POISON_BITS,

@@ -11,7 +11,7 @@ import numpy as np
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_SPLITS, PLAN_REQUESTS
 from g4kv_cli.entries.entry import Entry
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 
 U32 = 2**32
 MAX_GROUP = 16

@@ -19,7 +19,7 @@ from g4kv_cli.cases.reject.valid import (
 from g4kv_cli.entries.arguments import PagedBatch, PageRow
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 
 I32 = 2**31
 U32 = 2**32

@@ -12,7 +12,8 @@ from g4kv_cli.cases.reject.valid import NUM_PAGES, PAGE_SIZE, WINDOW_LEFT
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles
 from g4kv_cli.model.checked import F32_MAX
-from g4kv_cli.model.prefill_plan import F32_MIN, LOG2_E, PlanRequest, check_requests
+from g4kv_cli.model.plan_request import F32_MIN, LOG2_E, PlanRequest
+from g4kv_cli.model.prefill_plan import check_requests
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 I32 = 2**31

@@ -38,7 +38,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.prefill_plan import PlanShape
+from g4kv_cli.model.plan_request import PlanShape
 from g4kv_cli.oracle.compare import POISON_BYTE
 
 Array = npt.NDArray[Any]

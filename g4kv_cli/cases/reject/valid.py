@@ -12,7 +12,7 @@ from g4kv_cli.entries.attention_request import PARTIALS
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest
+from g4kv_cli.model.plan_request import PlanRequest
 
 PAGE_SIZE = 4
 NUM_PAGES = 7

@@ -27,7 +27,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.prefill_plan import PlanRequest, PlanShape
+from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import attend, concatenate
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
