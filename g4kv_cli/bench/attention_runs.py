@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.noise_data import BF16
-from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.library import KernelLibrary

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.bench import peers
+from g4kv_cli.bench.attention_problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
-from g4kv_cli.bench.problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant

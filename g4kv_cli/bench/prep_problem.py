@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.bench.attention_problem import CheckedRow
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
-from g4kv_cli.bench.problem import CheckedRow
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.entry import Entry

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from g4kv_cli.bench import cuda_backend, sweep
 from g4kv_cli.bench import run as bench_run
-from g4kv_cli.commands import bench as bench_command
+from g4kv_cli.commands import bench_run as bench_command
 from g4kv_cli.commands.bench import bench
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import EmulatedDevice

@@ -18,8 +18,8 @@ from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
+    from g4kv_cli.bench.attention_problem import AttentionProblem
     from g4kv_cli.bench.prep_problem import PrepProblem
-    from g4kv_cli.bench.problem import AttentionProblem
     from g4kv_cli.device.cuda import CudaDevice
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import flashinfer
 import torch
 
+from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of
-from g4kv_cli.bench.problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.sweep import SkippedConfiguration
 
 if TYPE_CHECKING:

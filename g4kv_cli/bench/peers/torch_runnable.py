@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from g4kv_cli.bench.problem import AttentionProblem
+from g4kv_cli.bench.attention_problem import AttentionProblem
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import SkippedConfiguration
 from g4kv_cli.device.interface import DeviceArray

@@ -8,11 +8,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from g4kv_cli.bench.attention_problem import (
+    OWN_ROUNDINGS,
+    PEER_ROUNDINGS,
+    AttentionProblem,
+    attention_problem,
+    pool_elems_of,
+)
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
-from g4kv_cli.bench.problem import OWN_ROUNDINGS, PEER_ROUNDINGS, AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_shape
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device

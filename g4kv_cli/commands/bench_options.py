@@ -1,0 +1,229 @@
+"""The options of ``g4kv bench``: what each means, which go together, and all of them as one value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from g4kv_cli.bench.sweep import SweepSettings
+from g4kv_cli.bench.workloads import Preset, Workload
+from g4kv_cli.commands.options import device_options, kernels_option, variant_option
+from g4kv_cli.entries.entry import PORTABLE
+from g4kv_cli.errors import UsageError
+
+BUILT_IN = "built-in"
+DEFAULT_THRESHOLD = "5%"
+_file = click.Path(dir_okay=False, path_type=Path)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The command line. ``batch``, ``kv_len`` and ``splits`` are None where the preset decides."""
+
+    workload: Workload
+    geometry: str
+    tp: int
+    preset: Preset
+    batch: tuple[int, ...] | None
+    kv_len: tuple[int, ...] | None
+    splits: tuple[int, ...] | None
+    device: str
+    require_gpu: bool
+    kernels: Path | None
+    variant: str
+    baseline: str | None
+    peer: tuple[str, ...]
+    list_peers: bool
+    dry_run: bool
+    from_record: Path | None
+    compare: tuple[Path, Path] | None
+    threshold: float
+    json_path: Path | None
+    html_path: Path | None
+    plots_directory: Path | None
+    dispatch_path: Path | None
+    no_cold: bool
+    rounds: int
+    round_ms: float
+    seed: int
+    quiet: bool
+
+    @property
+    def baseline_is_record(self) -> bool:
+        """True if the baseline is a file of times, False if it is kernels to run."""
+        return self.baseline not in (None, BUILT_IN, PORTABLE) and Path(str(self.baseline)).is_file()
+
+    @property
+    def alternates(self) -> bool:
+        """True if the run takes turns with other kernels."""
+        return self.baseline is not None and not self.baseline_is_record
+
+    def baseline_kernels(self) -> tuple[Path | None, str]:
+        """The baseline's directory and variant, as a KernelLibrary takes them. Raises UsageError."""
+        if self.baseline == PORTABLE:
+            return self.kernels, PORTABLE
+        if self.baseline == BUILT_IN:
+            if self.kernels is None:
+                raise UsageError("--baseline built-in compares with other kernels: name them with --kernels DIR")
+            return None, ""
+        path = Path(self.baseline or "")
+        if not path.is_dir():
+            raise UsageError(
+                f"--baseline {self.baseline}: neither a directory of kernels nor a record; or say built-in or portable"
+            )
+        return path, ""
+
+
+def _share(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """``5%`` or ``0.05``: a share above 0 and below 1."""
+    text = value.strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise click.BadParameter(f"{value!r} is no share between 0 and 100 %; write 5% or 0.05", ctx, param)
+    return share
+
+
+def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """``1,16,64``: counts of at least 1, in the order given."""
+    if value is None:
+        return None
+    try:
+        found = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        found = (0,)
+    if not all(count >= 1 for count in found):
+        raise click.BadParameter(f"{value!r} is no list of counts; write 1,16,64", ctx, param)
+    return tuple(dict.fromkeys(found))
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of milliseconds", ctx, param)
+    return value
+
+
+_REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
+_PLAN = frozenset(("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "kernels", "baseline"))
+_MODES: dict[str, frozenset[str]] = {
+    "list_peers": frozenset(),
+    "compare": frozenset(("threshold", "quiet")),
+    "from_record": _REPORT | {"threshold"},
+    "dry_run": _PLAN,
+}
+"""What is done in place of a run, and the options that mean something to it."""
+
+
+def require_one_mode(ctx: click.Context) -> None:
+    """Raises UsageError for an option on the command line that the chosen mode would not heed."""
+    options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name}
+    given = [name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    mode = next((name for name in _MODES if name in given), None)
+    if mode is None:
+        return
+    stray = next((name for name in given if name != mode and name not in _MODES[mode]), None)
+    if stray is not None:
+        raise UsageError(f"{options[stray]} does not apply to {options[mode]}; leave one of them out")
+
+
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.argument("workload", type=click.Choice(["decode", "prefill", "prep", "all"]), default="decode"),
+    click.option(
+        "--geometry",
+        default="12b-local",
+        show_default=True,
+        metavar="NAME[,NAME...]",
+        help="12b-local, 31b-global, ..., a model (12b), or all.",
+    ),
+    click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Heads of one of N ranks."),
+    click.option(
+        "--preset",
+        type=click.Choice(["quick", "decode-forms", "full"]),
+        default="decode-forms",
+        show_default=True,
+        help="How many shapes.",
+    ),
+    click.option("--batch", callback=_counts, metavar="N[,N...]", help="Decode: these batch sizes, not the preset's."),
+    click.option("--kv-len", callback=_counts, metavar="N[,N...]", help="Decode: these lengths, not the preset's."),
+    click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts for form c."),
+    device_options,
+    kernels_option,
+    variant_option,
+    click.option(
+        "--baseline",
+        metavar="built-in|portable|DIR|RECORD.json",
+        help="Hold the run against other kernels, round by round in turn, or against a record.",
+    ),
+    click.option(
+        "--peer", multiple=True, metavar="NAME", help="Also time torch-sdpa, flashinfer-tc, ..., torch, or all."
+    ),
+    click.option("--list-peers", is_flag=True, help="List the peers and what is installed."),
+    click.option("--dry-run", is_flag=True, help="Show the cells with bytes, FLOPs and floors, and time nothing."),
+    click.option("--from", "from_record", type=_file, metavar="RECORD.json", help="Report a record in place of a run."),
+    click.option(
+        "--compare", nargs=2, type=_file, metavar="A.json B.json", help="Compare two records: exit 1 if B is slower."
+    ),
+    click.option(
+        "--threshold",
+        callback=_share,
+        default=DEFAULT_THRESHOLD,
+        show_default=True,
+        metavar="SHARE",
+        help="Changes up to this are none.",
+    ),
+    click.option(
+        "--json",
+        "json_path",
+        type=_file,
+        metavar="FILE",
+        help="Where the record goes.  [default: results/GPU/DATE-COMMIT/bench.json]",
+    ),
+    click.option(
+        "--html", "html_path", type=_file, metavar="FILE", help="Write one self-contained page with the plots."
+    ),
+    click.option(
+        "--plots",
+        "plots_directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Write the plots as PNG.",
+    ),
+    click.option(
+        "--dispatch", "dispatch_path", type=_file, metavar="FILE", help="Write the verdict as a table to load."
+    ),
+    click.option("--no-cold", is_flag=True, help="Time graph replays only: no cold and warm times, no cuda-bench."),
+    click.option(
+        "--rounds",
+        type=click.IntRange(1),
+        default=SweepSettings().rounds,
+        show_default=True,
+        help="Rounds over the configurations of a shape; up to twice as many where they scatter by more than 2 % "
+        "around their median.",
+    ),
+    click.option(
+        "--round-ms",
+        type=click.FloatRange(min=0.1),
+        default=SweepSettings().seconds_per_round * 1e3,
+        callback=_finite,
+        show_default=True,
+        help="Milliseconds of samples a round and configuration.",
+    ),
+    click.option("--seed", type=click.IntRange(0, 2**32), default=1, show_default=True, help="Seed of the data."),
+    click.option("-q", "--quiet", is_flag=True, help="Only the verdict, what is missing, and comparisons."),
+)
+
+
+def bench_options(function: _Function) -> _Function:
+    """Add all options: the fields of BenchOptions."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
