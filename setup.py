@@ -1,4 +1,7 @@
-"""Builds the native engine of the emulated device with the package; pyproject.toml says all else.
+"""Builds what of the package is machine code; pyproject.toml says all else.
+
+Two things: the native engine of the emulated device, and the stand-in for libcudart that other libraries find in
+its place.
 
 The engine is a plain shared library, not an extension module of Python, so a wheel serves every Python of its platform.
 Where it cannot be built the package is installed without it, and kernels run on the interpreter.
@@ -17,35 +20,53 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 ENGINE = "g4kv_cli/device/emulated/engine"
+STAND_IN = "g4kv_cli/providers/cudart"
 
 
-def load_build() -> ModuleType:
-    """The engine's own build file; the package cannot be imported here, its dependencies are not installed."""
-    spec = importlib.util.spec_from_file_location("engine_build", Path(__file__).parent / ENGINE / "build.py")
+def load_build(folder: str) -> ModuleType:
+    """A build file of the package's own; the package cannot be imported here, its dependencies are not installed."""
+    name = folder.replace("/", "_") + "_build"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / folder / "build.py")
     if spec is None or spec.loader is None:
-        raise CompileError(f"{ENGINE}/build.py is missing")
+        raise CompileError(f"{folder}/build.py is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-BUILD = load_build()
+BUILD = load_build(ENGINE)
+STAND_IN_BUILD = load_build(STAND_IN)
 
 
-class BuildEngine(build_ext):
-    """Compiles the engine with its own flags instead of Python's compiler."""
+LIBRARIES = {
+    "g4kv_cli.device.emulated.engine.engine": BUILD.LIBRARY,
+    **{f"g4kv_cli.providers.cudart.{soname.replace('.', '_')}": soname for soname in STAND_IN_BUILD.SONAMES},
+}
+"""File names by the names of the extensions: none is a module of Python's."""
+FILE_NAMES = {name.rpartition(".")[2]: file for name, file in LIBRARIES.items()}
+
+
+class BuildLibraries(build_ext):
+    """Compiles with the package's own flags instead of Python's compiler."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Build one library; CompileError is only a warning, for the extension is optional."""
+        """Build one library; CompileError is only a warning, for the extensions are optional."""
+        target = Path(self.get_ext_fullpath(ext.name))
         try:
-            BUILD.build(Path(self.get_ext_fullpath(ext.name)))
+            if target.name == BUILD.LIBRARY:
+                BUILD.build(target)
+            else:
+                STAND_IN_BUILD.build(target)
         except BUILD.BuildError as error:
             raise CompileError(f"{error}; kernels will run on the interpreter, which is slower") from error
+        except STAND_IN_BUILD.BuildError as error:
+            raise CompileError(f"{error}; engines' libraries will run on a GPU only") from error
 
     def get_ext_filename(self, fullname: str) -> str:
         """No tag of a Python version in the name."""
-        return str(Path(*fullname.split(".")[:-1]) / BUILD.LIBRARY)
+        *package, name = fullname.split(".")
+        return str(Path(*package) / FILE_NAMES[name])
 
 
 class PlatformWheel(bdist_wheel):
@@ -56,14 +77,21 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def extension(name: str, folder: str, headers: str) -> Extension:
+    """A library out of the C files of a folder."""
+    place = Path(folder)
+    return Extension(
+        name,
+        sorted(str(path) for path in place.glob("*.c")),
+        depends=sorted(str(path) for path in place.glob(headers)),
+        optional=True,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "g4kv_cli.device.emulated.engine.engine",
-            sorted(str(path) for path in Path(ENGINE, "c").glob("*.c")),
-            depends=sorted(str(path) for path in Path(ENGINE, "c").glob("*.h")),
-            optional=True,
-        )
+        extension(name, STAND_IN if "cudart" in name else f"{ENGINE}/c", "*.inc" if "cudart" in name else "*.h")
+        for name in LIBRARIES
     ],
-    cmdclass={"build_ext": BuildEngine, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
 )

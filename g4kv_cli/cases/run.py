@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from collections.abc import Sequence
@@ -15,19 +16,22 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.providers.load import load_providers
 from g4kv_cli.records.run import CaseResult
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """What a worker needs to run cases: picklable. ``device_spec`` is explicit (``cuda:0``, ``emulated:sm_80``);
-    ``rerun`` is the command without ``--case``; ``case_timeout_seconds`` may be infinite."""
+    ``rerun`` is the command without ``--case``; ``case_timeout_seconds`` may be infinite; ``providers`` are manifests
+    whose kernels run in place of the built-in ones."""
 
     device_spec: str
     kernels_directory: Path | None
     rerun: tuple[str, ...]
     case_timeout_seconds: float = DEFAULT_CASE_TIMEOUT_SECONDS
     variant: str = ""
+    providers: tuple[Path, ...] = ()
 
     def limit_seconds(self, case: Case) -> float:
         """The time of a case; a heavy one is many in one."""
@@ -61,6 +65,7 @@ class CaseRunner:
     def __init__(self, settings: RunSettings, device: Device | None = None) -> None:
         self.settings = settings
         self.poisoned = False
+        self._provider = load_providers(settings.providers)
         self._context = self._on(device or open_device(settings.device_spec))
         self._case_id = ""
         self._patience = Patience()
@@ -79,6 +84,8 @@ class CaseRunner:
             self._patience.note(case.entry)
         device.limit_time(None)
         self._case_id = ""
+        if self._provider is not None:
+            result = dataclasses.replace(result, waived=self._provider.take_waived())
         if case.traps or device.is_lost or (result.status == "failed" and result.reason):
             self._replace_device()
         return result
@@ -92,7 +99,7 @@ class CaseRunner:
         self._context.close()
 
     def _on(self, device: Device) -> RunContext:
-        library = KernelLibrary(device, self.settings.kernels_directory, self.settings.variant)
+        library = KernelLibrary(device, self.settings.kernels_directory, self.settings.variant, self._provider)
         return RunContext(library, self.settings.rerun)
 
     def _replace_device(self) -> None:

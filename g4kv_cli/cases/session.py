@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -86,7 +87,7 @@ def run_session(
     execute: Callable[[SessionT], None],
 ) -> CaseResult:
     """Make a session and run a case in it. Wrong results and device faults are ``failed``, a refused or impossible
-    request is ``error``, Skip is ``skipped``. CompileError is passed on."""
+    request is ``error``, Skip is ``skipped``, NotCovered ``not covered``. CompileError is passed on."""
     begin = time.perf_counter()
     library.launched.clear()
 
@@ -113,6 +114,8 @@ def run_session(
         return result("failed", _fault_text(fault), tuple(session.mismatches) if session else ())
     except Skip as why:
         return result("skipped", str(why))
+    except NotCovered as why:
+        return result("not covered", str(why))
     except CompileError:
         raise
     except G4kvError as error:

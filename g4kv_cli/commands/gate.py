@@ -50,6 +50,7 @@ class GateOptions:
     case_timeout: float
     json_path: Path | None
     junit_path: Path | None
+    providers: tuple[Path, ...] = ()
     here: bool = False
 
     def rerun(self, device_spec: str) -> list[str]:
@@ -57,6 +58,7 @@ class GateOptions:
         words = ["g4kv", self.command, "--device", device_spec]
         words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
         words += ["--variant", self.variant] if self.variant else []
+        words += [word for file in self.providers for word in ("--provider", str(file))]
         return words + case_timeout_words(self.case_timeout)
 
 
@@ -79,9 +81,10 @@ def run_gate(
     require_two_files(options.json_path, options.junit_path)
     opened = open_device(options.device, options.require_gpu)
     try:
-        run = collect_run_info(opened, options.kernels, seed)
+        run = collect_run_info(opened, options.kernels, seed, options.providers)
         before(run)
-        compile_for(opened, options.kernels, cases)
+        if not options.providers:
+            compile_for(opened, options.kernels, cases)
         spec = device_spec_of(opened)
         how = RunSettings(
             device_spec=spec,
@@ -89,6 +92,7 @@ def run_gate(
             rerun=(*options.rerun(spec), *rerun),
             case_timeout_seconds=options.case_timeout,
             variant=options.variant,
+            providers=options.providers,
         )
         seconds_between = SECONDS_BETWEEN_RECORDS if len(cases) > MANY_CASES else 0.0
         files = ResultFiles(
@@ -129,6 +133,9 @@ def _exit_code(results: Sequence[CaseResult]) -> int:
         return EXIT_FINDINGS
     if summary.error:
         return EXIT_FAILURE
+    if not summary.passed and summary.not_covered:
+        sys.stderr.write("g4kv: error: the provider covers none of these cases, so nothing was checked\n")
+        return EXIT_FINDINGS
     if not summary.passed:
         sys.stderr.write("g4kv: error: every case was skipped, so nothing was checked\n")
         return EXIT_FAILURE

@@ -95,6 +95,17 @@ def variant_option(function: _Function) -> _Function:
     )(function)
 
 
+def provider_option(function: _Function) -> _Function:
+    """Add ``--provider`` (argument ``provider: tuple[Path, ...]``)."""
+    return click.option(
+        "--provider",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        multiple=True,
+        metavar="FILE.toml",
+        help="Run the kernels that a manifest describes in place of the built-in ones; repeatable.",
+    )(function)
+
+
 def kernels_option(function: _Function, *, with_own: bool = False) -> _Function:
     """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file.
 

@@ -18,6 +18,7 @@ from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
     kernels_option,
+    provider_option,
     variant_option,
 )
 from g4kv_cli.errors import UsageError
@@ -75,6 +76,7 @@ class Request:
 )
 @click.option("--page-size", type=int, metavar="TOKENS", help="Use this page size in place of 16 and of the sweep.")
 @kernels_option
+@provider_option
 @variant_option
 @click.option(
     "--golden",
@@ -110,6 +112,7 @@ def smoke(
     seed: int,
     page_size: int | None,
     kernels: Path | None,
+    provider: tuple[Path, ...],
     variant: str,
     golden: Path | None,
     model_golden: Path | None,
@@ -130,7 +133,9 @@ def smoke(
         click.echo("\n".join(one.id for one in cases))
         return 0
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
-    options = GateOptions("smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path)
+    options = GateOptions(
+        "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider
+    )
     return run_gate(
         cases,
         options,

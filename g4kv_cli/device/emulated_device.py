@@ -241,11 +241,49 @@ class EmulatedDevice(Device):
         """The interpreter's own encoding of a tensor map."""
         require_own(self, array)
         try:
-            made = self._machine.tensor_map(
-                array.address, shape.extents, shape.box, array.dtype.itemsize, shape.strides_bytes, shape.swizzle_bytes
-            )
+            return self.tensor_map_at(array.address, array.dtype.itemsize, shape)
         except EmulatorError as error:
             raise ContractError("tensor_map", array.label, shape, "a map that the driver takes", str(error)) from error
+
+    # --- memory by address, for host code that is not ours --------------------------------------------------------
+
+    def allocate_bytes(self, nbytes: int, label: str) -> int:
+        """Address of new memory. Raises DeviceUnavailable."""
+        return self.allocate((nbytes,), np.uint8, label).address
+
+    def free_address(self, address: int) -> bool:
+        """Free the allocation that begins there; False if there is none."""
+        for allocation in self._allocations:
+            if allocation.address == address:
+                self.free(DeviceArray(allocation, 0, (allocation.nbytes,), np.dtype(np.uint8), (1,)))
+                return True
+        return False
+
+    def owns_address(self, address: int) -> bool:
+        """Whether the address lies in an allocation of this device."""
+        return any(0 <= address - allocation.address < max(allocation.nbytes, 1) for allocation in self._allocations)
+
+    def read_bytes(self, address: int, nbytes: int) -> bytes:
+        """Raises DeviceFault for bytes outside of every allocation."""
+        self._require_usable()
+        try:
+            return self._machine.read(address, nbytes).tobytes()
+        except EmulatorError as error:
+            raise _copy_fault("from", error) from error
+
+    def write_bytes(self, address: int, data: bytes) -> None:
+        """As a kernel's stores would: what was written stays known. Raises DeviceFault as ``read_bytes``."""
+        self._require_usable()
+        try:
+            self._machine.write(address, data)
+        except EmulatorError as error:
+            raise _copy_fault("to", error) from error
+
+    def tensor_map_at(self, address: int, element_bytes: int, shape: TensorMapShape) -> Argument:
+        """A tensor map of memory at an address."""
+        made = self._machine.tensor_map(
+            address, shape.extents, shape.box, element_bytes, shape.strides_bytes, shape.swizzle_bytes
+        )
         return Argument("tensor_map", made.pack())
 
     def synchronize(self) -> None:
@@ -316,6 +354,11 @@ def report_line(fault: Fault) -> str:
     if fault.lanes:
         where += f", {fault.lanes} lane{'s' if fault.lanes > 1 else ''}"
     return f"{': '.join(parts)} [{where}]"
+
+
+def _copy_fault(direction: str, error: EmulatorError) -> DeviceFault:
+    kind = "global_out_of_bounds"
+    return DeviceFault([f"{kind}: a copy {direction} the device: {error}"], [kind])
 
 
 def _check_kinds(arguments: Sequence[Argument], kernel: Kernel) -> None:

@@ -20,6 +20,7 @@ from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.paged_reads import paged_reads
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
+from g4kv_cli.entries.provider import CheckedRequest, numbers_of, plan_metadata
 from g4kv_cli.entries.workspace import MERGE_COLUMNS, SplitWorkspace
 from g4kv_cli.model.checked import check_head_relation, check_pool, require_i32, require_type
 from g4kv_cli.model.kv_layout import KvLayout
@@ -46,7 +47,7 @@ class _Request:
 
     library: KernelLibrary
     entry: Entry
-    kernel: KernelVariant
+    kernel: KernelVariant | None
     bounds: PlanBounds
     layout: KvLayout
     parameters: AttentionParameters
@@ -108,11 +109,12 @@ def decode_split(
     parameters = request.parameters
     rows = (request.bounds.num_tokens, parameters.num_qo_heads)
     request.outputs |= _check_workspace(entry, library, parameters, workspace, num_splits, rows)
-    if request.kernel.max_cluster_blocks:
+    if request.kernel is not None and request.kernel.max_cluster_blocks:
         _launch(request, blocks=request.bounds.num_requests, must_write=RESULTS)
         return
     _launch(request, blocks=request.bounds.num_requests, must_write=PARTIALS)
-    _launch_merge(library, entry.merge_kernels, entry.head_dim, rows, parameters, _written(request, RESULTS))
+    if library.provider is None:
+        _launch_merge(library, entry.merge_kernels, entry.head_dim, rows, parameters, _written(request, RESULTS))
 
 
 def merge(
@@ -144,10 +146,17 @@ def merge(
         scale_log2=check_sm_scale(sm_scale)[1],
     )
     inputs = _check_workspace(entry, library, parameters, workspace, num_splits, rows)
-    kernel = choose_variant(entry, device, forced=library.variant)
     require_no_overlap(outputs, inputs)
-    if rows[0] and rows[1]:
-        _launch_merge(library, (kernel,), entry.head_dim, rows, parameters, tuple(outputs.values()))
+    if not rows[0] or not rows[1]:
+        return
+    if library.provider is not None:
+        numbers = {"tokens": rows[0], "num_qo_heads": rows[1], "num_kv_heads": rows[1], "sm_scale": sm_scale}
+        numbers |= {"num_splits": parameters.num_splits, "scale_log2": parameters.scale_log2}
+        arrays = {name.removeprefix("workspace."): array for name, array in {**inputs, **outputs}.items()}
+        library.provider.launch(CheckedRequest(entry, device, numbers, arrays, dict, tuple(outputs)))
+        return
+    kernel = choose_variant(entry, device, forced=library.variant)
+    _launch_merge(library, (kernel,), entry.head_dim, rows, parameters, tuple(outputs.values()))
 
 
 def _check(
@@ -198,15 +207,17 @@ def _check(
     outputs = {"out": require_array(device, "out", out, BF16, array.shape)}
     if lse is not None:
         outputs["lse"] = require_array(device, "lse", lse, FLOAT32, array.shape[:2])
-    kernel = choose_variant(
-        entry,
-        device,
-        tile_rows=bounds.cta_tile_q,
-        page_size=geometry.layout.page_size,
-        group=num_qo_heads // num_kv_heads,
-        forced=library.variant,
-        replaced=None if library.kernels_directory is None else library.replaced_files,
-    )
+    kernel = None
+    if library.provider is None:
+        kernel = choose_variant(
+            entry,
+            device,
+            tile_rows=bounds.cta_tile_q,
+            page_size=geometry.layout.page_size,
+            group=num_qo_heads // num_kv_heads,
+            forced=library.variant,
+            replaced=None if library.kernels_directory is None else library.replaced_files,
+        )
     parameters = AttentionParameters(
         q=array.address,
         out=out.address,
@@ -226,7 +237,8 @@ def _check(
         scale_log2=bounds.scale_log2,
     )
     inputs = {"q": array, "pool": data, **{f"plan.{name}": buffer for name, buffer in arrays.items()}}
-    reads = paged_reads(checked_pool, plan, one_request_a_block=kernel.one_request_a_block)
+    alone = kernel is not None and kernel.one_request_a_block
+    reads = paged_reads(checked_pool, plan, one_request_a_block=alone)
     return _Request(library, entry, kernel, bounds, geometry.layout, parameters, inputs, outputs, reads)
 
 
@@ -262,6 +274,11 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
     if blocks == 0:
         return
     kernel, parameters = request.kernel, request.parameters
+    if request.library.provider is not None:
+        request.library.provider.launch(_handed_on(request))
+        return
+    if kernel is None:
+        raise RuntimeError("a request of the built-in kernels without a kernel")
     if kernel.max_cluster_blocks:
         launch_in_clusters(
             request.library,
@@ -311,6 +328,28 @@ def _launch_merge(
         block=(kernel.threads, 1, 1),
         arguments=(parameters,),
         must_write=must_write,
+    )
+
+
+def _handed_on(request: _Request) -> CheckedRequest:
+    """The request as other kernels get it: outputs have the rows of the plan's tokens, index arrays what is in use."""
+    bounds, device = request.bounds, request.library.device
+    numbers: dict[str, int | float] = numbers_of(request.parameters)
+    numbers |= {"tokens": bounds.num_tokens, "requests": bounds.num_requests, "cta_tile_q": bounds.cta_tile_q}
+    numbers["sm_scale"] = bounds.shape.sm_scale
+    arrays = {name.rpartition(".")[2]: array for name, array in {**request.inputs, **request.outputs}.items()}
+    for name in RESULTS:
+        if name in arrays:
+            arrays[name] = arrays[name].view((bounds.num_tokens, *arrays[name].shape[1:]))
+    outputs = tuple(name for name in RESULTS if name in arrays)
+    return CheckedRequest(
+        request.entry,
+        device,
+        numbers,
+        arrays,
+        lambda: plan_metadata(device, bounds, arrays),
+        outputs,
+        paged_reads=request.paged_reads,
     )
 
 

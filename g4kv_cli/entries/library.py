@@ -8,6 +8,9 @@ from pathlib import Path
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device, LoadedKernel
+from g4kv_cli.entries.contract import STRICT, Contract
+from g4kv_cli.entries.provider import Provider
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 
 
 class KernelLibrary:
@@ -17,15 +20,32 @@ class KernelLibrary:
     ``variant`` leaves only the kernels of one path (``portable``, ``sm_90a``) or symbol to entries that have several,
     or of several in order of preference (``sm_90a,portable``); empty: the first that runs. ``launched`` holds the names
     of the kernels that were asked for since it was last cleared, in the order of their first launch.
+    ``provider`` serves the entries in place of the built-in kernels.
     """
 
-    def __init__(self, device: Device, kernels_directory: Path | None = None, variant: str = "") -> None:
+    def __init__(
+        self,
+        device: Device,
+        kernels_directory: Path | None = None,
+        variant: str = "",
+        provider: Provider | None = None,
+    ) -> None:
         self.device = device
         self.kernels_directory = kernels_directory
         self.variant = variant
         self.launched: dict[str, None] = {}
+        self.provider = provider
         self._kernels: dict[tuple[str, str, bool], LoadedKernel] = {}
         self._replaced: dict[str, frozenset[str]] = {}
+
+    def contract_of(self, entry: str) -> Contract:
+        """What the kernels that serve an entry promise. Raises NotCovered if none do."""
+        return STRICT if self.provider is None else self.provider.contract_of(entry)
+
+    @property
+    def pool_order(self) -> PoolOrder:
+        """The order of a pool's axes in memory that the kernels want."""
+        return OWN_ORDER if self.provider is None else self.provider.pool_order
 
     def kernel(self, source_name: str, symbol: str, *, arch_specific: bool = False) -> LoadedKernel:
         """The loaded kernel ``symbol`` of ``source_name``, compiled for ``sm_90a`` in place of ``sm_90`` if it is

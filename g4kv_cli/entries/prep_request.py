@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.device.interface import DeviceArray, HostArray
 from g4kv_cli.entries.arguments import (
     BF16,
     INT32,
@@ -30,11 +30,13 @@ from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan, plan_tiles, require_plan
 from g4kv_cli.entries.prep_parameters import PrepParameters
+from g4kv_cli.entries.provider import CheckedRequest, host_copy, numbers_of, plan_metadata
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
 from g4kv_cli.model.kv_layout import KvLayoutParameters
 from g4kv_cli.model.page_rows import PageRows, check_page_rows
 from g4kv_cli.model.plan_use import check_plan_use
+from g4kv_cli.model.prefill_plan import PlanBounds
 from g4kv_cli.model.rules import rule
 
 EPS = rule("eps", "must be finite in float32 and not negative")
@@ -61,6 +63,8 @@ class PrepRequest:
     inputs: dict[str, DeviceArray]
     outputs: dict[str, DeviceArray]
     parameters: PrepParameters
+    bounds: PlanBounds | None = None
+    padding_page: int | None = None
 
 
 def first_wide_token_count(entry: Entry, num_qo_heads: int, num_kv_heads: int) -> int:
@@ -239,6 +243,7 @@ def launch_paged_decode(request: PrepRequest, batch: PagedBatch, pool: PagedPool
     for name, array in arrays.items():
         request.inputs[name] = array
         setattr(parameters, name, array.address)
+    request.padding_page = padding
     launch_checked(request, _shared_memory(pool, checked, padding))
 
 
@@ -267,7 +272,8 @@ def launch_paged_batch_prefill(
     # unused tails hold -1 and empty rows, on which the kernel traps.
     parameters.page_row_len = plan.capacity.max_pages
     parameters.num_requests = plan.capacity.max_requests
-    request.tokens = bounds.num_tokens
+    request.tokens, request.bounds = bounds.num_tokens, bounds
+    request.padding_page = bounds.padding_page
     launch_checked(request, _shared_memory(pool, checked, bounds.padding_page))
 
 
@@ -335,6 +341,9 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
     require_no_overlap(request.outputs, request.inputs)
     if request.tokens == 0:
         return
+    if request.library.provider is not None:
+        request.library.provider.launch(_handed_on(request))
+        return
     entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads
     wide = request.tokens >= first_wide_token_count(entry, num_qo_heads, num_kv_heads)
     few, many = sorted(kernel.rows_per_warp for kernel in entry.kernels)
@@ -354,3 +363,26 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
         ],
         may_collide=may_collide,
     )
+
+
+def _handed_on(request: PrepRequest) -> CheckedRequest:
+    """The request as other kernels get it: rows are those of its tokens, index arrays what is in use."""
+    tokens, device = request.tokens, request.library.device
+    arrays = {name.rpartition(".")[2]: array for name, array in {**request.inputs, **request.outputs}.items()}
+    for name in ("q", "k", "v", "q_out", "k_out"):
+        if name in arrays:
+            arrays[name] = arrays[name].view((tokens, *arrays[name].shape[1:]))
+    outputs = tuple(name for name in ("q_out", "k_out") if name in arrays)
+
+    def metadata() -> dict[str, HostArray]:
+        if request.bounds is not None:
+            return plan_metadata(device, request.bounds, arrays)
+        names = ("page_row", "positions", "page_indices", "page_indptr", "page_origins")
+        return {name: host_copy(device, arrays[name]) for name in names if name in arrays}
+
+    parameters = request.parameters
+    packed = type(parameters).from_buffer_copy(request.library.pack(parameters))
+    numbers = {**numbers_of(packed), "tokens": tokens, "requests": tokens}
+    if request.bounds is not None:
+        numbers["requests"] = request.bounds.num_requests
+    return CheckedRequest(request.entry, device, numbers, arrays, metadata, outputs, request.padding_page)

@@ -32,16 +32,26 @@ class Expected:
 
 
 ONCE_ROUNDED_TEXT = "half a bf16 ulp + float32 error bound"
+TWICE_ROUNDED_TEXT = "bf16 roundings behind the norm and at the store + float32 error bound"
 
 
-def expected_rotated(x: Array, weight: Array, cos: Array, sin: Array, eps: float = EPS) -> Expected:
-    """q or k: norm with weight, then RoPE. ``x`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, rotary_dim],
-    the table rows of the tokens' positions as the kernel gets them (bf16)."""
+def expected_rotated(
+    x: Array, weight: Array, cos: Array, sin: Array, eps: float = EPS, *, rounds_norm: bool = False
+) -> Expected:
+    """q or k: norm with weight, then RoPE; ``rounds_norm``: the kernel rounds to bf16 between the two.
+
+    ``x`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, rotary_dim], the table rows of the tokens' positions as
+    the kernel gets them (bf16).
+    """
     rotary_dim = cos.shape[-1]
     normed = rms_norm(x, weight, eps)
     value = rotate_half_rope(normed, cos, sin)
     table_length = np.ones((x.shape[0], 1, x.shape[-1]))
     table_length[:, 0, :rotary_dim] = np.hypot(np.asarray(cos, np.float64), np.asarray(sin, np.float64))
+    if rounds_norm:
+        cosine, sine = (np.asarray(table, np.float64)[:, None, :] for table in (cos, sin))
+        limit = tolerance.twice_rounded_limit(value, normed, cosine, sine, table_length)
+        return Expected(value, limit, TWICE_ROUNDED_TEXT)
     limit = tolerance.rotated_limit(value, pair_magnitude(normed, rotary_dim), table_length)
     return Expected(value, limit, ONCE_ROUNDED_TEXT)
 

@@ -69,6 +69,25 @@ def rotated_limit(exact: Float64, pair: Float64, table_length: Float64) -> Float
     return once_rounded_limit(exact, relative * pair * table_length)
 
 
+def twice_rounded_limit(value: Float64, normed: Float64, cos: Float64, sin: Float64, table_length: Float64) -> Float64:
+    """The limit of a q or k whose normed row is rounded to bf16 before it turns.
+
+    A normed element is then off by ``row`` = r |normed| + half a bf16 ulp of it. The rotation carries that on as
+    |c| row(x) + |s| row(y), adds its own three float32 roundings of the pair, and the store half an ulp. ``normed``,
+    ``value`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, 1, rotary_dim]; ``table_length`` of the pair.
+    """
+    rotary_dim, half = cos.shape[-1], cos.shape[-1] // 2
+    relative = norm_relative_error(value.shape[-1])
+    row = relative * np.abs(normed) + 0.5 * ulp_of_bf16(np.abs(normed) * (1 + relative))
+    delta = row.copy()
+    cosine, sine = np.abs(cos), np.abs(sin)
+    delta[..., :half] = cosine[..., :half] * row[..., :half] + sine[..., :half] * row[..., half:rotary_dim]
+    delta[..., half:rotary_dim] = cosine[..., half:] * row[..., half:rotary_dim] + sine[..., half:] * row[..., :half]
+    pair = np.hypot(normed[..., :half], normed[..., half:rotary_dim])
+    delta[..., :rotary_dim] += 3 * U_FLOAT32 * np.concatenate([pair, pair], axis=-1) * table_length[..., :rotary_dim]
+    return once_rounded_limit(value, delta)
+
+
 def normed_limit(exact: Float64) -> Float64:
     """Limit of v: norm without weight, no rotation."""
     return once_rounded_limit(exact, norm_relative_error(exact.shape[-1]) * np.abs(exact))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 
-Status = Literal["passed", "failed", "error", "skipped"]
+Status = Literal["passed", "failed", "error", "skipped", "not covered"]
+"""``skipped``: the device lacks something; ``not covered``: the provider states that it does not serve the case."""
 ImageKind = Literal["ptx", "cubin"]
 
 
@@ -51,6 +53,12 @@ class RunInfo:
     versions: dict[str, str]
     date: str
     seed: int
+    provider: str = ""
+    """Whose kernels ran, by manifests; empty: the built-in ones. The digest is then that of the manifests."""
+    waivers: tuple[str, ...] = ()
+    """What the manifests tolerate; a run of all cases in which one tolerated nothing has found something."""
+    declared: tuple[str, ...] = ()
+    """What the manifests state that differs from what is asked of the built-in kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case's outcome. ``mismatches`` only with status failed; ``reason`` only with failed, error, skipped.
+    """One case's outcome. ``mismatches`` only with status failed; ``reason`` only where it did not pass.
 
     ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit.
     ``kernels`` are the names of those that were launched, in the order of their first launch.
@@ -95,6 +103,8 @@ class CaseResult:
     output_digest: str = ""
     rerun: str = ""
     kernels: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    """Reports that a provider's waivers tolerated in this case: the waiver's number in its manifest and what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +115,13 @@ class Summary:
     failed: int = 0
     error: int = 0
     skipped: int = 0
+    not_covered: int = 0
 
 
 def summarise(results: list[CaseResult]) -> Summary:
     """Count the results by status."""
-    counts = {
-        name: sum(result.status == name for result in results) for name in ("passed", "failed", "error", "skipped")
-    }
-    return Summary(**counts)
+    counts = Counter(result.status for result in results)
+    return Summary(counts["passed"], counts["failed"], counts["error"], counts["skipped"], counts["not covered"])
 
 
 def to_json(record: Any) -> Any:

@@ -22,7 +22,7 @@ PROGRESS_AFTER_SECONDS = 1.0
 
 NAME_WIDTH = 63
 _TURNS = "turns"
-_COLORS = {"passed": "green", "failed": "bold red", "error": "bold red", "skipped": "yellow"}
+_COLORS = {"passed": "green", "failed": "bold red", "error": "bold red", "skipped": "yellow", "not covered": "yellow"}
 
 
 class SmokeConsole:
@@ -52,6 +52,8 @@ class SmokeConsole:
             self._line("kernels  ", f"{kernels_text(run)}{seed}")
             if self._recorded is not None:
                 self._line("recorded ", str(self._recorded))
+            for statement in run.declared:
+                self._line("declared ", statement)
 
     def add(self, result: CaseResult) -> None:
         """One more case is done."""
@@ -87,7 +89,8 @@ class SmokeConsole:
             self._write_group(group)
 
     def _write_group(self, group: Sequence[CaseResult]) -> None:
-        notable = [result for result in group if result.status != "passed"]
+        uncovered = [result for result in group if result.status == "not covered"]
+        notable = [result for result in group if result.status not in ("passed", "not covered")]
         if not self._quiet:
             heading, name = self._group_of(group[0])
             if heading != self._heading:
@@ -95,12 +98,17 @@ class SmokeConsole:
                 self._out.print(Text(heading, style="bold"))
             bad = any(result.status in ("failed", "error") for result in group)
             mark = Text("  FAIL  ", style="bold red") if bad else Text("  ok    ", style="green")
+            if len(uncovered) == len(group):
+                mark = Text("  -     ", style="yellow")
             seconds = sum(result.seconds for result in group)
             counts = summary_text(summarise(list(group)))
             print_entry(self._out, mark, name, f"{counts}, {seconds_text(seconds)}", NAME_WIDTH)
             self._write_variants(group)
         for result in notable:
             write_result(self._out, result)
+        # Said once for all the cases it holds for: a provider's reasons are few and its uncovered cases many.
+        for reason, count in Counter(result.reason for result in uncovered).items():
+            self._out.print(Text.assemble(("    NOT COVERED  ", "yellow"), f"{count_text(count, 'case')}: {reason}"))
 
     def _group_of(self, result: CaseResult) -> tuple[str, str]:
         """(heading, name) of the line that counts this case: geometry and entry, or of a recording, its file and what
@@ -183,7 +191,8 @@ def device_text(run: RunInfo) -> str:
 
 def kernels_text(run: RunInfo) -> str:
     """``built in, sources 10e0daa0bb89``: whose kernels, and a digest that tells two runs apart by eye."""
-    return f"{run.kernels_directory or 'built in'}, sources {digest_text(run.kernels_digest)}"
+    where = run.provider or run.kernels_directory or "built in"
+    return f"{where}, {'manifests' if run.provider else 'sources'} {digest_text(run.kernels_digest)}"
 
 
 def write_result(out: Console, result: CaseResult) -> None:

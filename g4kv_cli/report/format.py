@@ -29,8 +29,10 @@ def summary_text(summary: Summary, *, every: bool = False) -> str:
         "failed": summary.failed,
         "error": summary.error,
         "skipped": summary.skipped,
+        "not covered": summary.not_covered,
     }
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count or every) or "none"
+    shown = {name: count for name, count in counts.items() if count or (every and name != "not covered")}
+    return ", ".join(f"{count} {name}" for name, count in shown.items()) or "none"
 
 
 def coordinate_text(coordinate: Mapping[str, int]) -> str:

@@ -70,10 +70,12 @@ def _test_case(result: CaseResult) -> TestCase:
     details = [*result.reason.splitlines()]
     details += [line for mismatch in result.mismatches for line in mismatch_lines(mismatch)]
     headline = details[0] if details else result.status
-    kinds = {"failed": Failure, "error": Error, "skipped": Skipped}
+    if result.status == "not covered":
+        headline = f"not covered: {headline}"
+    kinds = {"failed": Failure, "error": Error, "skipped": Skipped, "not covered": Skipped}
     if result.status in kinds:
         outcome = kinds[result.status](headline)
-        if result.status != "skipped":
+        if result.status in ("failed", "error"):
             outcome.text = "\n".join([*details, f"again: {result.rerun}"])
         case.result = [outcome]
     return case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
+from g4kv_cli.entries.contract import STRICT, Contract
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.oracle.attention import ExpectedAttention, attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.tolerance import HALF_ULP_RELATIVE
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -89,19 +94,30 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
 
 
 def expected_attention(
-    case: AttentionCase, tensors: AttentionTensors, *, rounds_scores: bool = False
+    case: AttentionCase, tensors: AttentionTensors, *, contract: Contract = STRICT, rounds_scores: bool = False
 ) -> ExpectedAttention:
-    """The oracle's answer for all tokens, in the order of the requests. ``rounds_scores``: see attend."""
+    """The oracle's answer for all tokens, in the order of the requests, of kernels that promise ``contract``.
+
+    Partial results in bf16 are one more rounding between the weights and the result; ``rounds_scores``: see attend.
+    """
+    is_split = entry_named(case.entry).takes_splits
+    roundings = 2 if is_split and contract.split_partials == "bf16" else 1
     parts, token = [], 0
     for request, k, v, first in zip(case.requests, tensors.k, tensors.v, tensors.first_keys, strict=True):
         if request.q_len:
             q = tensors.q[token : token + request.q_len]
             parts.append(
                 attend(q, k, v, first_key=first, window_left=case.window_left, sm_scale=case.sm_scale,
-                       rounds_scores=rounds_scores)
+                       roundings=roundings, rounds_scores=rounds_scores)
             )  # fmt: skip
         token += request.q_len
-    return concatenate(parts)
+    expected = concatenate(parts)
+    if contract.lse_weights == "bf16":
+        # Each weight of the sum is off by at most that much of itself, and so is their sum; a logarithm of 1 - h is
+        # below -h.
+        more = -math.log1p(-HALF_ULP_RELATIVE)
+        expected = dataclasses.replace(expected, lse_limit=expected.lse_limit + more)
+    return expected
 
 
 def _first_key(case: AttentionCase, request: KvRequest) -> int:

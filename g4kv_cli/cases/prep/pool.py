@@ -1,7 +1,7 @@
 """Where a case's rows lie in the pool, and that nothing else was touched.
 
-Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``: derived from that shape alone, never with
-the offset formula that the kernels and their callers use.
+Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``: derived from that shape and the order of its
+axes in memory alone, never with the offset formula that the kernels and their callers use.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.model.pool_order import OWN_ORDER, POOL_AXES, PoolOrder
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_untouched
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
 
-_POOL_AXES = ("page", "layer", "kv", "slot", "head", "dim")
 _BLOCK_AXES = ("page", "layer", "slot", "head", "dim")
 _READ_CHUNK_BYTES = 256 << 20
 _UNTOUCHED = "{} in the pool, outside the call's slots"
@@ -42,8 +42,8 @@ class Stored:
 class PoolCheck:
     """The pool of one paged case."""
 
-    def __init__(self, case: PrepCase, placement: Placement) -> None:
-        self.case, self.placement = case, placement
+    def __init__(self, case: PrepCase, placement: Placement, order: PoolOrder = OWN_ORDER) -> None:
+        self.case, self.placement, self.order = case, placement, order
         self.shape = placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
         pages, slots = case.page_and_slot()
         self.pages, self.slots = np.asarray(pages, dtype=np.int64), np.asarray(slots, dtype=np.int64)
@@ -84,7 +84,7 @@ class PoolCheck:
         return Stored(rows[0], rows[1], total.digest(), stray)
 
     def _read_whole(self, device: Device, pool: DeviceArray) -> Stored:
-        got = device.read(pool).reshape(self.shape)
+        got = self.order.logical(device.read(pool), self.shape)
         layer = self.placement.layer
         k, v = (got[self.pages, layer, kv, self.slots] for kv in (0, 1))
         touched = (self.pages, layer, self.slots)
@@ -96,38 +96,37 @@ class PoolCheck:
         if self.is_padding.any():
             got = got.copy()
             got[self.pages[self.is_padding], layer, :, self.slots[self.is_padding]] = 0
-        return Stored(k, v, hashlib.sha256(bits(got).data).digest(), stray)
+        return Stored(k, v, hashlib.sha256(np.ascontiguousarray(bits(got)).data).digest(), stray)
 
     # --- pools too large to hold twice -----------------------------------------------------------------------
 
     def _row_ranges(self) -> npt.NDArray[np.int64]:
-        """Element ranges [2 * tokens, 2] (begin, end) of all K rows, then all V rows."""
-        row_elems = self.shape[4] * self.shape[5]
-        zeros = np.zeros_like(self.pages)
+        """Element ranges [2 * tokens * heads, 2] (begin, end) of each head's K rows, then V rows."""
+        heads = np.arange(self.shape[4])
         begins = [
-            np.ravel_multi_index(
-                (self.pages, zeros + self.placement.layer, zeros + kv, self.slots, zeros, zeros), self.shape
-            )
+            self.order.offsets(
+                (self.pages[:, None], self.placement.layer, kv, self.slots[:, None], heads, 0), self.shape
+            ).reshape(-1)
             for kv in (0, 1)
         ]
-        begin = np.concatenate(begins).astype(np.int64)
-        return np.stack([begin, begin + row_elems], axis=1)
+        begin = np.concatenate(begins)
+        return np.stack([begin, begin + self.shape[5]], axis=1)
 
     def _read_rows(
         self, device: Device, pool: DeviceArray, kv: int, written_bytes: npt.NDArray[np.int64] | None
     ) -> Array:
         """The tokens' rows; where the device knows that nobody wrote (it was never filled), they read as poison."""
         heads, head_dim = self.shape[4:]
-        tokens = len(self.pages)
+        count = len(self.pages) * heads
         rows = []
-        for begin, end in self._row_ranges()[kv * tokens : (kv + 1) * tokens]:
-            row = device.read(pool.view((heads, head_dim), offset_elems=int(begin))).copy()
+        for begin, end in self._row_ranges()[kv * count : (kv + 1) * count]:
+            row = device.read(pool.view((head_dim,), offset_elems=int(begin))).copy()
             if written_bytes is not None:
                 flat = bits(row).reshape(-1)
                 for low, high in _subtract(np.array([[begin, end]]), written_bytes // BF16.itemsize):
                     flat[low - begin : high - begin] = POISON_BITS
             rows.append(row)
-        return np.stack(rows)
+        return np.stack(rows).reshape(-1, heads, head_dim)
 
     def _stray_ranges(self, written_bytes: npt.NDArray[np.int64]) -> tuple[Mismatch, ...]:
         """What a device that records stores has seen outside the rows, and rows that it has not seen written."""
@@ -162,7 +161,7 @@ class PoolCheck:
         return () if first < 0 else (self._stray_mismatch(self._coordinate(first), count, text),)
 
     def _coordinate(self, element: int) -> dict[str, int]:
-        return Axes(_POOL_AXES).coordinate(tuple(int(at) for at in np.unravel_index(element, self.shape)))
+        return Axes(POOL_AXES).coordinate(tuple(int(at) for at in self.order.coordinates(element, self.shape)))
 
     def _stray_mismatch(self, first: dict[str, int], count: int, got: str) -> Mismatch:
         kv = "V" if first.pop("kv") else "K"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.closed_form import closed_form_expected
 from g4kv_cli.cases.prep.golden import read_recording
+from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.inputs import PrepInputs, make_inputs
 from g4kv_cli.oracle import reference
 from g4kv_cli.oracle.reference import Expected
@@ -28,10 +29,13 @@ class Problem:
     v: tuple[Expected, ...]
 
 
-def build_problem(case: PrepCase) -> Problem:
-    """The tensors and expectations of a case. UsageError if its golden file is not what it was."""
+def build_problem(case: PrepCase, contract: Contract = STRICT) -> Problem:
+    """The tensors and expectations of a case, for kernels that promise ``contract``.
+
+    UsageError if its golden file is not what it was.
+    """
     if case.golden is not None:
-        return _recorded(case)
+        return _recorded(case, contract)
     inputs = make_inputs(
         case.geometry,
         case.kind,
@@ -44,18 +48,19 @@ def build_problem(case: PrepCase) -> Problem:
     if case.kind == "closed-form":
         q, k, v = closed_form_expected(case.geometry, inputs.positions, case.rotary_dim, case.has_v_input)
         return Problem(inputs, (q,), (k,), (v,))
-    return Problem(inputs, *_oracle(inputs))
+    return Problem(inputs, *_oracle(inputs, contract))
 
 
-def _oracle(inputs: PrepInputs) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
+def _oracle(inputs: PrepInputs, contract: Contract) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
+    rounds_norm = "norm" in contract.rounds_to_bf16_after
     return (
-        (reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin),),
-        (reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin),),
+        (reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),
+        (reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),
         (reference.expected_value_rows(inputs.value_source),),
     )
 
 
-def _recorded(case: PrepCase) -> Problem:
+def _recorded(case: PrepCase, contract: Contract) -> Problem:
     """A recording is judged twice: within the recorded side's own rounding, and within the oracle's tight limits."""
     if case.golden is None:
         raise ValueError("not a golden case")
@@ -72,7 +77,7 @@ def _recorded(case: PrepCase) -> Problem:
         positions=recording.positions,
         table_positions=case.table_positions,
     )
-    q, k, v = _oracle(inputs)
+    q, k, v = _oracle(inputs, contract)
     rotary_dim = inputs.rotary_dim
     return Problem(
         inputs,

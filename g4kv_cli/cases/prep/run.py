@@ -16,6 +16,7 @@ from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entry_for, entry_named
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
@@ -56,7 +57,10 @@ def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseRes
         if library.device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > limits.memory_bytes:
             have, need = limits.memory_bytes, case.pool_bytes
             raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
-        return _Run(library=library, case=case, problem=build_problem(case))
+        contract = library.contract_of(case.entry)
+        if case.placement is not None and any(case.placement.origins) and not contract.page_origin:
+            raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
+        return _Run(library=library, case=case, problem=build_problem(case, contract))
 
     return run_session(case, rerun, library, make, _execute)
 
@@ -81,7 +85,7 @@ def _contiguous(run: _Run, arguments: dict[str, Any], q_out: DeviceArray) -> Non
 
 def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: Placement) -> None:
     case, device, problem = run.case, run.device, run.problem
-    check = PoolCheck(case, placement)
+    check = PoolCheck(case, placement, run.library.pool_order)
     pool = run.keep(check.allocate(device))
     paged = arguments | _pool_arguments(run, placement, pool)
     metadata = entry_named(case.entry).metadata

@@ -15,6 +15,7 @@ from g4kv_cli.cases.reject.valid import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.cases.trap.table import TRAP_COMMENTS, TrapCase
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault, G4kvError
 from g4kv_cli.records.run import CaseResult, Status
@@ -28,11 +29,15 @@ def run_trap_case(case: TrapCase, library: KernelLibrary, rerun: str) -> CaseRes
     begin = time.perf_counter()
     status: Status = "failed"
     try:
+        if not library.contract_of(case.entry).traps:
+            raise NotCovered("traps = false: its kernels do not stop on what only the device knows")
         reasons = run_trap(case, library)
     except CaseTimeout as error:
         reasons = [f"hung, want a trap ({case.comment}): {error}"]
     except CompileError:
         raise
+    except NotCovered as why:
+        status, reasons = "not covered", [str(why)]
     except G4kvError as error:
         status, reasons = "error", [str(error)]
     if not reasons:
@@ -63,7 +68,7 @@ def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
     except DeviceFault as fault:
         reasons = [] if device.launch_count == launches + 1 else ["it was not launched once"]
         if device.info.kind == "emulated":
-            reasons += _judge_report(case, fault, library.kernels_directory)
+            reasons += _judge_report(case, fault, library)
             reasons += _judge_pool(case, bench)
         return reasons
     return [f"no fault: the kernel ran to its end, want a trap ({case.comment})"]
@@ -82,12 +87,14 @@ def trap_lines(sources: Iterable[str], directory: Path | None) -> dict[str, list
     return found
 
 
-def _judge_report(case: TrapCase, fault: DeviceFault, directory: Path | None) -> list[str]:
+def _judge_report(case: TrapCase, fault: DeviceFault, library: KernelLibrary) -> list[str]:
     report = fault.reports[0]
     if fault.kinds[0] != "trap":
         return [f"a fault of kind {fault.kinds[0]} came before the trap: {report}"]
+    if library.provider is not None:
+        return []  # whose blocks serve which tokens, and what its sources say, is its own affair
     reasons = []
-    lines = trap_lines(case.sources, directory)
+    lines = trap_lines(case.sources, library.kernels_directory)
     wanted = lines.get(case.comment, [])
     if not set(lines) & set(TRAP_COMMENTS):
         # Sources of one's own that say it all in other words: then any trap of theirs will do.
@@ -112,12 +119,13 @@ def _judge_pool(case: TrapCase, bench: RejectBench) -> list[str]:
     stored = bench.device.peek(pool)
     if stored is None:
         return []
-    # pool[page][layer][K, V][slot][head and dim]
-    changed = stored.view(np.uint16).reshape(NUM_PAGES, NUM_LAYERS, 2, PAGE_SIZE, -1) != 0xFFFF
+    heads, head_dim = case.geometry.num_kv_heads, case.geometry.head_dim
+    shape = (NUM_PAGES, NUM_LAYERS, 2, PAGE_SIZE, heads, head_dim)
+    changed = bench.library.pool_order.logical(stored.view(np.uint16), shape) != 0xFFFF
     for page, slot in case.others:
         changed[page, LAYER, :, slot] = False
     if not changed.any():
         return []
-    page, layer, kv, slot, _ = (int(at) for at in np.argwhere(changed)[0])
+    page, layer, kv, slot, *_ = (int(at) for at in np.argwhere(changed)[0])
     where = f"page {page}, layer {layer}, {'KV'[kv]}, slot {slot}"
     return [f"{int(changed.sum())} elements of the pool were written before the trap, the first in {where}"]

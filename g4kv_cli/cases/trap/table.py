@@ -120,7 +120,7 @@ class PokedLibrary(KernelLibrary):
     """A library whose launches carry other parameters than the entry checked."""
 
     def __init__(self, library: KernelLibrary, parameters: dict[str, int]) -> None:
-        super().__init__(library.device, library.kernels_directory)
+        super().__init__(library.device, library.kernels_directory, provider=library.provider)
         self._library = library
         self._changed = parameters
 

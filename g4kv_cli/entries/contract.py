@@ -1,0 +1,49 @@
+"""What kernels promise, by statement; the built-in ones promise all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OUTPUTS = ("out", "lse")
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Statements about kernels. Each has a meaning of its own, and limits follow from stated roundings: none is free.
+
+    rounds_to_bf16_after: ``norm``: prep rounds q and k once more, between the norm and the rotation.
+    split_partials: ``bf16``: a split's partial result is rounded before it is merged.
+    lse_weights: ``bf16``: the log-sum-exp sums weights that were rounded.
+    lse: the base of the log-sum-exp that the kernels give.
+    outputs: which of out and lse they give.
+    unseen_keys: ``finite``: keys in front of the window, in pages that are still there, must be finite numbers.
+    batch_invariant: a request has the same bits whatever its companions are.
+    bits_with_released_pages: and whether pages in front of the window are still there or not.
+    traps: prep kernels stop on contradictory metadata that only the device knows.
+    page_origin: rows of pages may begin behind a request's first page.
+    """
+
+    rounds_to_bf16_after: tuple[str, ...] = ()
+    split_partials: Literal["f32", "bf16"] = "f32"
+    lse_weights: Literal["f32", "bf16"] = "f32"
+    lse: Literal["natural", "log2"] = "natural"
+    outputs: tuple[str, ...] = OUTPUTS
+    unseen_keys: Literal["nan", "finite"] = "nan"
+    batch_invariant: bool = True
+    bits_with_released_pages: bool = True
+    traps: bool = True
+    page_origin: bool = True
+
+    def stated(self) -> tuple[str, ...]:
+        """Every statement that is not the default, in words, for the summary of a run."""
+        default = Contract()
+        said = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value != getattr(default, name):
+                said.append(f"{name} = {', '.join(value) if isinstance(value, tuple) else str(value).lower()}")
+        return tuple(said)
+
+
+STRICT = Contract()

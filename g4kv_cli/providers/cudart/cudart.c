@@ -1,0 +1,434 @@
+// A stand-in for libcudart.so: an engine's own launchers run as they are, and what they ask of CUDA goes to one handler in
+// Python (runtime.py). It keeps what nvcc's start-up code registers and the error of each thread's last call, nothing else.
+//
+// Every function of the runtime that is not here is in absent.inc: it tells the handler its name and fails with
+// cudaErrorNotSupported, so that a launcher that needs it ends in a message and not in the loader's.
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+// What the handler is asked, by name; runtime.py reads this list.
+#define OPERATIONS(X)                                                                                                  \
+  X(launch) X(absent) X(malloc) X(free) X(copy) X(fill) X(device_attribute) X(function_attribute)                    \
+  X(function_attributes) X(occupancy) X(symbol_address) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)
+
+enum operation {
+#define X(name) OPERATION_##name,
+  OPERATIONS(X)
+#undef X
+};
+EXPORT const char *const g4kv_operations[] = {
+#define X(name) #name,
+    OPERATIONS(X)
+#undef X
+        NULL};
+
+enum { INVALID_VALUE = 1, INVALID_DEVICE_FUNCTION = 98, INVALID_DEVICE = 101, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+
+// values: operands in, results out. Returns a cudaError_t.
+typedef int (*handler_function)(int operation, uint64_t *values);
+static handler_function handler;
+static __thread int last_error;
+
+EXPORT void g4kv_set_handler(handler_function function) { handler = function; }
+
+static int noted(int error) {
+  if (error) last_error = error;
+  return error;
+}
+
+static int ask(enum operation operation, uint64_t *values) {
+  return noted(handler ? handler(operation, values) : UNKNOWN);
+}
+
+#define ADDRESS(pointer) ((uint64_t)(uintptr_t)(pointer))
+
+// --- what nvcc's start-up code and stubs call ----------------------------------------------------------------------
+
+struct registered {
+  const void *host;
+  const char *name;
+  const void *fatbin;
+};
+enum { MOST = 1 << 16 };
+static struct registered functions[MOST], variables[MOST];
+static unsigned function_count, variable_count;
+static const void *fatbins[MOST];
+static unsigned fatbin_count;
+
+// What fatbinary_section.h declares: magic, version, data, file.
+struct wrapper {
+  int magic, version;
+  const void *data;
+  void *file;
+};
+
+EXPORT void **__cudaRegisterFatBinary(void *wrapper) {
+  const unsigned at = fatbin_count < MOST - 1 ? fatbin_count++ : MOST - 1;
+  fatbins[at] = ((struct wrapper *)wrapper)->data;
+  return (void **)&fatbins[at];
+}
+EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+EXPORT void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+EXPORT char __cudaInitModule(void **handle) {
+  (void)handle;
+  return 1;
+}
+
+static void keep(struct registered *all, unsigned *count, const void *host, const char *name, void **handle) {
+  if (*count < MOST) all[(*count)++] = (struct registered){host, name, *handle};
+}
+EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid,
+                                   void *bid, void *block, void *grid, int *warp) {
+  (void)device, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
+  keep(functions, &function_count, host, name, handle);
+}
+EXPORT void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
+                              int constant, int global) {
+  (void)device, (void)external, (void)size, (void)constant, (void)global;
+  keep(variables, &variable_count, host, name, handle);
+}
+
+static const struct registered *find(const struct registered *all, unsigned count, const void *host) {
+  // The newest first: a library that was opened later may lie where an earlier one was.
+  while (count-- > 0)
+    if (all[count].host == host) return &all[count];
+  return NULL;
+}
+
+typedef struct {
+  unsigned x, y, z;
+} dim3_;
+static __thread struct {
+  dim3_ grid, block;
+  size_t shared;
+  void *stream;
+} pushed[32];
+static __thread unsigned depth;
+
+EXPORT unsigned __cudaPushCallConfiguration(dim3_ grid, dim3_ block, size_t shared, void *stream) {
+  if (depth == 32) return 1;
+  pushed[depth].grid = grid;
+  pushed[depth].block = block;
+  pushed[depth].shared = shared;
+  pushed[depth++].stream = stream;
+  return 0;
+}
+EXPORT int __cudaPopCallConfiguration(dim3_ *grid, dim3_ *block, size_t *shared, void *stream) {
+  if (depth == 0) return noted(INVALID_VALUE);
+  --depth;
+  *grid = pushed[depth].grid;
+  *block = pushed[depth].block;
+  *shared = pushed[depth].shared;
+  *(void **)stream = pushed[depth].stream;
+  return 0;
+}
+
+// --- launches -------------------------------------------------------------------------------------------------------
+
+static int launch(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, const void *attributes,
+                  unsigned count, int cooperative) {
+  const struct registered *found = find(functions, function_count, host);
+  if (!found) return noted(INVALID_DEVICE_FUNCTION);
+  uint64_t values[] = {ADDRESS(found->name), ADDRESS(found->fatbin), grid.x,  grid.y,
+                       grid.z,               block.x,                block.y, block.z,
+                       shared,               ADDRESS(arguments),     ADDRESS(attributes), count,
+                       (uint64_t)cooperative};
+  return ask(OPERATION_launch, values);
+}
+
+EXPORT int cudaLaunchKernel(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
+  (void)stream;
+  return launch(host, grid, block, arguments, shared, NULL, 0, 0);
+}
+EXPORT int cudaLaunchKernel_ptsz(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
+  return cudaLaunchKernel(host, grid, block, arguments, shared, stream);
+}
+EXPORT int __cudaGetKernel(const void **kernel, const void *host) {
+  *kernel = host;
+  return 0;
+}
+EXPORT int __cudaLaunchKernel(const void *kernel, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+}
+EXPORT int __cudaLaunchKernel_ptsz(const void *kernel, dim3_ grid, dim3_ block, void **arguments, size_t shared,
+                                   void *stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+}
+EXPORT int cudaLaunchCooperativeKernel(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared,
+                                       void *stream) {
+  (void)stream;
+  return launch(host, grid, block, arguments, shared, NULL, 0, 1);
+}
+struct configuration {  // cudaLaunchConfig_t
+  dim3_ grid, block;
+  size_t shared;
+  void *stream;
+  void *attributes;
+  unsigned count;
+};
+EXPORT int cudaLaunchKernelExC(const struct configuration *all, const void *host, void **arguments) {
+  return launch(host, all->grid, all->block, arguments, all->shared, all->attributes, all->count, 0);
+}
+EXPORT int cudaLaunchKernelExC_ptsz(const struct configuration *all, const void *host, void **arguments) {
+  return cudaLaunchKernelExC(all, host, arguments);
+}
+
+// --- memory ---------------------------------------------------------------------------------------------------------
+
+EXPORT int cudaMalloc(void **pointer, size_t bytes) {
+  uint64_t values[] = {bytes};
+  const int error = ask(OPERATION_malloc, values);
+  *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
+  return error;
+}
+EXPORT int cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
+  (void)stream;
+  return cudaMalloc(pointer, bytes);
+}
+EXPORT int cudaFree(void *pointer) {
+  uint64_t values[] = {ADDRESS(pointer)};
+  return pointer ? ask(OPERATION_free, values) : 0;
+}
+EXPORT int cudaFreeAsync(void *pointer, void *stream) {
+  (void)stream;
+  return cudaFree(pointer);
+}
+EXPORT int cudaMallocHost(void **pointer, size_t bytes) {
+  uint64_t values[] = {bytes};
+  const int error = ask(OPERATION_host_malloc, values);
+  *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
+  return error;
+}
+EXPORT int cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
+  (void)flags;
+  return cudaMallocHost(pointer, bytes);
+}
+EXPORT int cudaFreeHost(void *pointer) {
+  uint64_t values[] = {ADDRESS(pointer)};
+  return pointer ? ask(OPERATION_host_free, values) : 0;
+}
+EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+  uint64_t values[] = {ADDRESS(to), ADDRESS(from), bytes, (uint64_t)kind};
+  return bytes ? ask(OPERATION_copy, values) : 0;
+}
+EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+  (void)stream;
+  return cudaMemcpy(to, from, bytes, kind);
+}
+EXPORT int cudaMemset(void *to, int value, size_t bytes) {
+  uint64_t values[] = {ADDRESS(to), (uint64_t)(value & 255), bytes};
+  return bytes ? ask(OPERATION_fill, values) : 0;
+}
+EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
+  (void)stream;
+  return cudaMemset(to, value, bytes);
+}
+EXPORT int cudaGetSymbolAddress(void **pointer, const void *symbol) {
+  const struct registered *found = find(variables, variable_count, symbol);
+  if (!found) return noted(13);  // cudaErrorInvalidSymbol
+  uint64_t values[] = {ADDRESS(found->name), ADDRESS(found->fatbin)};
+  const int error = ask(OPERATION_symbol_address, values);
+  *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
+  return error;
+}
+EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset, int kind,
+                                   void *stream) {
+  void *pointer = NULL;
+  const int error = cudaGetSymbolAddress(&pointer, symbol);
+  return error ? error : cudaMemcpyAsync((char *)pointer + offset, from, bytes, kind, stream);
+}
+EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
+  return cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, NULL);
+}
+
+// --- one device, one stream that is always idle ---------------------------------------------------------------------
+
+EXPORT int cudaGetDevice(int *device) {
+  *device = 0;
+  return 0;
+}
+EXPORT int cudaSetDevice(int device) { return noted(device == 0 ? 0 : INVALID_DEVICE); }
+EXPORT int cudaGetDeviceCount(int *count) {
+  *count = 1;
+  return 0;
+}
+EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  if (device != 0) return noted(INVALID_DEVICE);
+  uint64_t values[] = {(uint64_t)attribute};
+  const int error = ask(OPERATION_device_attribute, values);
+  *value = (int)values[0];
+  return error;
+}
+EXPORT int cudaRuntimeGetVersion(int *version) {
+  *version = 13000;
+  return 0;
+}
+EXPORT int cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
+EXPORT int cudaDeviceSynchronize(void) { return 0; }
+EXPORT int cudaStreamSynchronize(void *stream) {
+  (void)stream;
+  return 0;
+}
+EXPORT int cudaStreamQuery(void *stream) {
+  (void)stream;
+  return 0;
+}
+EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
+  (void)stream;
+  *status = 0;
+  return 0;
+}
+EXPORT int cudaStreamCreate(void **stream) {
+  static char made;
+  *stream = &made;
+  return 0;
+}
+EXPORT int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
+  (void)flags;
+  return cudaStreamCreate(stream);
+}
+EXPORT int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+  (void)flags, (void)priority;
+  return cudaStreamCreate(stream);
+}
+EXPORT int cudaStreamDestroy(void *stream) {
+  (void)stream;
+  return 0;
+}
+EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  (void)stream, (void)event, (void)flags;
+  return 0;
+}
+EXPORT int cudaEventCreate(void **event) {
+  static char made;
+  *event = &made;
+  return 0;
+}
+EXPORT int cudaEventCreateWithFlags(void **event, unsigned flags) {
+  (void)flags;
+  return cudaEventCreate(event);
+}
+EXPORT int cudaEventRecord(void *event, void *stream) {
+  (void)event, (void)stream;
+  return 0;
+}
+EXPORT int cudaEventSynchronize(void *event) {
+  (void)event;
+  return 0;
+}
+EXPORT int cudaEventQuery(void *event) {
+  (void)event;
+  return 0;
+}
+EXPORT int cudaEventDestroy(void *event) {
+  (void)event;
+  return 0;
+}
+
+// --- functions ------------------------------------------------------------------------------------------------------
+
+static int function_of(const void *host, uint64_t *values) {
+  const struct registered *found = find(functions, function_count, host);
+  if (!found) return noted(INVALID_DEVICE_FUNCTION);
+  values[0] = ADDRESS(found->name);
+  values[1] = ADDRESS(found->fatbin);
+  return 0;
+}
+EXPORT int cudaFuncSetAttribute(const void *host, int attribute, int value) {
+  uint64_t values[4] = {0, 0, (uint64_t)attribute, (uint64_t)(int64_t)value};
+  const int error = function_of(host, values);
+  return error ? error : ask(OPERATION_function_attribute, values);
+}
+EXPORT int cudaFuncSetCacheConfig(const void *host, int config) {
+  uint64_t values[4];
+  (void)config;
+  return function_of(host, values);
+}
+EXPORT int cudaFuncGetAttributes(void *attributes, const void *host) {
+  uint64_t values[4] = {0, 0, ADDRESS(attributes)};
+  const int error = function_of(host, values);
+  return error ? error : ask(OPERATION_function_attributes, values);
+}
+EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *host, int threads,
+                                                                  size_t shared, unsigned flags) {
+  uint64_t values[4] = {0, 0, (uint64_t)threads, shared};
+  (void)flags;
+  int error = function_of(host, values);
+  error = error ? error : ask(OPERATION_occupancy, values);
+  *blocks = error ? 0 : (int)values[0];
+  return error;
+}
+EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *host, int threads, size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, host, threads, shared, 0);
+}
+
+// --- the driver's tensor maps ---------------------------------------------------------------------------------------
+
+static int encode_tiled(void *map, int type, unsigned rank, void *address, const uint64_t *extents,
+                        const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
+                        int promotion, int fill) {
+  uint64_t values[] = {ADDRESS(map),   (uint64_t)type,       rank,           ADDRESS(address),
+                       ADDRESS(extents), ADDRESS(strides),   ADDRESS(box),   ADDRESS(steps),
+                       (uint64_t)interleave, (uint64_t)swizzle, (uint64_t)promotion, (uint64_t)fill};
+  return handler ? handler(OPERATION_tensor_map, values) : UNKNOWN;
+}
+EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, uint64_t flags,
+                                            int *status) {
+  (void)version, (void)flags;
+  const int known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? (void *)(uintptr_t)encode_tiled : NULL;
+  if (status) *status = known ? 0 : 1;  // cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound
+  if (known) return 0;
+  uint64_t values[] = {ADDRESS(symbol)};
+  return ask(OPERATION_entry_point, values);
+}
+EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **function, uint64_t flags, int *status) {
+  return cudaGetDriverEntryPointByVersion(symbol, function, 0, flags, status);
+}
+
+// --- errors ---------------------------------------------------------------------------------------------------------
+
+EXPORT int cudaGetLastError(void) {
+  const int error = last_error;
+  last_error = 0;
+  return error;
+}
+EXPORT int cudaPeekAtLastError(void) { return last_error; }
+
+static const struct {
+  int number;
+  const char *name, *text;
+} errors[] = {
+    {0, "cudaSuccess", "no error"},
+    {1, "cudaErrorInvalidValue", "invalid argument"},
+    {2, "cudaErrorMemoryAllocation", "out of memory"},
+    {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {13, "cudaErrorInvalidSymbol", "invalid device symbol"},
+    {98, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
+    {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {801, "cudaErrorNotSupported", "operation not supported"},
+};
+static const char *described(int error, int as_name) {
+  for (size_t at = 0; at < sizeof errors / sizeof *errors; at++)
+    if (errors[at].number == error) return as_name ? errors[at].name : errors[at].text;
+  return as_name ? "cudaErrorUnknown" : "unknown error";
+}
+EXPORT const char *cudaGetErrorString(int error) { return described(error, 0); }
+EXPORT const char *cudaGetErrorName(int error) { return described(error, 1); }
+
+// --- everything else ------------------------------------------------------------------------------------------------
+
+static int absent(const char *name) {
+  uint64_t values[] = {ADDRESS(name)};
+  const int error = ask(OPERATION_absent, values);
+  return noted(error ? error : NOT_SUPPORTED);
+}
+#define ABSENT(name)                                                                                                   \
+  EXPORT int name(void);                                                                                               \
+  int name(void) { return absent(#name); }
+#include "absent.inc"

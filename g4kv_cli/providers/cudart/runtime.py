@@ -1,0 +1,380 @@
+"""An engine's shared library on the emulated device: its own launchers run, and libcudart is a stand-in (cudart.c).
+
+The library finds the stand-in under libcudart's own name, because it is loaded first. Every launch comes here with its
+kernel's name, the fat binary that holds its PTX, and pointers to the arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
+from g4kv_cli.device.interface import Launch, LoadedKernel
+from g4kv_cli.errors import CompileError, DeviceUnavailable, G4kvError
+from g4kv_cli.providers.cudart.fatbin import ptx_texts
+from g4kv_cli.providers.cudart.library import stand_in_for
+from g4kv_cli.records.run import KernelImage
+
+if TYPE_CHECKING:
+    from g4kv_cli.device.emulated_device import EmulatedDevice
+
+_Values = Any
+"""A pointer to 64-bit operands, which a result overwrites."""
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE, NOT_SUPPORTED = 0, 1, 2, 719, 801
+DEFAULT_SHARED_BYTES = 48 * 1024
+"""Dynamic shared memory that a kernel has without opting in (CUDA C++ Programming Guide)."""
+_STAND_IN = "the stand-in for libcudart"
+RESERVED_SHARED_BYTES = 1024
+MAX_BLOCKS_PER_MULTIPROCESSOR = 32
+_HANDLER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+_LAUNCH_ATTRIBUTE_BYTES = 72  # cudaLaunchAttribute: an int, padding to 8, a union of 64 bytes
+_CLUSTER_DIMENSION, _COOPERATIVE, _OVERLAP = 4, 2, 6  # cudaLaunchAttributeID
+_HARMLESS_ATTRIBUTES = frozenset((0, 1, 3, 5, 8, 9, 10, 14))  # caching, order, priority: no result depends on them
+_MAX_DYNAMIC_SHARED, _SHARED_CARVEOUT = 8, 9  # cudaFuncAttribute
+_SWIZZLE_BYTES = (0, 32, 64, 128)  # CUtensorMapSwizzle
+_TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
+
+
+class LauncherRefused(G4kvError):
+    """The engine's launcher returned an error code, with its own text where it has one."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What one call of a launcher may use, and what went wrong inside it."""
+
+    device: EmulatedDevice
+    launch: Callable[[LoadedKernel, Launch], None]
+    image_name: str
+    error: BaseException | None = None
+    launches: int = 0
+
+
+class StandInRuntime:
+    """The stand-in of this process, and the libraries opened on it, which keep what they register there."""
+
+    def __init__(self) -> None:
+        self._stand_ins: dict[str, ctypes.CDLL] = {}
+        self._libraries: dict[Path, ctypes.CDLL] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._images: dict[int, KernelImage] = {}
+        self._operations: dict[int, Callable[[_Values], int]] = {}
+        self._handler = _HANDLER(self._handle)
+        self._by_name = {
+            "launch": self._launch,
+            "absent": self._absent,
+            "malloc": self._malloc,
+            "free": self._free,
+            "copy": self._copy,
+            "fill": self._fill,
+            "device_attribute": self._device_attribute,
+            "function_attribute": self._function_attribute,
+            "function_attributes": self._function_attributes,
+            "occupancy": self._occupancy,
+            "symbol_address": self._symbol_address,
+            "tensor_map": self._tensor_map,
+            "entry_point": self._entry_point,
+            "host_malloc": self._host_malloc,
+            "host_free": self._host_free,
+        }
+        self._call: _Call | None = None
+        self._opted_in: dict[str, int] = {}
+        self._host: dict[int, ctypes.Array[ctypes.c_char]] = {}
+
+    def call(
+        self,
+        library: Path,
+        function: str,
+        arguments: Sequence[ctypes._SimpleCData],  # type: ignore[type-arg]
+        device: EmulatedDevice,
+        launch: Callable[[LoadedKernel, Launch], None],
+        last_error: str = "",
+    ) -> int:
+        """Call ``function`` of the library; ``launch`` makes each of its launches. The number of launches.
+
+        Raises what a launch raised, LauncherRefused if the function returned another value than 0, and CompileError for
+        a library, image or runtime function that the stand-in cannot serve.
+        """
+        opened = self._open(library)
+        try:
+            target = getattr(opened, function)
+        except AttributeError as error:
+            raise CompileError(
+                f"{library} has no function {function!r}: nm -D --defined-only shows those it has"
+            ) from error
+        target.restype = ctypes.c_int
+        target.argtypes = [type(argument) for argument in arguments]
+        self._call = call = _Call(device, launch, library.name)
+        try:
+            returned = int(target(*arguments))
+        finally:
+            self._call = None
+        if call.error is not None:
+            raise call.error
+        if returned != 0:
+            raise LauncherRefused(f"{function} returned {returned}{last_error_of(opened, last_error)}")
+        return call.launches
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _open(self, path: Path) -> ctypes.CDLL:
+        if path not in self._libraries:
+            soname, stand_in = stand_in_for(path)
+            if soname not in self._stand_ins:
+                loaded = ctypes.CDLL(str(stand_in), mode=ctypes.RTLD_GLOBAL)
+                loaded.g4kv_set_handler(self._handler)
+                self._stand_ins[soname] = loaded
+                self._operations = self._numbered(loaded)
+            try:
+                self._libraries[path] = ctypes.CDLL(str(path), mode=os.RTLD_LAZY | os.RTLD_LOCAL)
+            except OSError as error:
+                raise CompileError(f"{path} cannot be loaded: {error}; ldd shows what it lacks") from error
+        return self._libraries[path]
+
+    def _numbered(self, loaded: ctypes.CDLL) -> dict[int, Callable[[_Values], int]]:
+        """The handlers by the numbers that the stand-in gives them; its list of names ends in null."""
+        at = ctypes.addressof(ctypes.c_char_p.in_dll(loaded, "g4kv_operations"))
+        found: dict[int, Callable[[_Values], int]] = {}
+        for number in range(1 << 8):
+            name = ctypes.c_char_p.from_address(at + number * ctypes.sizeof(ctypes.c_char_p)).value
+            if name is None:
+                break
+            found[number] = self._by_name[name.decode()]
+        return found
+
+    # --- the handler -------------------------------------------------------------------------------------------------
+
+    def _handle(self, operation: int, values: _Values) -> int:
+        """An exception must not cross C: it is kept, and the launcher sees an error code."""
+        call = self._call
+        if call is None or call.error is not None:
+            return LAUNCH_FAILURE
+        try:
+            return self._operations[operation](values)
+        except BaseException as error:
+            call.error = error
+            return LAUNCH_FAILURE
+
+    @property
+    def _now(self) -> _Call:
+        if self._call is None:
+            raise RuntimeError("the stand-in was asked outside of a call")
+        return self._call
+
+    def _launch(self, values: _Values) -> int:
+        name_at, fatbin, *extents, shared, arguments_at, attributes_at, count, cooperative = values[:13]
+        call, name = self._now, ctypes.string_at(name_at).decode()
+        if cooperative:
+            raise CompileError(f"{call.image_name} launches {name} cooperatively, which the emulated device cannot do")
+        if shared > self._opted_in.get(name, DEFAULT_SHARED_BYTES):
+            # As on a GPU: without cudaFuncSetAttribute the launch is an invalid value.
+            return INVALID_VALUE
+        kernel = self._kernel(name, fatbin)
+        pointers = (ctypes.c_void_p * len(kernel.handle.parameters)).from_address(arguments_at) if arguments_at else ()
+        given = tuple(
+            Argument(_kind_of(parameter), ctypes.string_at(pointers[number] or 0, parameter.nbytes))
+            for number, parameter in enumerate(kernel.handle.parameters)
+        )
+        cluster, overlap = self._attributes(name, attributes_at, count)
+        grid, block = tuple(extents[:3]), tuple(extents[3:6])
+        call.launches += 1
+        call.launch(kernel, Launch(grid, block, given, shared, cluster=cluster, overlap=overlap))
+        return SUCCESS
+
+    def _attributes(self, name: str, at: int, count: int) -> tuple[tuple[int, int, int], bool]:
+        cluster, overlap = (1, 1, 1), False
+        for index in range(count):
+            raw = ctypes.string_at(at + index * _LAUNCH_ATTRIBUTE_BYTES, _LAUNCH_ATTRIBUTE_BYTES)
+            (number,) = struct.unpack_from("<i", raw)
+            if number == _CLUSTER_DIMENSION:
+                cluster = struct.unpack_from("<3I", raw, 8)
+            elif number == _OVERLAP:
+                overlap = bool(struct.unpack_from("<i", raw, 8)[0])
+            elif number == _COOPERATIVE and not struct.unpack_from("<i", raw, 8)[0]:
+                continue
+            elif number not in _HARMLESS_ATTRIBUTES:
+                raise CompileError(f"{name} is launched with attribute {number}, which {_STAND_IN} has not")
+        return cluster, overlap
+
+    def _kernel(self, name: str, fatbin: int) -> LoadedKernel:
+        if fatbin not in self._texts:
+            _, _, header, size = struct.unpack("<IHHQ", ctypes.string_at(fatbin, 16))
+            self._texts[fatbin] = ptx_texts(ctypes.string_at(fatbin, header + size), self._now.image_name)
+        call = self._now
+        entry = re.compile(rf"\.entry\s+{re.escape(name)}\b")
+        text = next((text for text in self._texts[fatbin] if entry.search(text)), None)
+        if text is None:
+            raise CompileError(
+                f"{call.image_name} has no PTX of {name}: build it with -gencode arch=compute_90,code=compute_90"
+            )
+        key = id(text)
+        if key not in self._images:
+            self._images[key] = KernelImage("ptx", call.device.info.arch, call.image_name, text.encode(), "", "")
+        return call.device.load(self._images[key], name)
+
+    def _absent(self, values: _Values) -> int:
+        name = ctypes.string_at(values[0]).decode()
+        raise CompileError(f"{self._now.image_name} calls {name}, which {_STAND_IN} has not: run it on a GPU")
+
+    def _entry_point(self, values: _Values) -> int:
+        name = ctypes.string_at(values[0]).decode()
+        raise CompileError(
+            f"{self._now.image_name} asks for the driver's {name}, which {_STAND_IN} has not: run it on a GPU"
+        )
+
+    def _malloc(self, values: _Values) -> int:
+        try:
+            values[0] = self._now.device.allocate_bytes(int(values[0]), "cudaMalloc")
+        except DeviceUnavailable:
+            return OUT_OF_MEMORY
+        return SUCCESS
+
+    def _free(self, values: _Values) -> int:
+        return SUCCESS if self._now.device.free_address(int(values[0])) else INVALID_VALUE
+
+    def _host_malloc(self, values: _Values) -> int:
+        block = ctypes.create_string_buffer(max(int(values[0]), 1))
+        values[0] = ctypes.addressof(block)
+        self._host[values[0]] = block
+        return SUCCESS
+
+    def _host_free(self, values: _Values) -> int:
+        return SUCCESS if self._host.pop(int(values[0]), None) is not None else INVALID_VALUE
+
+    def _copy(self, values: _Values) -> int:
+        to, source, nbytes, kind = (int(value) for value in values[:4])
+        device = self._now.device
+        from_device = kind in (2, 3) or (kind == 4 and device.owns_address(source))
+        to_device = kind in (1, 3) or (kind == 4 and device.owns_address(to))
+        data = device.read_bytes(source, nbytes) if from_device else ctypes.string_at(source, nbytes)
+        if to_device:
+            device.write_bytes(to, data)
+        else:
+            ctypes.memmove(to, data, nbytes)
+        return SUCCESS
+
+    def _fill(self, values: _Values) -> int:
+        to, byte, nbytes = (int(value) for value in values[:3])
+        self._now.device.write_bytes(to, bytes((byte,)) * nbytes)
+        return SUCCESS
+
+    # --- what launchers ask of the card ------------------------------------------------------------------------------
+
+    def _device_attribute(self, values: _Values) -> int:
+        limits, number = self._now.device.limits, int(values[0])
+        major, minor = divmod(int("".join(filter(str.isdigit, self._now.device.info.arch))), 10)
+        known = {
+            1: limits.max_threads_per_block,
+            2: 1024,  # max block x, y, z
+            3: 1024,
+            4: 64,
+            **{5 + axis: extent for axis, extent in enumerate(limits.max_grid)},
+            8: DEFAULT_SHARED_BYTES,
+            10: 32,  # warp size
+            12: 65536,  # registers of a block
+            16: limits.multiprocessors,
+            39: 2048,  # threads of a multiprocessor
+            75: major,
+            76: minor,
+            81: limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES,  # of a multiprocessor
+            82: 65536,  # registers of a multiprocessor
+            95: 0,  # cooperative launches
+            97: limits.max_shared_bytes_per_block,
+            106: MAX_BLOCKS_PER_MULTIPROCESSOR,
+            111: RESERVED_SHARED_BYTES,
+            115: 0,  # memory pools
+        }
+        if number not in known:
+            raise CompileError(f"{self._now.image_name} asks for device attribute {number}, which {_STAND_IN} has not")
+        values[0] = known[number]
+        return SUCCESS
+
+    def _function_attribute(self, values: _Values) -> int:
+        call, name = self._now, ctypes.string_at(values[0]).decode()
+        attribute, value = int(values[2]), ctypes.c_int64(values[3]).value
+        if attribute == _MAX_DYNAMIC_SHARED:
+            static = self._kernel(name, int(values[1])).handle.shared_bytes
+            if not 0 <= value <= call.device.limits.max_shared_bytes_per_block - static:
+                return INVALID_VALUE
+            self._opted_in[name] = value
+        return SUCCESS
+
+    def _function_attributes(self, values: _Values) -> int:
+        """cudaFuncAttributes: three sizes, then ints. Registers are unknown without an assembler, and said to be 0."""
+        name = ctypes.string_at(values[0]).decode()
+        handle = self._kernel(name, int(values[1])).handle
+        most = handle.max_threads or self._now.device.limits.max_threads_per_block
+        dynamic = self._opted_in.get(name, DEFAULT_SHARED_BYTES - handle.shared_bytes)
+        sizes = struct.pack("<3Q", handle.shared_bytes, 0, handle.local_bytes)
+        ctypes.memmove(int(values[2]), sizes + struct.pack("<7i", most, 0, 90, 90, 0, dynamic, -1), 24 + 28)
+        return SUCCESS
+
+    def _occupancy(self, values: _Values) -> int:
+        """By threads and shared memory alone: the registers are the assembler's to say."""
+        limits = self._now.device.limits
+        name, threads, dynamic = ctypes.string_at(values[0]).decode(), int(values[2]), int(values[3])
+        if not 1 <= threads <= limits.max_threads_per_block:
+            return INVALID_VALUE
+        shared = self._kernel(name, int(values[1])).handle.shared_bytes + dynamic + RESERVED_SHARED_BYTES
+        by_shared = (limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES) // shared
+        values[0] = min(MAX_BLOCKS_PER_MULTIPROCESSOR, 2048 // (-(-threads // 32) * 32), by_shared)
+        return SUCCESS
+
+    def _symbol_address(self, values: _Values) -> int:
+        raise CompileError(
+            f"{self._now.image_name} asks for the address of the variable {ctypes.string_at(values[0]).decode()}, "
+            f"which {_STAND_IN} has not: run it on a GPU"
+        )
+
+    def _tensor_map(self, values: _Values) -> int:
+        to, kind, rank, address, extents, strides, box, steps, interleave, swizzle, _promotion, fill = values[:12]
+        if not 1 <= rank <= 5 or interleave or fill or kind >= len(_TENSOR_BYTES) or swizzle >= len(_SWIZZLE_BYTES):
+            return INVALID_VALUE
+        if any(step != 1 for step in (ctypes.c_uint32 * rank).from_address(steps)):
+            return INVALID_VALUE
+        shape = TensorMapShape(
+            tuple((ctypes.c_uint64 * rank).from_address(extents)),
+            tuple((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else (),
+            tuple((ctypes.c_uint32 * rank).from_address(box)),
+            _SWIZZLE_BYTES[swizzle],
+        )
+        made = self._now.device.tensor_map_at(int(address), _TENSOR_BYTES[kind], shape)
+        ctypes.memmove(int(to), made.data, len(made.data))
+        return SUCCESS
+
+
+def _kind_of(parameter: Any) -> ArgumentKind:
+    """The kind that a PTX parameter takes: the launcher's own types are not known here."""
+    if parameter.is_array:
+        return "struct"
+    if parameter.kind in ("f32", "f64"):
+        return parameter.kind  # type: ignore[no-any-return]
+    kinds: dict[int, ArgumentKind] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+    return kinds[parameter.nbytes]
+
+
+def last_error_of(library: ctypes.CDLL, name: str) -> str:
+    """What the library's own function of this name says of its last error, for the end of a sentence."""
+    if not name:
+        return ""
+    try:
+        ask = getattr(library, name)
+    except AttributeError:
+        return f" (and it has no function {name!r} to ask why)"
+    ask.restype = ctypes.c_char_p
+    text = ask()
+    return f": {text.decode(errors='replace')}" if text else ""
+
+
+@functools.cache
+def runtime_of_process() -> StandInRuntime:
+    """The one stand-in runtime of this process."""
+    return StandInRuntime()

@@ -1,0 +1,52 @@
+"""The example engine of tests/data/engine in a folder of a test's own, changed where the test wants it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.cases.run import CaseRunner, RunSettings
+from g4kv_cli.cases.select import select_cases
+from g4kv_cli.model.geometry import select_geometries
+from g4kv_cli.records.run import CaseResult
+
+ENGINE = Path(__file__).resolve().parent.parent / "data" / "engine"
+Change = tuple[str, str, str]
+"""A file's name, text in it, and what stands in its place."""
+
+
+def engine_in(folder: Path, *changes: Change) -> Path:
+    """The folder with the engine's files."""
+    for file in ENGINE.iterdir():
+        shutil.copy(file, folder)
+    for name, old, new in changes:
+        text = (folder / name).read_text()
+        assert text.count(old) >= 1, f"{name} has no {old!r}"
+        (folder / name).write_text(text.replace(old, new))
+    return folder
+
+
+def compile_engine(folder: Path) -> Path:
+    """The engine's library by nvcc; the test is skipped where there is none."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc on the PATH to compile the example engine's host code")
+    options = ["-O2", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared", "--no-compress"]
+    target = ["-gencode", "arch=compute_90,code=compute_90"]
+    subprocess.run([nvcc, *options, *target, "engine.cu", "-o", "libengine.so"], cwd=folder, check=True)
+    return folder / "engine.toml"
+
+
+def run_cases_of(manifests: Sequence[Path], ids: Sequence[str], geometry: str = "12b-local") -> list[CaseResult]:
+    """The results of smoke's cases over a provider, in the table's order."""
+    cases = select_cases(gate_cases(select_geometries(geometry, 1), every_trap=True), ids)
+    runner = CaseRunner(RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), providers=tuple(manifests)))
+    try:
+        return [runner.run(case) for case in cases]
+    finally:
+        runner.close()

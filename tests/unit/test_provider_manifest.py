@@ -1,0 +1,142 @@
+"""Manifests: a whole one is read, and every fault of one names its file, line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from g4kv_cli.errors import UsageError
+from g4kv_cli.providers.load import load_providers
+from g4kv_cli.providers.locate import lines_of
+from g4kv_cli.providers.manifest import read_manifest
+
+GOOD = """\
+provider = "mine"
+lse = "log2"
+rounds_to_bf16_after = ["norm"]
+
+[image.kernels]
+ptx = "kernels.ptx"
+
+[[waive]]
+kind = "shared_race"
+where = "a.cu:1"
+why = "what is read there is never used"
+
+[[entry]]
+name = "batch_decode_*|batch_prefill_*"
+only_if = { "group in (1, 2)" = "compiled for groups 1 and 2" }
+[entry.let]
+twice = "page_size * 2"
+[entry.arrays]
+table = "i32 padded_rows(page_indices, page_indptr)"
+[[entry.launch]]
+image = "kernels"
+symbol = "decode_hd{head_dim}_"
+grid = ["tokens", 1]
+block = [128]
+arguments = [
+    "ptr q",    # a comment, with "quotes" and [brackets]
+    ["u32 page_size", "ptr pool"],
+]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "kernels.ptx").write_text("")
+    return tmp_path
+
+
+def _write(folder: Path, text: str) -> Path:
+    file = folder / "provider.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_whole_manifest(folder: Path) -> None:
+    manifest = read_manifest(_write(folder, GOOD))
+    assert manifest.contract.stated() == ("rounds_to_bf16_after = norm", "lse = log2")
+    (entry,) = manifest.entries
+    assert entry.names == ("batch_decode_*", "batch_prefill_*")
+    (step,) = entry.steps
+    assert step.symbol is not None
+    assert step.symbol.format({"head_dim": 512}) == "decode_hd512_"
+    assert [argument.kind for argument in step.arguments] == ["ptr", "struct"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ('provider = "mine"\n', "", 1, "lacks 'provider'"),
+        ('"log2"', '"log10"', 2, "'log10' is not one of natural, log2"),
+        ('["norm"]', '["softmax"]', 3, "'softmax' is not one of norm"),
+        ("lse = ", "lze = ", 2, "lze: is no field here"),
+        ("kernels.ptx", "other.ptx", 6, "there is no file"),
+        ('ptx = "kernels.ptx"', 'ptx = "kernels.ptx"\nsource = "a.cu"', 5, "this one has ptx, source"),
+        ('where = "a.cu:1"', 'where = "a.cu:(1"', 10, "is no regular expression"),
+        ('why = "what is read there is never used"\n', "", 8, "lacks 'why'"),
+        ("group in (1, 2)", "group in (1, 2", 15, "is no expression"),
+        ("page_size * 2", "page_size *", 17, "is no expression"),
+        ('"i32 padded_rows', '"int padded_rows', 19, "must be a type and an expression"),
+        ('image = "kernels"', 'image = "kernel"', 21, "'kernel' is no image here"),
+        ('symbol = "decode_hd{head_dim}_"\n', "", 20, "lacks 'symbol'"),
+        ('symbol = "decode_hd{head_dim}_"', 'call = "decode"', 22, "only a library has functions to call"),
+        ('grid = ["tokens", 1]', 'grid = ["tokens", 1, 1, 1]', 23, "one to three expressions"),
+        ('grid = ["tokens", 1]\n', "", 20, "lacks 'grid'"),
+        ('"ptr q",', '"pointer q",', 25, "'pointer q' must be a type and an expression"),
+        ("block = [128]", "block = [true]", 24, "got true or false"),
+        ('name = "batch_decode_*|batch_prefill_*"', "name = 3", 14, "must be a string, got an integer"),
+    ],
+)
+def test_a_fault_names_its_line(folder: Path, old: str, new: str, line: int, says: str) -> None:
+    assert old in GOOD
+    file = _write(folder, GOOD.replace(old, new, 1))
+    with pytest.raises(UsageError) as caught:
+        read_manifest(file)
+    text = str(caught.value)
+    assert text.startswith(f"{file}:{line}: "), text
+    assert says in text
+    assert "\n" not in text
+
+
+def test_what_is_no_toml_and_what_is_no_file(folder: Path) -> None:
+    with pytest.raises(UsageError, match="is no TOML"):
+        read_manifest(_write(folder, "provider = \n"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_manifest(folder / "nowhere.toml")
+    with pytest.raises(UsageError, match="serves no entry"):
+        read_manifest(_write(folder, 'provider = "mine"\n'))
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ("page layer kv slot head", "must name each of"),
+        ("page page kv slot head dim", "must name each of"),
+        ("page layer kv slot dim head", "innermost axis must be dim"),
+    ],
+)
+def test_a_pool_that_is_none(folder: Path, axes: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_manifest(_write(folder, f'{GOOD}\n[pool]\naxes = "{axes}"\n'))
+
+
+def test_providers_of_different_pools_do_not_run_together(folder: Path) -> None:
+    first = _write(folder, GOOD)
+    second = folder / "other.toml"
+    second.write_text(f'{GOOD}\n[pool]\naxes = "layer page kv slot head dim"\n')
+    with pytest.raises(UsageError, match="one order of the pool's axes"):
+        load_providers([first, second])
+
+
+def test_lines_of_keys_in_tables_arrays_and_long_strings() -> None:
+    text = 'a = 1\nb = """\nc = 2\n"""\n[t]\nd = [\n  "e = 3",\n]\n[[x]]\nf = 1\n[[x]]\nf = { g = 1 }\n[x.y]\nh = 1\n'
+    found = lines_of(text)
+    assert found[("a",)] == 1
+    assert ("c",) not in found
+    assert found[("t", "d")] == 6
+    assert found[("x", 0, "f")] == 10
+    assert found[("x", 1, "f")] == 12
+    assert found[("x", 1, "y", "h")] == 14
