@@ -43,13 +43,11 @@ def test_a_pool_of_another_order_gives_the_same_bits(tmp_path: Path) -> None:
     [
         # The kernels.
         (("kernels.cu", "max(0, position - window_left)", "max(0, position - window_left - 1)"),
-         "attention/12b-local/decode/window40/needles", "out"),
+         "attention/12b-local/decode/needle/window40", "out"),
         (("kernels.cu", "key <= position", "key < position"), "attention/12b-local/decode/ragged", "out"),
         (("kernels.cu", "v_pool[place] = __float2bfloat16(x * scale);\n    return;",
           "v_pool[place] = __float2bfloat16(x * scale * __bfloat162float(k_weight[dim]));\n    return;"),
          "prep/12b-local/decode/closed-form", "V in the pool"),
-        (("kernels.cu", "slot % page_size * stride_slot", "(slot & (page_size - 1)) * stride_slot + 0"),
-         "prep/12b-local/decode/page-size/*", "K in the pool"),
         (("kernels.cu", "head / group * stride_head", "head % 2 * stride_head"), "attention/12b-local/decode/ragged", "out"),
         # The manifest.
         (("kernels.toml", '"ptr pool + 2 * k_offset", "ptr pool + 2 * v_offset"',
@@ -120,8 +118,6 @@ def test_an_engines_own_launchers_run_as_they_are(tmp_path: Path) -> None:
     manifest = compile_engine(engine_in(tmp_path))
     results = run_cases_of([manifest], [*PREP, *ATTENTION])
     assert [result.status for result in results] == ["passed"] * len(results), results
-    by_kernels = run_cases_of([tmp_path / "kernels.toml"], [*PREP, *ATTENTION])
-    assert [result.output_digest for result in results] == [result.output_digest for result in by_kernels]
 
 
 def test_a_fault_in_an_engines_library_is_found(tmp_path: Path) -> None:
@@ -143,7 +139,7 @@ def test_a_builder_is_run_once_for_its_constants_and_its_failure_is_told(
     engine_in(tmp_path)
     builder = tmp_path / "builder.py"
     builder.write_text(
-        "import json, sys\n"
+        "import json, re, sys\n"
         "from pathlib import Path\n"
         "from g4kv_cli.compiler import compile_image\n"
         "from g4kv_cli.compiler.sources import find_source\n"
@@ -151,7 +147,8 @@ def test_a_builder_is_run_once_for_its_constants_and_its_failure_is_told(
         "image = compile_image(find_source('kernels.cu', Path('.')), arch='sm_90', kind='ptx')\n"
         "target.write_bytes(image.data)\n"
         "names = 'q k_pool v_pool out lse table width positions requests origins heads group scale window page slot head size'\n"
-        "symbol = next(w for w in image.data.decode().split() if f'attentionILi{constants[\"D\"]}E' in w).split('(')[0]\n"
+        "entries = re.findall(r'[.]entry (\\w+)', image.data.decode())\n"
+        "symbol = next(name for name in entries if f'attentionILi{constants[\"D\"]}E' in name)\n"
         "facts = {'threads': 256, 'shared': 0, 'arguments': names.split(), 'symbol': symbol}\n"
         "target.with_suffix('.json').write_text(json.dumps(facts))\n"
         "Path('runs').open('a').write('x')\n"
