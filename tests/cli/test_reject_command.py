@@ -51,7 +51,7 @@ def test_selected_cases_and_what_is_written(run_g4kv: Run, tmp_path: Path) -> No
     assert re.search(rf"^  ok    {DECODE}  12b-local +4 +4$", done.stdout, re.MULTILINE)
     assert re.search(r"^8 passed, 0 failed, 0 error, 0 skipped: 4 host rejections, 4 traps in ", done.stdout, re.M)
     written = json.loads(record.read_text())
-    assert written["summary"] == {"passed": 8, "failed": 0, "error": 0, "skipped": 0}
+    assert written["summary"] == {"passed": 8, "failed": 0, "error": 0, "skipped": 0, "not_covered": 0}
     assert written["run"]["device"]["kind"] == "emulated"
     ids = [case["id"] for case in written["cases"]]
     assert {HOST, TRAP} <= set(ids)

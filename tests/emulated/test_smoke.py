@@ -48,7 +48,7 @@ def test_12b_local_is_green_and_only_graphs_are_skipped(tmp_path: Path, capsys: 
 def test_recorded_vectors_of_another_implementation(tmp_path: Path) -> None:
     code, record = _smoke(tmp_path / "run.json", "--golden", str(GOLDEN))
     assert code == 0
-    assert record["summary"] == {"passed": 72, "failed": 0, "error": 0, "skipped": 0}
+    assert record["summary"] == {"passed": 72, "failed": 0, "error": 0, "skipped": 0, "not_covered": 0}
     files = {case["id"].split("/")[1] for case in record["cases"]}
     assert files == {path.stem for path in GOLDEN.glob("*.npz")}
 

@@ -53,7 +53,7 @@ def test_json_schema(tmp_path: Path) -> None:
         record.add(result)
     written = json.loads(path.read_text())
     assert written["schema_version"] == 1
-    assert written["summary"] == {"passed": 1, "failed": 2, "error": 1, "skipped": 1}
+    assert written["summary"] == {"passed": 1, "failed": 2, "error": 1, "skipped": 1, "not_covered": 0}
     assert written["run"]["device"]["kind"] == "emulated"
     assert written["run"]["kernels_digest"] == "ab" * 32
     assert [case["status"] for case in written["cases"]] == ["passed", "failed", "failed", "error", "skipped"]
