@@ -28,7 +28,7 @@ from g4kv_cli.cases.timeout import MAX_TIMEOUTS_AN_ENTRY, Patience
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated import DeadlinePassed, LaunchInterrupted, Machine, PoisonedMachine
-from g4kv_cli.device.emulated.memory import store_log
+from g4kv_cli.device.emulated.state import store_log
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import CaseTimeout
 from g4kv_cli.main import run as g4kv

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from .engine.launch import Detected, Engine, EngineRun, mark_written
 from .engine.library import library, missing_reason
+from .engine.program import Program
 from .engine.state import PAGE_BYTES
 from .faults import EmulatorError, Standing
 from .interpreter.run import Run
-from .memory.memory import GLOBAL_BASE, DeviceMemory
 from .mode import Mode, emulator_mode
 from .request import LaunchOutcome, LaunchRequest
+from .state.memory import GLOBAL_BASE, DeviceMemory
 
 
 class EmulatorsDiffer(EmulatorError):
@@ -73,7 +74,7 @@ class Launcher:
     def _run(self, request: LaunchRequest) -> LaunchOutcome:
         counts = self.counts
         engine = _engine() if self._mode is not Mode.INTERPRETER else None
-        program = request.kernel.program if engine is not None else None
+        program: Program | None = request.kernel.program if engine is not None else None
         if engine is None or program is None:
             counts.interpreted += 1
             return self._interpret(request)

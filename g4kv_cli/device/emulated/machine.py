@@ -22,11 +22,11 @@ from .faults import (
 from .kernel import Kernel, Module
 from .launcher import LaunchCounts, Launcher
 from .memory.allocation import keep_freed_memory
-from .memory.memory import GLOBAL_BASE, Bytes, DeviceMemory
-from .memory.store_log import Ranges, WrittenRanges
 from .memory.tensor_map import TensorMap, contiguous_strides
 from .mode import emulator_mode
 from .request import LaunchRequest
+from .state.memory import GLOBAL_BASE, Bytes, DeviceMemory
+from .state.store_log import Ranges, WrittenRanges
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_BLOCK = (1024, 1024, 64)

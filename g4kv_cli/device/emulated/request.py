@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from .checks.owned_reads import OwnedReads
 from .faults import Fault
-from .memory.store_log import Ranges
-
-if TYPE_CHECKING:
-    from .checks.owned_reads import OwnedReads
-    from .kernel import Kernel
+from .state.lanes import KernelState
+from .state.store_log import Ranges
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class LaunchRequest:
     """A launch that was checked; the fields are those of ``Machine.launch``. ``parameters`` are packed as PTX lays them
     out, ``symbols`` the addresses of the kernel's device variables."""
 
-    kernel: Kernel
+    kernel: KernelState
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     parameters: bytes

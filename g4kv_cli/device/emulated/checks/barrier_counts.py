@@ -11,16 +11,13 @@ than it counts meet in an order that nobody has laid down, and some of them pass
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
+from ..state.lanes import ChunkState, LaneSet
 
 Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -32,7 +29,7 @@ class BarrierCounts:
     """Checks of the counted barriers of a chunk; ``latest`` holds, for each barrier number and block, a site and a warp
     of the last meeting."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.latest: dict[int, tuple[Units, Units]] = {}
 

@@ -17,17 +17,14 @@ bulk stores may read ordinary writes only if those are in it. A warp counts as o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
+from ..state.lanes import ChunkState, LaneSet
 from .shared_races import ACTIONS, READ, WRITE, report_race
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -45,7 +42,7 @@ class ClockRaces:
 
     is_active = True
 
-    def __init__(self, chunk: Chunk, total_bytes: int, granule_shift: int) -> None:
+    def __init__(self, chunk: ChunkState, total_bytes: int, granule_shift: int) -> None:
         self.chunk = chunk
         self.granule_shift = granule_shift
         self.granules = total_bytes >> granule_shift

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..memory.memory import GLOBAL_BASE, Allocation
 from ..ptx.sites import Site
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
+from ..state.lanes import ChunkState, LaneSet
+from ..state.memory import GLOBAL_BASE, Allocation
 
 Units = npt.NDArray[np.int64]
 KIND = "foreign_read"
@@ -68,7 +64,7 @@ class OwnedReads:
 class BlockReads:
     """What the blocks of a chunk have read of one range."""
 
-    def __init__(self, chunk: Chunk, rule: OwnedReads) -> None:
+    def __init__(self, chunk: ChunkState, rule: OwnedReads) -> None:
         self.chunk, self.rule = chunk, rule
         self.begin = rule.address - GLOBAL_BASE
         self.owned_cells, self.owner_count = rule.owners.shape
@@ -154,5 +150,6 @@ class BlockReads:
 
 def check_owned(lanes: LaneSet, units: Units, shift: int, allocation: Allocation | None, site: Site) -> None:
     """Hold a load against what the launch says of owners."""
-    for reads in lanes.chunk.owned_reads:
+    every: list[BlockReads] = lanes.chunk.owned_reads
+    for reads in every:
         reads.check(lanes, units, shift, allocation, site)

@@ -8,16 +8,13 @@ warps completed in between, vector clocks decide which accesses it ordered. A wa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
+from ..state.lanes import ChunkState, LaneSet
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -50,7 +47,7 @@ class SharedAccess:
 class RaceLog:
     """Shared accesses of a chunk since each block's last full barrier."""
 
-    def __init__(self, chunk: Chunk, total_bytes: int, granule_shift: int) -> None:
+    def __init__(self, chunk: ChunkState, total_bytes: int, granule_shift: int) -> None:
         self.chunk = chunk
         self.granule_shift = granule_shift
         self.is_ordered = chunk.lanes_per_block > 32
@@ -289,7 +286,7 @@ class RaceLog:
 
 
 def report_race(
-    chunk: Chunk, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
+    chunk: ChunkState, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
 ) -> None:
     """Add a shared_race fault at one lane's location."""
     base = lanes.shared_base

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..faults import DeadlinePassed, LaunchInterrupted, Standing
-from ..memory.memory import GLOBAL_BASE, DeviceMemory
-from ..memory.store_log import Ranges, gaps, merge_ranges
 from ..ptx.instruction import Location
 from ..request import LaunchOutcome, LaunchRequest
+from ..state.memory import GLOBAL_BASE, DeviceMemory
+from ..state.store_log import Ranges, gaps, merge_ranges
 from .library import Library
 from .program import Program
 from .state import EngineState

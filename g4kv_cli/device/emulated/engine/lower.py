@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from ..arithmetic.opcodes import ELEMENTWISE
 from ..interpreter.emit import SPECIAL_REGISTERS, WINDOWS, KernelContext, real_bits
 from ..interpreter.emit_basic import NO_OPERATION
-from ..ptx.flow import BasicBlock, Flow
+from ..ptx.blocks import BasicBlock
+from ..ptx.flow import Flow
 from ..ptx.instruction import (
     Address,
     Immediate,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
-from ..memory.memory import RANGE, DeviceMemory
+from ..state.memory import RANGE, DeviceMemory
 from .structures import FAULT, OWNED, STORE, Launch
 
 PAGE_BYTES = 1024

@@ -7,7 +7,7 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 
-from ..memory.memory import RANGE
+from ..state.memory import RANGE
 
 FIELDS = 22
 LANES = 32

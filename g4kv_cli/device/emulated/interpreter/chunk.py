@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,12 @@ from ..memory.async_copy import CopyQueue
 from ..memory.bulk_copy import BulkCopies
 from ..memory.local_memory import LocalMemory
 from ..memory.shared_memory import SharedMemory
+from ..state.groups import Group, merge_groups
+from ..state.lanes import WARP, LaneSet, RunState
 from ..warp.barriers import Barriers
-from ..warp.lanes import WARP, Group, LaneSet, merge_groups
 from ..warp.mbarriers import Mbarriers
 from ..warp.warp_meetings import WarpMeetings
 from ..warp.wgmma import Wgmmas
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 class Chunk:
@@ -31,7 +29,7 @@ class Chunk:
     meet (see flow.py for the order).
     """
 
-    def __init__(self, run: Run, block_ids: npt.NDArray[np.int64]) -> None:
+    def __init__(self, run: RunState, block_ids: npt.NDArray[np.int64]) -> None:
         self.run = run
         self.block_ids = block_ids
         self.block_count = block_ids.size

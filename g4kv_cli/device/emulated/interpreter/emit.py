@@ -14,10 +14,10 @@ import numpy as np
 from ..arithmetic.operation import EXPRESSION_NAMES
 from ..faults import UnsupportedOpcode
 from ..memory.access import KIND_BYTES, UNSIGNED, span_of
-from ..memory.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from ..ptx.flow import BasicBlock
+from ..ptx.blocks import BasicBlock
 from ..ptx.instruction import Address, Immediate, Instruction, Negated, Operand, Register, Symbol
 from ..ptx.sites import Site, SiteTable
+from ..state.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 
 DTYPES: dict[str, Any] = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "pred": np.bool_}
 _DTYPE_NAMES = {"b16": "uint16", "b32": "uint32", "b64": "uint64", "pred": "bool_"}

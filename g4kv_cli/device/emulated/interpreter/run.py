@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks.owned_reads import OwnedReads
-from ..checks.reports import FaultCollector, LaunchStopped
 from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
-from ..memory.memory import GLOBAL_BASE, DeviceMemory, Views
-from ..memory.store_log import Ranges, StoreLog, empty_ranges, gaps
-from ..warp.lanes import WARP, Group
+from ..state.groups import Group
+from ..state.lanes import WARP, KernelState
+from ..state.memory import GLOBAL_BASE, DeviceMemory, Views
+from ..state.reports import FaultCollector, LaunchStopped
+from ..state.store_log import Ranges, StoreLog, empty_ranges, gaps
 from .chunk import Chunk
 from .translate import CompiledBlock
-
-if TYPE_CHECKING:
-    from ..kernel import Kernel
 
 DEFAULT_BLOCK_STEPS = 20_000_000
 """Basic-block executions after which the watchdog ends a launch that sets no instruction limit."""
@@ -36,7 +34,7 @@ class Run:
     def __init__(
         self,
         memory: DeviceMemory,
-        kernel: Kernel,
+        kernel: KernelState,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         parameters: bytes,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..faults import UnsupportedOpcode
-from ..ptx.flow import BasicBlock, build_flow
+from ..ptx.blocks import BasicBlock
+from ..ptx.flow import build_flow
 from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
 from ..ptx.parse import ParsedKernel, ParsedModule
 from ..ptx.sites import Site

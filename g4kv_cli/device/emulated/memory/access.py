@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks.owned_reads import check_owned
 from ..ptx.sites import Site
-from .memory import GLOBAL_BASE, NO_ALLOCATION, Allocation
-
-if TYPE_CHECKING:
-    from ..warp.lanes import LaneSet
+from ..state.lanes import LaneSet
+from ..state.memory import GLOBAL_BASE, NO_ALLOCATION, Allocation
 
 Array = npt.NDArray[Any]
 Span = tuple[int, int, int]

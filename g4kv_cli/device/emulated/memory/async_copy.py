@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,8 @@ import numpy.typing as npt
 from ..checks.owned_reads import check_owned
 from ..checks.shared_races import WRITE
 from ..ptx.sites import Site
+from ..state.lanes import ChunkState, LaneSet
 from .access import check_initialised, global_units, span_of
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -41,7 +38,7 @@ class PendingCopy:
 class CopyQueue:
     """Copies of a chunk that were issued and not yet waited for."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.pending: list[PendingCopy] = []
         self._committed: npt.NDArray[np.int32] | None = None
@@ -155,7 +152,8 @@ def commit_group() -> Callable[[LaneSet], None]:
     """cp.async.commit_group: (lanes)."""
 
     def run(lanes: LaneSet) -> None:
-        lanes.chunk.copies.commit(lanes)
+        copies: CopyQueue = lanes.chunk.copies
+        copies.commit(lanes)
 
     return run
 
@@ -164,6 +162,7 @@ def wait_group(open_groups: int) -> Callable[[LaneSet], None]:
     """cp.async.wait_group N, or wait_all (-1): (lanes)."""
 
     def run(lanes: LaneSet) -> None:
-        lanes.chunk.copies.wait(lanes, open_groups)
+        copies: CopyQueue = lanes.chunk.copies
+        copies.wait(lanes, open_groups)
 
     return run

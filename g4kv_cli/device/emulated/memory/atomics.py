@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,11 @@ import numpy.typing as npt
 from ..arithmetic.opcodes import ELEMENTWISE
 from ..checks.shared_races import ATOMIC
 from ..ptx.sites import Site
+from ..state.lanes import LaneSet
+from ..state.memory import SHARED_WINDOW
 from .access import ALL_INITIALISED, SIGNED, UNSIGNED, Span, check_initialised, global_units, span_of
 from .generic_memory import GLOBAL_SPACE, divide_by_space, space_of
-from .memory import SHARED_WINDOW
-
-if TYPE_CHECKING:
-    from ..warp.lanes import LaneSet
+from .shared_memory import SharedMemory
 
 Array = npt.NDArray[Any]
 Update = Callable[[Array, Array, Array], Array]
@@ -116,7 +115,7 @@ def atomic(site: Site, space: str | None, offset: int, operation: str, kind: str
         return apply_in_turns(memory.data.of[shift], units, _known(updates[False]), b, c)
 
     def on_shared(lanes: LaneSet, base: Array, span: Span, b: Array, c: Array) -> Array:
-        shared = lanes.chunk.shared
+        shared: SharedMemory = lanes.chunk.shared
         units = shared.units(lanes, base, span, offset, shift, site)
         shared.check_initialised(lanes, units, shift, site)
         if units.shape[0] != lanes.count:

@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.clock_races import ClockRaces
 from ..checks.owned_reads import check_owned
 from ..checks.shared_races import READ, WRITE
 from ..faults import EmulatorError
 from ..ptx.sites import Site
-from ..warp.lanes import LaneSet
+from ..state.lanes import ChunkState, LaneSet
+from ..state.memory import PARAMETER_WINDOW
 from .access import ALL_INITIALISED, check_alignment, check_initialised, global_units, span_of
 from .generic_memory import GLOBAL_SPACE, space_of
-from .memory import PARAMETER_WINDOW
+from .shared_memory import SharedMemory
 from .tensor_map import CHUNK_BYTES, SWIZZLE_ROWS, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TensorMap
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -111,7 +110,7 @@ def _place(box: TensorMap, coordinates: list[Units], destination: Units) -> _Box
 class BulkCopies:
     """Bulk copies of a chunk that were issued and are not finished."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.loads: list[_Load] = []
         self.stores: list[_Store] = []
@@ -220,7 +219,7 @@ class BulkCopies:
         if not loads:
             return False
         alive = np.asarray(self.chunk.alive_flags().reshape(self.chunk.block_count, -1).any(1), np.bool_)
-        shared = self.chunk.shared
+        shared: SharedMemory = self.chunk.shared
         for load in loads:
             shared.data.of[load.shift][load.units] = load.data
             shared.state.of[load.shift][load.units] = ALL_INITIALISED[load.shift]
@@ -241,12 +240,12 @@ class BulkCopies:
         givers, units = self._shared_units(lanes, placed, site)
         inside, destination, owners = self._global_units(lanes, box, placed, site, False)
         source = units.take(inside)
-        shared_memory = self.chunk.shared
+        shared_memory: SharedMemory = self.chunk.shared
         shared_memory.check_initialised(owners, source, placed.shift, site)
         group = self.committed.take(lanes.index)
         chunks, givers = _chunks(givers, units, placed.shift, placed.is_inside)
         segment = self.committed.take(givers.index).astype(np.int64) + 1
-        races = self.chunk.races
+        races: ClockRaces = self.chunk.races
         agent = races.store_agent(givers.thread // 32)
         races.add_asynchronous(READ, chunks, _CHUNK_SHIFT, givers, site, agent, segment)
         owner = inside // placed.is_inside[0].size
@@ -268,7 +267,7 @@ class BulkCopies:
             if not done.all():
                 self.stores.append(_keep(store, ~done))
         warps = lanes.index // 32
-        races = self.chunk.races
+        races: ClockRaces = self.chunk.races
         races.group_done(warps, races.store_agent(warps % races.warps), limit[lanes.index])
 
     def _write(self, store: _Store, done: Flags) -> None:
@@ -346,7 +345,7 @@ def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset
 
     def run(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, *coordinates: Array) -> None:
         chunk = lanes.chunk
-        copies = chunk.bulk_copies
+        copies: BulkCopies = chunk.bulk_copies
         destination = _displaced(shared, shared_offset)
         for address, position in _by_map(lanes, tensor_map):
             part = lanes if position is None else lanes.subset(position)
@@ -363,7 +362,7 @@ def store_tensor(site: Site, shared_offset: int, map_offset: int) -> Callable[..
     """cp.async.bulk.tensor into global memory: (lanes, addresses: shared, map, then the coordinates)."""
 
     def run(lanes: LaneSet, shared: Array, tensor_map: Array, *coordinates: Array) -> None:
-        copies = lanes.chunk.bulk_copies
+        copies: BulkCopies = lanes.chunk.bulk_copies
         source = _displaced(shared, shared_offset)
         for address, position in _by_map(lanes, tensor_map):
             part = lanes if position is None else lanes.subset(position)

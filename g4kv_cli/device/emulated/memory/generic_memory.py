@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
+from ..state.lanes import LaneSet
+from ..state.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from .access import Element, Loader, Span, Storer, load_global, span_of, store_global
 from .local_memory import load_local, load_parameter, store_local
-from .memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from .shared_memory import load_shared, store_shared
-
-if TYPE_CHECKING:
-    from ..warp.lanes import LaneSet
 
 Array = npt.NDArray[Any]
 _WINDOWS = (PARAMETER_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, GLOBAL_BASE)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
+from ..state.lanes import ChunkState, LaneSet
+from ..state.memory import Views
 from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
-from .memory import Views
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
 
 Array = npt.NDArray[Any]
 
@@ -21,7 +18,7 @@ Array = npt.NDArray[Any]
 class LocalMemory:
     """``nbytes`` of local memory for each lane of a chunk."""
 
-    def __init__(self, chunk: Chunk, nbytes: int) -> None:
+    def __init__(self, chunk: ChunkState, nbytes: int) -> None:
         self.chunk = chunk
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
@@ -60,7 +57,7 @@ def load_local(site: Site, offset: int, element: Element, register_bytes: tuple[
     shift = element.shift
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
-        local = lanes.chunk.local
+        local: LocalMemory = lanes.chunk.local
         units = local.units(lanes, base, span, offset, shift, site)
         bad = np.flatnonzero(local.state.of[shift].take(units) != ALL_INITIALISED[shift])
         if bad.size:
@@ -85,7 +82,7 @@ def store_local(site: Site, offset: int, element: Element) -> Storer:
     shift = element.shift
 
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
-        local = lanes.chunk.local
+        local: LocalMemory = lanes.chunk.local
         units = local.units(lanes, base, span, offset, shift, site)
         local.data.of[shift][units] = element.pack(values, local.data.of[shift].dtype)
         local.state.of[shift][units] = ALL_INITIALISED[shift]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,9 @@ import numpy.typing as npt
 from ..checks.clock_races import ClockRaces
 from ..checks.shared_races import READ, WRITE, RaceLog
 from ..ptx.sites import Site
+from ..state.lanes import ChunkState, LaneSet
+from ..state.memory import Views
 from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
-from .memory import Views
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
-    from ..warp.lanes import LaneSet
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -24,7 +21,7 @@ Units = npt.NDArray[np.int64]
 class SharedMemory:
     """Shared memory of all blocks of a chunk, block after block at a stride; ``races`` checks between warps."""
 
-    def __init__(self, chunk: Chunk, nbytes: int, stride: int, granule_shift: int) -> None:
+    def __init__(self, chunk: ChunkState, nbytes: int, stride: int, granule_shift: int) -> None:
         self.chunk = chunk
         self.nbytes = nbytes
         total = chunk.block_count * stride
@@ -126,7 +123,7 @@ def load_shared(site: Site, offset: int, element: Element, register_bytes: tuple
     shift = element.shift
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
-        shared = lanes.chunk.shared
+        shared: SharedMemory = lanes.chunk.shared
         units = shared.units(lanes, base, span, offset, shift, site)
         return element.unpack(shared.load(units, shift, lanes, site), register_bytes)
 
@@ -138,7 +135,7 @@ def store_shared(site: Site, offset: int, element: Element) -> Storer:
     shift = element.shift
 
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
-        shared = lanes.chunk.shared
+        shared: SharedMemory = lanes.chunk.shared
         units = shared.units(lanes, base, span, offset, shift, site)
         shared.store(units, shift, element.pack(values, shared.data.of[shift].dtype), lanes, site)
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from .blocks import BasicBlock
 from .instruction import WGMMA, WGMMA_WAIT, Instruction, Register, Vector
-
-if TYPE_CHECKING:
-    from .flow import BasicBlock
 
 
 def accumulator_registers(instructions: Iterable[Instruction]) -> set[Register]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ..faults import UnsupportedOpcode
 from .accumulators import name_accumulators
+from .blocks import BasicBlock
 from .instruction import Instruction, Register, Symbol
 from .mma_batches import batch_multiplies
 from .parse import ParsedKernel
@@ -20,24 +21,6 @@ READ_PHASE = "phase.of."
 
 EXITS = frozenset({"ret", "ret.uni", "exit"})
 BRANCHES = frozenset({"bra", "bra.uni"})
-
-
-@dataclass
-class BasicBlock:
-    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
-
-    A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
-    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined.
-    """
-
-    body: list[Instruction]
-    end: str = "jump"
-    final: Instruction | None = None
-    successors: tuple[int, ...] = ()
-    live_in: int = 0
-    live_out: int = 0
-    defined: int = 0
-    size: int = 0
 
 
 @dataclass

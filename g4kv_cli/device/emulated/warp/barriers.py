@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks.barrier_counts import BarrierCounts
 from ..ptx.sites import Site
-from .lanes import WARP, Group, LaneSet
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
+from ..state.groups import Group
+from ..state.lanes import WARP, ChunkState, LaneSet
 
 Flags = npt.NDArray[np.bool_]
 
@@ -84,7 +82,7 @@ class _Barrier:
 class Barriers:
     """Barriers 0 to 15 of every block of a chunk."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.named: dict[int, _Barrier] = {}
         self.votes: dict[int, _Votes] = {}
@@ -322,7 +320,8 @@ def signal_barrier(site: Site) -> Callable[..., None]:
     def run(lanes: LaneSet, number: Any, threads: Any) -> None:
         if np.unique(number).size > 1 or np.unique(threads).size > 1:
             raise ValueError("bar.arrive with different barrier numbers or thread counts in one instruction")
-        lanes.chunk.barriers.signal(int(number[0]), int(threads[0]), lanes, site)
+        barriers: Barriers = lanes.chunk.barriers
+        barriers.signal(int(number[0]), int(threads[0]), lanes, site)
 
     return run
 
@@ -333,7 +332,8 @@ def contribute_to_barrier() -> Callable[..., None]:
     def run(lanes: LaneSet, number: Any, predicate: Flags) -> None:
         if number.shape[0] > 1:
             raise ValueError("bar.red with a barrier number that differs between threads")
-        lanes.chunk.barriers.contribute(int(number[0]), lanes, predicate)
+        barriers: Barriers = lanes.chunk.barriers
+        barriers.contribute(int(number[0]), lanes, predicate)
 
     return run
 
@@ -342,7 +342,8 @@ def read_reduction(operation: str) -> Callable[..., Any]:
     """Second half of bar.red: (lanes, barrier number) -> count (popc) or predicate (and, or)."""
 
     def run(lanes: LaneSet, number: Any) -> Any:
-        votes = lanes.chunk.barriers.votes[int(number[0])]
+        barriers: Barriers = lanes.chunk.barriers
+        votes = barriers.votes[int(number[0])]
         held = votes.last_held[lanes.block_slot]
         if operation == "popc":
             return held.astype(np.uint32)

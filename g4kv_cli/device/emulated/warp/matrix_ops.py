@@ -7,18 +7,17 @@ A register 2 * (k half) + (row half), B register (k half), C registers 2 * (row 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arithmetic.mma import mma
+from ..arithmetic.packed16 import Format
 from ..memory.access import span_of
+from ..memory.shared_memory import SharedMemory
 from ..ptx.sites import Site
-from .lanes import WARP, LaneSet
-
-if TYPE_CHECKING:
-    from ..arithmetic.packed16 import Format
+from ..state.lanes import WARP, LaneSet
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +52,7 @@ def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -
 
     def run(lanes: LaneSet, base: Array) -> Any:
         _check_whole(lanes, site)
-        shared = lanes.chunk.shared
+        shared: SharedMemory = lanes.chunk.shared
         givers, addresses = _row_lanes(lanes, base, matrices)
         units = shared.units(givers, addresses, span_of(addresses), offset, 4, site)
         raw = shared.load(units, 4, givers, site)
@@ -74,7 +73,7 @@ def store_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) 
 
     def run(lanes: LaneSet, base: Array, *registers: Array) -> None:
         _check_whole(lanes, site)
-        shared = lanes.chunk.shared
+        shared: SharedMemory = lanes.chunk.shared
         givers, addresses = _row_lanes(lanes, base, matrices)
         units = shared.units(givers, addresses, span_of(addresses), offset, 4, site)
         frame = lanes.frame

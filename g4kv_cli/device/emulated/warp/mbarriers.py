@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks.shared_races import READ
 from ..memory.access import span_of
+from ..memory.shared_memory import SharedMemory
 from ..ptx.sites import Site
-from .lanes import Group, LaneSet
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
+from ..state.groups import Group
+from ..state.lanes import ChunkState, LaneSet
 
 Array = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
@@ -61,7 +60,7 @@ class _Mbarrier:
 class Mbarriers:
     """All mbarriers of a chunk, by the number of their address."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.all: list[_Mbarrier] = []
         self.numbers: dict[int, int] = {}
@@ -72,7 +71,7 @@ class Mbarriers:
 
     def locate(self, lanes: LaneSet, base: Array, offset: int, site: Site) -> Counts:
         """Checked shared address of each lane's mbarrier, (lanes,)."""
-        shared = self.chunk.shared
+        shared: SharedMemory = self.chunk.shared
         units = shared.units(lanes, base, span_of(base), offset, MBARRIER_SHIFT, site)
         return np.broadcast_to((units << MBARRIER_SHIFT) - lanes.shared_base, (lanes.count,))
 
@@ -287,7 +286,7 @@ def initialise_mbarrier(site: Site, offset: int) -> Callable[..., None]:
     """mbarrier.init: (lanes, address, arrival count)."""
 
     def run(lanes: LaneSet, base: Array, count: Array) -> None:
-        mbarriers = lanes.chunk.mbarriers
+        mbarriers: Mbarriers = lanes.chunk.mbarriers
         counts = np.broadcast_to(count, (lanes.count,)).astype(np.int64)
         for number, part, position in mbarriers.parts(lanes, mbarriers.locate(lanes, base, offset, site)):
             mbarriers.initialise(number, part, counts if position is None else counts[position], site)
@@ -299,7 +298,7 @@ def invalidate_mbarrier(site: Site, offset: int) -> Callable[..., None]:
     """mbarrier.inval: (lanes, address)."""
 
     def run(lanes: LaneSet, base: Array) -> None:
-        mbarriers = lanes.chunk.mbarriers
+        mbarriers: Mbarriers = lanes.chunk.mbarriers
         for number, part, _ in mbarriers.parts(lanes, mbarriers.locate(lanes, base, offset, site)):
             mbarriers.invalidate(number, part, site)
 
@@ -310,7 +309,7 @@ def arrive_mbarrier(site: Site, offset: int, arrives: bool, expects: bool) -> Ca
     """mbarrier.arrive, arrive.expect_tx and expect_tx: (lanes, address, arrival count, transaction bytes)."""
 
     def run(lanes: LaneSet, base: Array, count: Array, nbytes: Array) -> None:
-        mbarriers = lanes.chunk.mbarriers
+        mbarriers: Mbarriers = lanes.chunk.mbarriers
         counts = np.broadcast_to(count, (lanes.count,)).astype(np.int64)
         bytes_expected = np.broadcast_to(nbytes, (lanes.count,)).astype(np.int64)
         for number, part, position in mbarriers.parts(lanes, mbarriers.locate(lanes, base, offset, site)):
@@ -327,6 +326,7 @@ def read_phase() -> Callable[..., Flags]:
     """Second half of try_wait: (lanes) -> whether the phase completed."""
 
     def run(lanes: LaneSet) -> Flags:
-        return lanes.chunk.mbarriers.outcome(lanes)
+        mbarriers: Mbarriers = lanes.chunk.mbarriers
+        return mbarriers.outcome(lanes)
 
     return run

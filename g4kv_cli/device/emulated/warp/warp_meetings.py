@@ -7,17 +7,15 @@ checked there (see warp_ops.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-from .lanes import WARP, Group, pack_lanes
+from ..state.groups import Group
+from ..state.lanes import WARP, ChunkState, pack_lanes
 from .warp_ops import check_members
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
 
 
 @dataclass
@@ -30,7 +28,7 @@ class _Parked:
 class WarpMeetings:
     """Lanes of a chunk that wait for the other members of their warp."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.parked: list[_Parked] = []
         self.masks = np.zeros(chunk.lane_count, np.uint32)

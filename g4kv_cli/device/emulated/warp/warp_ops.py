@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-from .lanes import WARP, pack_lanes, unpack_lanes
-
-if TYPE_CHECKING:
-    from .lanes import LaneSet
+from ..state.lanes import WARP, LaneSet, pack_lanes, unpack_lanes
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]

@@ -20,21 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arithmetic.mma import mma
 from ..arithmetic.packed16 import Format
+from ..checks.clock_races import ClockRaces
 from ..checks.shared_races import READ
 from ..faults import UnsupportedOpcode
 from ..memory.access import span_of
+from ..memory.shared_memory import SharedMemory
 from ..ptx.sites import Site
-from .lanes import WARP, LaneSet
-
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
+from ..state.lanes import WARP, ChunkState, LaneSet
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -69,7 +68,7 @@ class Pending:
 class Wgmmas:
     """The wgmma instructions of a chunk that were not waited for."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ChunkState) -> None:
         self.chunk = chunk
         self.pending: dict[int, Pending] = {}
         self.issued = 0
@@ -105,7 +104,7 @@ class Wgmmas:
             index = pending.lanes.index
             if (here[index] & (pending.group < limit[index])).all():
                 del self.pending[serial]
-        races = self.chunk.races
+        races: ClockRaces = self.chunk.races
         warps = lanes.warps
         races.group_done(warps, races.wgmma_agent(warps % races.warps), limit[warps * WARP])
         return results
@@ -242,13 +241,14 @@ class _Operands:
         owners = LaneSet(chunk, np.repeat(warps * WARP, addresses.size))
         base = np.tile(addresses, len(position))
         units = chunk.shared.units(owners, base, span_of(base), 0, _CHUNK_SHIFT, site)
-        shared = chunk.shared
+        shared: SharedMemory = chunk.shared
         shared.check_initialised(owners, units, _CHUNK_SHIFT, site)
-        races = chunk.races
+        races: ClockRaces = chunk.races
         agent = races.wgmma_agent(owners.index // WARP % races.warps)
         segment = chunk.wgmmas.committed.take(owners.index).astype(np.int64) + 1
         races.add_asynchronous(READ, units, _CHUNK_SHIFT, owners, site, agent, segment)
-        return shared.data.of[_CHUNK_SHIFT].take(units).view(np.uint16).reshape(len(position), -1)
+        rows: Array = shared.data.of[_CHUNK_SHIFT].take(units).view(np.uint16).reshape(len(position), -1)
+        return rows
 
     def matrix_a(self, descriptors: Array, mn_major: bool) -> Array:
         """[warps, 16 rows, 16 k] uint16."""
@@ -280,7 +280,7 @@ class _Operands:
 
     def _alike(self, descriptors: list[int], by_quarter: bool) -> list[tuple[int, int, list[int]]]:
         """(descriptor, number in the warpgroup, positions of the warps that share them)."""
-        races = self.chunk.races
+        races: ClockRaces = self.chunk.races
         found: dict[tuple[int, int], list[int]] = {}
         for position, descriptor in enumerate(descriptors):
             quarter = int(self.warps[position]) % races.warps % WARPS_PER_GROUP if by_quarter else 0

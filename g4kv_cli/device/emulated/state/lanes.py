@@ -1,26 +1,26 @@
-"""Sets of lanes that execute together, their registers, and how they split and merge.
+"""Sets of lanes that execute together, and the chunk of a launch that they are of.
 
-A *lane* is a thread slot of a chunk of whole thread blocks; every block is padded to whole warps. A *group* is a set of
-lanes at the same instruction with its registers, one array per register over the lanes of the group; an array of one
-element is a uniform value. After a split a register is cut only when it is read, and siblings that meet again take over
-what neither of them changed.
+A *lane* is a thread slot of a chunk of whole thread blocks; every block is padded to whole warps. Of the chunk and its
+launch (interpreter/chunk.py and run.py) there stands here what the rooms above use; what belongs to one of these rooms
+(shared memory, barriers, the race check, ...) is ``Any``, for each room knows its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from ..interpreter.chunk import Chunk
+from ..ptx.sites import Site
+from .memory import Allocation, DeviceMemory, Views
 
 WARP = 32
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.int64]
+Extent = tuple[int, int, int]
 
 
 class WarpFrame:
@@ -85,7 +85,7 @@ def unpack_lanes(masks: Array) -> npt.NDArray[np.bool_]:
 class LaneSet:
     """Lanes of one chunk, ascending; what instructions ask about threads is computed on first use."""
 
-    def __init__(self, chunk: Chunk, index: Index) -> None:
+    def __init__(self, chunk: ChunkState, index: Index) -> None:
         self.chunk = chunk
         self.index = index
         self.count = index.size
@@ -206,127 +206,128 @@ class Masked:
         return out
 
 
-class Split:
-    """A group that was divided: what it held, for the parts to draw from."""
+class Collector(Protocol):
+    """Takes the faults of a launch (reports.py)."""
 
-    __slots__ = ("dirty", "lanes", "parent", "position", "registers")
-
-    def __init__(self, group: Group) -> None:
-        self.lanes = group.lanes
-        self.registers = group.registers
-        self.parent = group.parent
-        self.position = group.position
-        self.dirty = group.dirty
-
-    def value(self, register: int) -> Array:
-        """A register of the undivided group."""
-        found: Array | None = self.registers[register]
-        if found is None:
-            if self.parent is None or self.position is None:
-                raise AssertionError("a register was never set")  # every register starts as a uniform zero
-            found = self.parent.value(register)
-            if found.shape[0] != 1:
-                found = found.take(self.position)
-            self.registers[register] = found
-        return found
+    def add(
+        self,
+        kind: str,
+        message: str,
+        site: Site,
+        lanes: LaneSet,
+        position: int,
+        count: int = 1,
+        address: int | None = None,
+        label: str | None = None,
+        offset: int | None = None,
+    ) -> None: ...
 
 
-class Group:
-    """Lanes at one point of the program with their registers (None: still to be drawn from the parent)."""
+class Stores(Protocol):
+    """Takes the stores of a launch (store_log.py)."""
 
-    __slots__ = ("dirty", "lanes", "parent", "position", "registers")
-
-    def __init__(
-        self, lanes: LaneSet, registers: list[Array | None], parent: Split | None = None, position: Index | None = None
-    ) -> None:
-        self.lanes = lanes
-        self.registers = registers
-        self.parent = parent
-        self.position = position
-        self.dirty = 0
-
-    def pull(self, register: int) -> Array:
-        """A register that was not read since the split."""
-        found: Array | None = self.registers[register]
-        if found is None:
-            if self.parent is None or self.position is None:
-                raise AssertionError("a register was never set")  # every register starts as a uniform zero
-            found = self.parent.value(register)
-            if found.shape[0] != 1:
-                found = found.take(self.position)
-            self.registers[register] = found
-        return found
-
-    def split(self, positions: Sequence[Index]) -> list[Group]:
-        """Divide into groups by positions inside this one (ascending, disjoint, together everything)."""
-        node = Split(self)
-        total = len(self.registers)
-        return [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
+    def add(self, units: Index, shift: int, lanes: LaneSet, site: Site, is_atomic: bool) -> None: ...
 
 
-def merge_groups(groups: list[Group], live: Sequence[int], full: LaneSet) -> Group:
-    """One group of all lanes, keeping the ``live`` registers. ``full`` is the set of all lanes of the chunk."""
-    while len(groups) > 1:
-        families: dict[int, list[Group]] = {}
-        for group in groups:
-            if group.parent is not None:
-                families.setdefault(id(group.parent), []).append(group)
-        for family in families.values():
-            node = family[0].parent
-            if node is not None and len(family) > 1 and sum(part.lanes.count for part in family) == node.lanes.count:
-                groups = [group for group in groups if group.parent is not node]
-                groups.append(_reunite(family, node, live))
-                break
-        else:
-            return _gather(groups, live, full)
-    return groups[0]
+class KernelState(Protocol):
+    """The kernel that runs. ``program`` is what the engine runs, or None; ``blocks`` what the interpreter does."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sites(self) -> tuple[Site, ...]: ...
+    @property
+    def blocks(self) -> tuple[Any, ...]: ...
+    @property
+    def entry(self) -> int: ...
+    @property
+    def initial_registers(self) -> tuple[Any, ...]: ...
+    @property
+    def parameter_loads(self) -> tuple[tuple[int, int, bool, int], ...]: ...
+    @property
+    def local_bytes(self) -> int: ...
+    @property
+    def granule_shift(self) -> int: ...
+    @property
+    def is_asynchronous(self) -> bool: ...
+    @property
+    def program(self) -> Any: ...
+    def shared_total(self, dynamic_shared_bytes: int) -> int: ...
 
 
-def _reunite(family: list[Group], node: Split, live: Sequence[int]) -> Group:
-    whole = Group(node.lanes, list(node.registers), node.parent, node.position)
-    dirty = 0
-    for part in family:
-        dirty |= part.dirty
-    whole.dirty = node.dirty | dirty
-    count = node.lanes.count
-    for register in live:
-        if not dirty >> register & 1:
-            continue
-        values = [part.pull(register) for part in family]
-        whole.registers[register] = _join(values, [part.position for part in family], count)
-    return whole
+class RunState(Protocol):
+    """One launch: what all its chunks share."""
+
+    @property
+    def kernel(self) -> KernelState: ...
+    @property
+    def memory(self) -> DeviceMemory: ...
+    @property
+    def collector(self) -> Collector: ...
+    @property
+    def stores(self) -> Stores: ...
+    @property
+    def hints(self) -> list[Allocation]: ...
+    @property
+    def grid(self) -> Extent: ...
+    @property
+    def block(self) -> Extent: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def parameter_bytes(self) -> int: ...
+    @property
+    def parameter_views(self) -> Views: ...
+    @property
+    def owned_reads(self) -> Sequence[Any]: ...
+    def count_instructions(self, block: Any, lanes: int, group: Any) -> None: ...
 
 
-def _same_uniform(values: list[Array]) -> bool:
-    first = values[0]
-    if first.shape[0] != 1:
-        return False
-    return all(value is first or (value.shape[0] == 1 and value[0] == first[0]) for value in values[1:])
+class ChunkState(Protocol):
+    """Whole thread blocks that run together."""
 
-
-def _join(values: list[Array], positions: list[Index | None], count: int) -> Array:
-    if _same_uniform(values):
-        return values[0]
-    out = np.empty(count, values[0].dtype)
-    for value, position in zip(values, positions, strict=True):
-        out[position] = value
-    return out
-
-
-def _gather(groups: list[Group], live: Sequence[int], full: LaneSet) -> Group:
-    index = np.concatenate([group.lanes.index for group in groups])
-    order = np.argsort(index, kind="stable")
-    index = index.take(order)
-    lanes = full if index.size == full.count else LaneSet(full.chunk, index)
-    place = np.empty(order.size, np.int64)
-    place[order] = np.arange(order.size)
-    positions: list[Index | None] = []
-    start = 0
-    for group in groups:
-        positions.append(place[start : start + group.lanes.count])
-        start += group.lanes.count
-    registers: list[Array | None] = [None] * len(groups[0].registers)
-    for register in live:
-        values = [group.pull(register) for group in groups]
-        registers[register] = _join(values, positions, index.size)
-    return Group(lanes, registers)
+    @property
+    def run(self) -> RunState: ...
+    @property
+    def block_ids(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def block_dim(self) -> Extent: ...
+    @property
+    def grid_dim(self) -> Extent: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def lanes_per_block(self) -> int: ...
+    @property
+    def lane_count(self) -> int: ...
+    @property
+    def shared_stride(self) -> int: ...
+    @property
+    def live_count(self) -> int: ...
+    @property
+    def alive(self) -> npt.NDArray[np.bool_] | None: ...
+    @property
+    def full(self) -> LaneSet: ...
+    @property
+    def shared(self) -> Any: ...
+    @property
+    def local(self) -> Any: ...
+    @property
+    def copies(self) -> Any: ...
+    @property
+    def barriers(self) -> Any: ...
+    @property
+    def mbarriers(self) -> Any: ...
+    @property
+    def bulk_copies(self) -> Any: ...
+    @property
+    def wgmmas(self) -> Any: ...
+    @property
+    def races(self) -> Any: ...
+    @property
+    def owned_reads(self) -> Any: ...
+    def coordinates(self, lane: int) -> tuple[Extent, Extent]: ...
+    def alive_flags(self) -> npt.NDArray[np.bool_]: ...
+    def wait_at(self, block: int, group: Any) -> None: ...

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..ptx.sites import Site
+from .lanes import LaneSet
 from .memory import GLOBAL_BASE, DeviceMemory
-
-if TYPE_CHECKING:
-    from ..ptx.sites import Site
-    from ..warp.lanes import LaneSet
 
 Ranges = npt.NDArray[np.int64]
 """[n, 2] sorted, disjoint (begin, end) byte offsets in the arena."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..faults import FATAL_KINDS, Fault
 from ..ptx.sites import Site
-
-if TYPE_CHECKING:
-    from ..warp.lanes import LaneSet
+from .lanes import LaneSet
 
 
 class LaunchStopped(Exception):
