@@ -28,7 +28,7 @@ def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch: pytest.
 
 
 def test_a_failing_compiler_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "compiler", lambda: ["false"])
+    monkeypatch.setattr(build, "compiler", lambda driver="cc": ["false"])
     with pytest.raises(build.BuildError, match="failed"):
         build.build(tmp_path / build.LIBRARY)
     assert not list(tmp_path.iterdir())

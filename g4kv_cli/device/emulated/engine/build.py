@@ -1,9 +1,14 @@
 """Compiles the engine's C sources to the library beside this file; setup.py does it when the package is installed.
 
-    python g4kv_cli/device/emulated/engine/build.py [--sanitize]
+    python g4kv_cli/device/emulated/engine/build.py
 
 does the same in a checkout. The compiler is the clang of the ``ziglang`` wheel, or ``clang`` itself; the sources use
 its vector types. Needs nothing but the standard library, for it also runs where the package is not installed.
+
+With ``--sanitize`` every access of the library to memory is checked and undefined behaviour is an illegal instruction.
+It needs the run-time library of gcc's sanitizer, and the tests then run as
+
+    LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest tests/emulated -k engine
 """
 
 from __future__ import annotations
@@ -24,18 +29,12 @@ SOURCES = HERE / "c"
 SUFFIXES = {"darwin": ".dylib", "win32": ".dll"}
 LIBRARY = "engine" + SUFFIXES.get(sys.platform, ".so")
 
-FLAGS = ("-O2", "-g0", "-ffreestanding", "-fno-stack-protector", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
+FLAGS = ("-ffreestanding", "-fno-stack-protector", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
 """Freestanding: the library calls nothing but memcpy, memset and memcmp."""
 EXACT_FLAGS = ("-ffp-contract=off", "-fno-strict-aliasing")
 """Floating-point operations are rounded one by one; registers are read as integers and as floats."""
-SANITIZE_FLAGS = (
-    "-O1",
-    "-g",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-    "-shared-libasan",
-    "-Wno-psabi",
-)
+PLAIN_FLAGS = ("-O2", "-g0")
+SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fsanitize-trap=undefined")
 PROCESSORS = {"x86_64": "x86_64_v3", "AMD64": "x86_64_v3"}
 """What is compiled for, where the oldest of a family would be slow: FMA must be one instruction."""
 
@@ -52,46 +51,65 @@ def source_digest(folder: Path = SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
-def compiler() -> list[str]:
-    """The command that compiles C. Raises BuildError."""
+def compiler(driver: str = "cc") -> list[str]:
+    """The command that compiles C; of zig, ``clang`` is the driver that can sanitize. Raises BuildError."""
     if find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        return [sys.executable, "-m", "ziglang", driver]
     clang = shutil.which("clang")
     if clang is not None:
         return [clang]
     raise BuildError("no compiler: install the ziglang wheel (pip install ziglang), or clang")
 
 
+def _zig_headers() -> list[str]:
+    """The compiler's own headers, which zig's cc finds by itself and its clang does not."""
+    found = find_spec("ziglang")
+    folders = found.submodule_search_locations if found is not None else None
+    return ["-isystem", str(Path(folders[0]) / "lib" / "include")] if folders else []
+
+
+def _run(command: list[str], folder: str) -> None:
+    """Run one step of a build in a folder that is thrown away. Raises BuildError."""
+    # zig keeps what it made in the home directory otherwise, which may be missing or read-only.
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        shown = next((line for line in lines if "error" in line), lines[0])
+        raise BuildError(f"{' '.join(command[:4])} failed: {shown}")
+
+
 def build(target: Path, sanitize: bool = False) -> None:
     """Compile the sources to a library at ``target``. Raises BuildError."""
-    command = compiler()
-    processor = PROCESSORS.get(platform.machine())
-    is_zig = "ziglang" in command
-    if processor:
-        command.append(f"-mcpu={processor}" if is_zig else f"-march={processor.replace('_', '-')}")
-    if is_zig and not sanitize:
-        command.append("-fno-sanitize=all")
-    command += [*(SANITIZE_FLAGS if sanitize else FLAGS), *EXACT_FLAGS, "-shared", "-std=gnu11"]
-    command.append(f'-DENGINE_SOURCES="{source_digest()}"')
+    flags = [*FLAGS, *EXACT_FLAGS, *(SANITIZE_FLAGS if sanitize else PLAIN_FLAGS)]
+    flags.append(f'-DENGINE_SOURCES="{source_digest()}"')
     if sys.platform != "win32":
-        command.append("-fPIC")
-    if sys.platform.startswith("linux") and not sanitize:
-        command.append("-nostdlib")
-    command += [str(path) for path in sorted(SOURCES.glob("*.c"))]
+        flags.append("-fPIC")
+    # Elsewhere the three functions above come from the system's own library.
+    link = ["-shared", *(["-nostdlib"] if sys.platform.startswith("linux") else [])]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    plain, processor = compiler(), PROCESSORS.get(platform.machine())
+    is_zig = "ziglang" in plain
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        # zig keeps what it made in the home directory otherwise, which may be missing or read-only.
-        environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        try:
-            done = subprocess.run(
-                [*command, "-o", str(made)], capture_output=True, text=True, check=False, env=environment
-            )
-        except OSError as error:
-            raise BuildError(f"{command[0]} cannot be run: {error}") from error
-        if done.returncode or not made.exists():
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            raise BuildError(f"{' '.join(command[:4])} failed: {lines[0] if lines else 'no output'}")
+        if sanitize:
+            march = [f"-march={processor.replace('_', '-')}"] if processor else []
+            march += _zig_headers()
+            objects = []
+            for source in sources:
+                objects.append(str(Path(folder) / f"{Path(source).name}.o"))
+                _run([*compiler("clang"), *flags, *march, "-c", source, "-o", objects[-1]], folder)
+            _run([*plain, *link, *objects, "-o", str(made)], folder)
+        else:
+            if is_zig:
+                flags.append("-fno-sanitize=all")
+            if processor:
+                flags.append(f"-mcpu={processor}" if is_zig else f"-march={processor.replace('_', '-')}")
+            _run([*plain, *flags, *link, *sources, "-o", str(made)], folder)
         os.replace(made, target)
 
 

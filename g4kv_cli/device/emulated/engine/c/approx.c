@@ -1,4 +1,5 @@
-// The approximate functions of the special-function unit, from its recorded tables: floor(C0[s] + C1[s] x + C2[s] sq(x)).
+// The approximate functions of the special-function unit, from its recorded tables: floor(C0[s] + C1[s] x + C2[s]
+// sq(x)).
 //
 // Tables hold the constant, the linear and the quadratic coefficient of all segments one after another, scaled to units
 // of the result's last place; square_table holds sq(x), x of 17 bits, in units of 2^19. All terms are exact in f64.
@@ -100,13 +101,13 @@ INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
   return as_bits(as_float(lg2_lane(c, as_bits(as_float(bits) * 16777216.0f))) - 24.0f);
 }
 
-#define APPROXIMATE(name, lane)                                       \
-  HANDLER(name) {                                                     \
-    const u32 *a = (const u32 *)(frame + i->field[1]);                \
-    u32 result[LANES];                                                \
+#define APPROXIMATE(name, lane)                                        \
+  HANDLER(name) {                                                      \
+    const u32 *a = (const u32 *)(frame + i->field[1]);                 \
+    u32 result[LANES];                                                 \
     for (int l = 0; l < LANES; l++) result[l] = lane(w->launch, a[l]); \
-    COPY(frame + i->field[0], result, sizeof result);                 \
-    return done(i);                                                   \
+    COPY(frame + i->field[0], result, sizeof result);                  \
+    return done(i);                                                    \
   }
 APPROXIMATE(ex2_approx_ftz_f32, ex2_lane)
 APPROXIMATE(ex2_approx_f32, ex2_full_lane)

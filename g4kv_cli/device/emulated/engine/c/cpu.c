@@ -11,7 +11,8 @@ const char engine_sources[] = ENGINE_SOURCES;
 #include <cpuid.h>
 #define BIT(word, number) ((word) >> (number) & 1u)
 
-// x86-64-v3 as far as the compiler uses it: AVX2, FMA, F16C, BMI, LZCNT, and an operating system that keeps YMM registers.
+// x86-64-v3 as far as the compiler uses it: AVX2, FMA, F16C, BMI, LZCNT, and an operating system that keeps YMM
+// registers.
 __attribute__((target("no-avx,no-bmi,no-bmi2,no-lzcnt,no-popcnt"))) i32 engine_runs_here(void) {
   u32 a, b, c, d, low, high;
   if (!__get_cpuid_count(1, 0, &a, &b, &c, &d)) return 0;

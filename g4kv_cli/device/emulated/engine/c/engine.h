@@ -1,8 +1,9 @@
 // The bytecode engine: one handler an instruction over the 32 lanes of a warp.
 //
 // A kernel is an array of basic blocks, a block an array of instructions that ends with one whose handler is null. A
-// handler reads and writes the frame of its warp: a 32-bit register is 32 consecutive u32 (16-bit ones have zeros above),
-// a 64-bit register 32 u64, a predicate one bit a lane in a u32. Offsets into the frame are the instruction's fields.
+// handler reads and writes the frame of its warp: a 32-bit register is 32 consecutive u32 (16-bit ones have zeros
+// above), a 64-bit register 32 u64, a predicate one bit a lane in a u32. Offsets into the frame are the instruction's
+// fields.
 //
 // A broken rule is only detected here, as a Fault that names the place. The launch is then taken back (undo.c) and run
 // by the interpreter, which writes the report.
@@ -73,10 +74,10 @@ typedef struct {
   i64 state;
 } Range;
 
-// A range in cells of which each owner may read its own (checks/owned_reads.py). numbers: of each cell, its number among
-// those that have an owner, or -1. owners: for each of these whose it is, one bit an owner in `words` words; with no words
-// nobody asks which owner a block works for. may_be: whom the block that runs may still work for; last: the cell it read
-// last.
+// A range in cells of which each owner may read its own (checks/owned_reads.py). numbers: of each cell, its number
+// among those that have an owner, or -1. owners: for each of these whose it is, one bit an owner in `words` words; with
+// no words nobody asks which owner a block works for. may_be: whom the block that runs may still work for; last: the
+// cell it read last.
 typedef struct {
   u64 begin, end, cell_bytes;
   const i32 *numbers;
@@ -120,9 +121,9 @@ typedef struct {
   i32 end, size, successor[2], guard, site, barrier, threads, stores, unused;
 } Block;
 
-// One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that live),
-// where the first of them stands; the predicates of a bar.red that hold and were given, now and at the last release; and
-// what those knew who met there last, if it counted threads.
+// One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that
+// live), where the first of them stands; the predicates of a bar.red that hold and were given, now and at the last
+// release; and what those knew who met there last, if it counted threads.
 #define BARRIERS 16
 typedef struct {
   u32 waiting;

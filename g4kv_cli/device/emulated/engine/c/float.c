@@ -60,14 +60,14 @@ UNARY(abs_ftz_f32, U32, U32, absolute(flushed(a)))
 BINARY(copysign_f32, U32, U32, U32, (a & SIGN) | (b & MAGNITUDE))
 
 // A comparison with NaN is false; those that end in u are true then.
-#define COMPARE(name, condition)                        \
-  BINARY(setp_##name##_f32, Mask, U32, U32, ({          \
-           F32 x = (F32)a, y = (F32)b;                  \
-           pack32((U32)(condition));                    \
-         }))                                            \
-  BINARY(setp_##name##_ftz_f32, Mask, U32, U32, ({      \
+#define COMPARE(name, condition)                         \
+  BINARY(setp_##name##_f32, Mask, U32, U32, ({           \
+           F32 x = (F32)a, y = (F32)b;                   \
+           pack32((U32)(condition));                     \
+         }))                                             \
+  BINARY(setp_##name##_ftz_f32, Mask, U32, U32, ({       \
            F32 x = (F32)flushed(a), y = (F32)flushed(b); \
-           pack32((U32)(condition));                    \
+           pack32((U32)(condition));                     \
          }))
 COMPARE(eq, x == y)
 COMPARE(ne, (x < y) | (x > y))
@@ -95,24 +95,24 @@ INLINE U32 to_bf16(U32 a) {
   return select32(is_nan(a), (U32)(NAN16), rounded);
 }
 INLINE U32 to_f16(U32 a) {
-  U16 halves = (U16)__builtin_convertvector((F32)a, F16);
+  U16 halves = (U16) __builtin_convertvector((F32)a, F16);
   return select32(is_nan(a), (U32)(NAN16), __builtin_convertvector(halves, U32));
 }
 INLINE U32 from_f16(U32 a) {
-  F16 halves = (F16)__builtin_convertvector(a, U16);
+  F16 halves = (F16) __builtin_convertvector(a, U16);
   return canonical(__builtin_convertvector(halves, F32));
 }
 // An integral f32 as an integer: cut to the type's range, 0 for NaN.
 INLINE U32 to_signed(F32 value) {
   U32 below = (U32)(value < -2147483648.0f), above = (U32)(value >= 2147483648.0f), nan = (U32)(value != value);
   F32 inside = (F32)((U32)value & ~(below | above | nan));
-  U32 result = (U32)__builtin_convertvector(inside, I32);
+  U32 result = (U32) __builtin_convertvector(inside, I32);
   return select32(below, (U32)(SIGN), select32(above, (U32)(MAGNITUDE), result));
 }
 INLINE U32 to_unsigned(F32 value) {
   U32 below = (U32)(value < 0.0f), above = (U32)(value >= 4294967296.0f), nan = (U32)(value != value);
   F32 inside = (F32)((U32)value & ~(below | above | nan));
-  U32 result = low32((U64)__builtin_convertvector(inside, I64));
+  U32 result = low32((U64) __builtin_convertvector(inside, I64));
   return select32(above, (U32)(ALL_LANES), result);
 }
 
@@ -122,9 +122,9 @@ UNARY(cvt_f32_bf16, U32, U32, a << 16)
 BINARY(cvt_rn_f16x2_f32, U32, U32, U32, (to_f16(a) << 16) | to_f16(b))
 UNARY(cvt_rn_f16_f32, U32, U32, to_f16(a))
 UNARY(cvt_f32_f16, U32, U32, from_f16(a))
-UNARY(cvt_rn_f32_s32, U32, U32, (U32)__builtin_convertvector((I32)a, F32))
-UNARY(cvt_rn_f32_u32, U32, U32, (U32)__builtin_convertvector(a, F32))
-#define ROUNDED(mode, round)                                                          \
+UNARY(cvt_rn_f32_s32, U32, U32, (U32) __builtin_convertvector((I32)a, F32))
+UNARY(cvt_rn_f32_u32, U32, U32, (U32) __builtin_convertvector(a, F32))
+#define ROUNDED(mode, round)                                                              \
   UNARY(cvt_##mode##_f32_f32, U32, U32, canonical(__builtin_elementwise_##round((F32)a))) \
   UNARY(cvt_##mode##_s32_f32, U32, U32, to_signed(__builtin_elementwise_##round((F32)a))) \
   UNARY(cvt_##mode##_u32_f32, U32, U32, to_unsigned(__builtin_elementwise_##round((F32)a)))

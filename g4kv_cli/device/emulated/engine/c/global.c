@@ -38,7 +38,8 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 1)) return;
     const u8 *from = c->data + (first - c->base);
     for (int k = 0; k < count; k++)
-      for (int l = 0; l < LANES; l++) load_element(frame, i->field[4 + k], l, from + l * size + k * bytes, bytes, is_signed);
+      for (int l = 0; l < LANES; l++)
+        load_element(frame, i->field[4 + k], l, from + l * size + k * bytes, bytes, is_signed);
     return;
   }
   u64 at[LANES];
@@ -62,7 +63,8 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
 INLINE void log_store(Launch *c, i64 begin, int bytes, int site) {
   if (c->store_count) {
     Store *last = &c->stores[c->store_count - 1];
-    if (last->site == site && last->block == c->current && last->begin + last->bytes == begin && last->bytes < 1 << 30) {
+    if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
+        last->bytes < 1 << 30) {
       last->bytes += bytes;
       return;
     }
@@ -107,19 +109,19 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   }
 }
 
-#define GLOBAL(name, bytes, count)                     \
-  HANDLER(load_global_##name) {                        \
-    load_global(i, frame, w, bytes, count, 0);         \
-    return done(i);                                    \
-  }                                                    \
-  HANDLER(store_global_##name) {                       \
-    store_global(i, frame, w, bytes, count);           \
-    return done(i);                                    \
+#define GLOBAL(name, bytes, count)             \
+  HANDLER(load_global_##name) {                \
+    load_global(i, frame, w, bytes, count, 0); \
+    return done(i);                            \
+  }                                            \
+  HANDLER(store_global_##name) {               \
+    store_global(i, frame, w, bytes, count);   \
+    return done(i);                            \
   }
-#define SIGNED_GLOBAL(name, bytes, count)              \
-  HANDLER(load_global_signed_##name) {                 \
-    load_global(i, frame, w, bytes, count, 1);         \
-    return done(i);                                    \
+#define SIGNED_GLOBAL(name, bytes, count)      \
+  HANDLER(load_global_signed_##name) {         \
+    load_global(i, frame, w, bytes, count, 1); \
+    return done(i);                            \
   }
 GLOBAL(v1_8, 1, 1)
 GLOBAL(v2_8, 1, 2)

@@ -28,12 +28,12 @@ INLINE U32 divide_signed(U32 a, U32 b) {
   U32 overflows = (U32)(a == 0x80000000u) & (U32)(divisor == ALL_LANES);
   divisor = select32(overflows, (U32)(1u), divisor);
   F64 quotient = __builtin_convertvector((I32)a, F64) / __builtin_convertvector((I32)divisor, F64);
-  return select32(zero, (U32)(ALL_LANES), (U32)__builtin_convertvector(quotient, I32));
+  return select32(zero, (U32)(ALL_LANES), (U32) __builtin_convertvector(quotient, I32));
 }
 INLINE U32 divide_unsigned(U32 a, U32 b) {
   U32 zero = (U32)(b == 0u), divisor = select32(zero, (U32)(1u), b);
   F64 quotient = __builtin_convertvector((I64)widen(a), F64) / __builtin_convertvector((I64)widen(divisor), F64);
-  return select32(zero, (U32)(ALL_LANES), low32((U64)__builtin_convertvector(quotient, I64)));
+  return select32(zero, (U32)(ALL_LANES), low32((U64) __builtin_convertvector(quotient, I64)));
 }
 INLINE U32 remainder_signed(U32 a, U32 b) {
   return select32((U32)(b == 0u), (U32)(ALL_LANES), a - divide_signed(a, b) * b);

@@ -65,7 +65,8 @@ INLINE void check_shared_written(Warp *w, i64 at, int size, int site, Mask lanes
   if (UNLIKELY(!state_is(c->shared_state + at, size, c->generation)))
     raise_fault(w, FAULT_SHARED_UNINITIALISED, site, lanes, (u64)at);
 }
-// Shared offsets of all lanes; a 32-bit base does not wrap here: what would wrap is out of bounds and so looked at again.
+// Shared offsets of all lanes; a 32-bit base does not wrap here: what would wrap is out of bounds and so looked at
+// again.
 INLINE void shared_offsets(i64 *at, const char *base, int is_wide, i64 offset) {
   for (int l = 0; l < LANES; l++)
     at[l] = (i64)((is_wide ? ((const u64 *)base)[l] : ((const u32 *)base)[l]) + (u64)offset);

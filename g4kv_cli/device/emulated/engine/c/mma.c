@@ -130,7 +130,7 @@ INLINE int fast_rows(const u16 *a, const Decoded *b, U16 c, U16 *result) {
   }
   total += __builtin_convertvector(__builtin_shufflevector(sum0, sum1, BOTH), D16);
   const L16 cut = (L16)total & ~(u64)0x1fffffff;  // to 24 significant bits
-  *result = (U16)__builtin_convertvector((D16)cut * __builtin_convertvector(back, D16), F16);
+  *result = (U16) __builtin_convertvector((D16)cut * __builtin_convertvector(back, D16), F16);
   return 1;
 }
 

@@ -2,9 +2,9 @@
 //
 // clocks[w][v] is the latest event of warp v that warp w knows of. A write marks its location with warp << 24 | clock,
 // a read with the reader's clock in a column of its own. An access clashes with a mark later than what its warp knows.
-// Accesses of 16 bytes use the marks of 16 bytes, smaller ones those of 1 << granule_shift bytes and set has_fine there:
-// a mark of 16 bytes concerns all its bytes, so that looking at both kinds is exact, and most code never sets has_fine.
-// Clocks go on from block to block and launch to launch (clock), so that marks need no clearing.
+// Accesses of 16 bytes use the marks of 16 bytes, smaller ones those of 1 << granule_shift bytes and set has_fine
+// there: a mark of 16 bytes concerns all its bytes, so that looking at both kinds is exact, and most code never sets
+// has_fine. Clocks go on from block to block and launch to launch (clock), so that marks need no clearing.
 #pragma once
 #include "engine.h"
 
@@ -56,11 +56,13 @@ INLINE void note_write(Warp *w, i64 at, int size, int site, Mask lanes) {
     c->writers[coarse] = mark;
     if (UNLIKELY(c->has_fine[coarse]))
       for (int j = 0; j < 16 >> c->granule_shift; j++)
-        clash |= is_later(known, c->fine_writers[fine + j]) | any_later(c->fine_readers + (fine + j) * stride, known, stride);
+        clash |= is_later(known, c->fine_writers[fine + j]) |
+                 any_later(c->fine_readers + (fine + j) * stride, known, stride);
   } else {
     c->has_fine[coarse] = 1;
     for (int j = 0; j < size >> c->granule_shift; j++) {
-      clash |= is_later(known, c->fine_writers[fine + j]) | any_later(c->fine_readers + (fine + j) * stride, known, stride);
+      clash |=
+          is_later(known, c->fine_writers[fine + j]) | any_later(c->fine_readers + (fine + j) * stride, known, stride);
       c->fine_writers[fine + j] = mark;
     }
   }

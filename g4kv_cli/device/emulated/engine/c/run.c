@@ -264,6 +264,7 @@ void engine_begin(Launch *c, u8 *scratch) { lay_out(c, scratch); }
 
 // So that the Python side can see that it knows the structures as they are.
 i64 engine_size(i32 which) {
-  const size_t sizes[] = {sizeof(Launch), sizeof(Instruction), sizeof(Block), sizeof(Fault), sizeof(Store), sizeof(Range), sizeof(OwnedRange)};
+  const size_t sizes[] = {sizeof(Launch), sizeof(Instruction), sizeof(Block),     sizeof(Fault),
+                          sizeof(Store),  sizeof(Range),       sizeof(OwnedRange)};
   return (i64)sizes[which];
 }

@@ -50,7 +50,8 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     if (!(w->mask >> l & 1)) continue;
     int is_lost = 0;
     for (int k = 0; k < count; k++)
-      is_lost |= __builtin_memcmp(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
+      is_lost |=
+          __builtin_memcmp(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
     if (UNLIKELY(is_lost)) {
       raise_fault(w, FAULT_LOST_WRITE, site, 1u << l, (u64)at[l]);
       return;
@@ -58,19 +59,19 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
   }
 }
 
-#define SHARED(name, bytes, count)              \
-  HANDLER(load_shared_##name) {                 \
-    load_shared(i, frame, w, bytes, count, 0);  \
-    return done(i);                             \
-  }                                             \
-  HANDLER(store_shared_##name) {                \
-    store_shared(i, frame, w, bytes, count);    \
-    return done(i);                             \
+#define SHARED(name, bytes, count)             \
+  HANDLER(load_shared_##name) {                \
+    load_shared(i, frame, w, bytes, count, 0); \
+    return done(i);                            \
+  }                                            \
+  HANDLER(store_shared_##name) {               \
+    store_shared(i, frame, w, bytes, count);   \
+    return done(i);                            \
   }
-#define SIGNED_SHARED(name, bytes, count)       \
-  HANDLER(load_shared_signed_##name) {          \
-    load_shared(i, frame, w, bytes, count, 1);  \
-    return done(i);                             \
+#define SIGNED_SHARED(name, bytes, count)      \
+  HANDLER(load_shared_signed_##name) {         \
+    load_shared(i, frame, w, bytes, count, 1); \
+    return done(i);                            \
   }
 SHARED(v1_8, 1, 1)
 SHARED(v1_16, 2, 1)
@@ -84,8 +85,8 @@ SHARED(v2_64, 8, 2)
 SIGNED_SHARED(v1_8, 1, 1)
 SIGNED_SHARED(v1_16, 2, 1)
 
-// Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix m.
-// Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
+// Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix
+// m. Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
 HANDLER(load_matrix) {
   typedef u16 Matrix __attribute__((ext_vector_type(64), aligned(2)));
   const Launch *c = w->launch;
@@ -110,8 +111,8 @@ HANDLER(load_matrix) {
       Matrix plain, transposed;
       COPY(&plain, rows, sizeof rows);
 #define COLUMN(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
-      transposed = __builtin_shufflevector(plain, plain, COLUMN(0), COLUMN(1), COLUMN(2), COLUMN(3), COLUMN(4), COLUMN(5),
-                                           COLUMN(6), COLUMN(7));
+      transposed = __builtin_shufflevector(plain, plain, COLUMN(0), COLUMN(1), COLUMN(2), COLUMN(3), COLUMN(4),
+                                           COLUMN(5), COLUMN(6), COLUMN(7));
       COPY(to, &transposed, sizeof rows);
     } else
       COPY(to, rows, sizeof rows);

@@ -66,7 +66,16 @@ HANDLER(ballot) {
   return done(i);
 }
 
-enum { REDUCE_ADD, REDUCE_MIN_UNSIGNED, REDUCE_MAX_UNSIGNED, REDUCE_MIN_SIGNED, REDUCE_MAX_SIGNED, REDUCE_AND, REDUCE_OR, REDUCE_XOR };
+enum {
+  REDUCE_ADD,
+  REDUCE_MIN_UNSIGNED,
+  REDUCE_MAX_UNSIGNED,
+  REDUCE_MIN_SIGNED,
+  REDUCE_MAX_SIGNED,
+  REDUCE_AND,
+  REDUCE_OR,
+  REDUCE_XOR
+};
 
 INLINE u32 reduced(int mode, u32 a, u32 b) {
   switch (mode) {
@@ -154,7 +163,7 @@ HANDLER(special) {
       case SPECIAL_MASK_GT: value = ~(bit | (bit - 1)); break;
       case SPECIAL_MASK_GE: value = ~(bit - 1); break;
       default:
-        value = (u32)(which < SPECIAL_BLOCK_EXTENT ? c->coordinates[which - SPECIAL_BLOCK]
+        value = (u32)(which < SPECIAL_BLOCK_EXTENT  ? c->coordinates[which - SPECIAL_BLOCK]
                       : which < SPECIAL_GRID_EXTENT ? c->extent[which - SPECIAL_BLOCK_EXTENT]
                                                     : c->grid[which - SPECIAL_GRID_EXTENT]);
     }
