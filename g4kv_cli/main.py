@@ -79,6 +79,7 @@ Exit codes:
 Environment:
   G4KV_CACHE_DIR         where compiled kernels are kept  [~/.cache/g4kv]
   G4KV_DEVICE            --device of every command
+  G4KV_EMULATOR          native, interpreter or both (compared)  [native]
   G4KV_REQUIRE_GPU       --require-gpu of every command
   G4KV_TRACEBACK         --traceback
   G4KV_COMMAND_OPTION    any option, such as G4KV_SMOKE_GEOMETRY
