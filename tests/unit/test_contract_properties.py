@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel
-from g4kv_cli.entries import prep
+from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.arguments import BF16, PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
@@ -541,4 +541,20 @@ def test_what_a_plan_accepts_runs_without_a_fault(request: Plan) -> None:
             desk.device, requests, shape=shape_of(pool, window_left), padding_page=padding_page
         )
         prep.qkv_norm_rope_paged_batch_prefill_hd256_plain_into(desk.library, **arguments, plan=plan)
+        assert desk.device.launch_count == (1 if tokens else 0)
+
+
+@few
+@given(request=right_requests())
+def test_what_a_plan_accepts_is_attended_to_without_a_fault(request: Plan) -> None:
+    """The device tells a read of a page that is not the request's own, of memory nobody wrote, or out of bounds."""
+    pool, requests, window_left, padding_page = request
+    tokens = sum(item.q_len for item in requests)
+    with emulated_desk() as desk:
+        q, out = (desk.array(max(1, tokens), QO_HEADS, HEAD_DIM) for _ in range(2))
+        plan = PrefillPagedPlan.batch(
+            desk.device, requests, shape=shape_of(pool, window_left), padding_page=padding_page
+        )
+        pages = PagedPool(pool.layout, desk.array(pool.elems))
+        attention.batch_prefill_paged_window_hd256_into(desk.library, q=q, plan=plan, pool=pages, layer=0, out=out)
         assert desk.device.launch_count == (1 if tokens else 0)

@@ -1,4 +1,4 @@
-"""A bucket filled up with padding: nothing of the real requests changes, and nothing of the pool but one page."""
+"""What requests of a batch share and must not feel: a bucket's padding page, and the pages of a common prefix."""
 
 from __future__ import annotations
 
@@ -51,11 +51,16 @@ class Step:
     geometry: Geometry
     library: KernelLibrary
 
-    def run(self, requests: tuple[PlanRequest, ...], *, prep: str, attention: str) -> tuple[np.ndarray, np.ndarray]:
-        """(attention of the real rows, the pool afterwards [page][layer][K, V][slot][head][dim]), as bits."""
+    def run(
+        self, requests: tuple[PlanRequest, ...], *, prep: str, attention: str, seeds: tuple[int, ...] = (0, 1, 2)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(attention of the real rows, the pool afterwards [page][layer][K, V][slot][head][dim]), as bits.
+
+        ``seeds`` are of the histories of the first requests, the real ones.
+        """
         device, geometry = self.device, self.geometry
         store = PoisonedPool(device, geometry, num_pages=8, page_size=PAGE_SIZE, num_layers=1)
-        for seed, request in enumerate(REQUESTS):
+        for request, seed in zip(requests, seeds, strict=False):
             k, v = (self._rows(2 * seed + kv, request.start_pos, geometry.num_kv_heads) for kv in (0, 1))
             store.fill(request, 0, 0, k, v)
         plan = PrefillPagedPlan.preallocated(device, max_tokens=80, max_requests=70, max_pages=90, max_tiles=90)
@@ -79,7 +84,7 @@ class Step:
         )  # fmt: skip
         entry_for(geometry, "attention", attention)(self.library, q=q_out, plan=plan, pool=store.pool, layer=0, out=out)
         pool = bits(device.read(store.pool.data)).reshape(store.shape)
-        return bits(device.read(out))[: len(REQUESTS)], pool
+        return bits(device.read(out))[: len(seeds)], pool
 
     def _rows(self, seed: int, tokens: int, heads: int) -> np.ndarray:
         """The first rows are the same however many there are."""
@@ -138,3 +143,18 @@ def test_a_kernel_that_padding_changes_is_seen(
     assert text.count(right) == 1
     (tmp_path / source).write_text(text.replace(right, wrong), encoding="utf-8")
     assert Step(device, GEOMETRIES["e4b-local"], KernelLibrary(device, tmp_path)).differs("decode", "decode") == what
+
+
+@pytest.mark.parametrize("geometry", ["e4b-local", "12b-global"])
+@pytest.mark.parametrize(("prep", "attention"), [("decode", "decode"), ("batch_prefill", "prefill")])
+def test_a_shared_prefix_gives_what_copies_of_it_give(geometry: str, prep: str, attention: str, device: Device) -> None:
+    def request(kv_len: int, *pages: int) -> PlanRequest:
+        return PlanRequest.of(kv_len=kv_len, pages=pages, page_size=PAGE_SIZE)
+
+    step = Step(device, GEOMETRIES[geometry], KernelLibrary(device))
+    seeds = (0, 0)  # the same tokens, of which the second request has more
+    shared, pool = step.run((request(9, 2, 7, 3), request(12, 2, 7, 1)), prep=prep, attention=attention, seeds=seeds)
+    copied, _ = step.run((request(9, 2, 7, 3), request(12, 0, 6, 1)), prep=prep, attention=attention, seeds=seeds)
+    assert (shared == copied).all()
+    assert (shared[0] != shared[1]).any()
+    assert (pool[[0, 4, 6]] == 0xFFFF).all()
