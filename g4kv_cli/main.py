@@ -190,7 +190,7 @@ def _run(arguments: Sequence[str]) -> int:
         error.show()
         return EXIT_FAILURE
     except click.ClickException as error:
-        return _report(error, _click_message(error), style, EXIT_FAILURE)
+        return _report(error, _click_message(error, arguments), style, EXIT_FAILURE)
     except G4kvError as error:
         text = str(error) if isinstance(error, CompileError) else " ".join(str(error).split("\n"))
         return _report(error, text, style, error.exit_code)
@@ -233,9 +233,11 @@ def _invoke(arguments: list[str], style: ErrorStyle) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _click_message(error: click.ClickException) -> str:
+def _click_message(error: click.ClickException, arguments: Sequence[str]) -> str:
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "g4kv"
+    # Some of click's errors come without their context.
+    command = next((word for word in arguments if word in COMMANDS), None)
+    path = context.command_path if context is not None else f"g4kv {command}" if command else "g4kv"
     return f"{error.format_message().rstrip('.')}; see {path} --help"
 
 

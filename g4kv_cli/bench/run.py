@@ -88,6 +88,10 @@ def _overridden(request: Request, geometry: Geometry) -> list[Shape]:
     usual = shapes_of("decode", geometry, request.preset)
     batches = request.batches or tuple(dict.fromkeys(shape.batch for shape in usual))
     lengths = request.kv_lens or tuple(dict.fromkeys(shape.kv_len for shape in usual))
+    if max(lengths) > geometry.max_positions:
+        raise UsageError(
+            f"--kv-len {max(lengths)} is past the {geometry.max_positions} positions of {geometry.name}: give no more"
+        )
     return [decode_shape(geometry, batch, kv_len) for kv_len in lengths for batch in batches]
 
 
@@ -115,7 +119,7 @@ def open_gpu(spec: str) -> CudaDevice:
         why = opened.info.reason
         opened.close()
     raise DeviceUnavailable(
-        f"g4kv bench times kernels, and timing needs a CUDA GPU ({why}); without one there are --dry-run, --compare "
+        f"g4kv bench times kernels, and timing needs a CUDA GPU: {why}; without one there are --dry-run, --compare "
         "and --from RECORD.json"
     )
 

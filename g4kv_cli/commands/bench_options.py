@@ -16,6 +16,7 @@ from g4kv_cli.bench.workloads import Preset, Workload
 from g4kv_cli.commands.options import device_options, kernels_option, variant_option
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.kv_layout import INT32_MAX
 
 BUILT_IN = "built-in"
 DEFAULT_THRESHOLD = "5%"
@@ -101,7 +102,7 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
         found = tuple(int(part) for part in value.split(","))
     except ValueError:
         found = (0,)
-    if not all(count >= 1 for count in found):
+    if not all(1 <= count <= INT32_MAX for count in found):
         raise click.BadParameter(f"{value!r} is no list of counts; write 1,16,64", ctx, param)
     return tuple(dict.fromkeys(found))
 

@@ -12,7 +12,7 @@ from g4kv_cli.commands.layout_coordinates import PAGE_IDS, coordinate_of, offset
 from g4kv_cli.commands.options import device_options, kernels_option
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import Geometry, select_geometries
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, KvLayout
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
 from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
@@ -155,6 +155,9 @@ def layout(
         raise UsageError("--context sizes the pools of whole models: leave out --num-layers")
     if num_pages is not None and not 1 <= num_pages < PAGE_IDS:
         raise UsageError(f"--num-pages must be from 1 to {PAGE_IDS - 1}, got {num_pages}")
+    for option, value in (("--page-size", page_size), ("--num-layers", num_layers)):
+        if value is not None and value > INT32_MAX:
+            raise UsageError(f"{option} must be from 1 to {INT32_MAX}, got {value}")
     geometries = select_geometries(geometry_names, tp)
     if asks and len(geometries) != 1:
         raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.model.kv_layout import Coordinate, KvKind, KvLayout
+from g4kv_cli.model.kv_layout import INT32_MAX, Coordinate, KvKind, KvLayout
 
 AXES = ("page", "layer", "kv", "slot", "head", "dim")
-PAGE_IDS = 1 << 31
+PAGE_IDS = INT32_MAX + 1
 """Page ids are int32: 0 to PAGE_IDS - 1, where nobody says how many pages the pool has."""
 
 

@@ -24,7 +24,9 @@ def require_two_files(json_path: Path | None, junit_path: Path | None) -> None:
 def case_timeout_option(function: _Function) -> _Function:
     """Add ``--case-timeout`` (argument ``case_timeout: float``, seconds; infinite where 0 was given)."""
 
-    def _seconds(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+    def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
+        if not math.isfinite(value):
+            raise click.BadParameter(f"{value} is no number of seconds; 0 means never", ctx, param)
         return value if value > 0 else math.inf
 
     return click.option(

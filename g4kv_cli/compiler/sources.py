@@ -124,7 +124,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the kernel source {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"cannot read the kernel source {path}: {why}; make it a readable text file") from error
 
 
 def _collect_headers(text: str, search: tuple[Path, ...]) -> tuple[Header, ...]:

@@ -19,6 +19,8 @@ from g4kv_cli.errors import UsageError
 KvKind = Literal["k", "v"]
 DEFAULT_PAGE_SIZE_TOKENS = 16
 BF16_BYTES = 2
+INT32_MAX = (1 << 31) - 1
+"""The kernels hold extents and page ids in int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ class KvLayout:
     def parameters(self) -> KvLayoutParameters:
         """The struct that kernels take by value. Raises UsageError if a field does not fit it."""
         for name in ("page_size", "num_layers", "num_kv_heads", "head_dim"):
-            if not 0 <= getattr(self, name) < 1 << 31:
+            if not 0 <= getattr(self, name) <= INT32_MAX:
                 raise UsageError(f"{name} {getattr(self, name)} does not fit the kernel's int32")
         for name in ("kv_block_len", "layer_stride", "page_stride"):
             if not 0 <= getattr(self, name) < 1 << 63:

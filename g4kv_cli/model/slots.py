@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry, model_families
-from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.kv_layout import INT32_MAX, KvLayout
 
 PADDING_PAGES = 1
 """One page of each pool is reserved for the padding rows of a decode batch: they write nowhere else."""
@@ -152,6 +152,12 @@ def model_pools(
     def pool(geometry: Geometry) -> FamilyPool:
         layout = derived_layout(geometry, page_size)
         pages = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
-        return FamilyPool(geometry, layout, pages, slots)
+        made = FamilyPool(geometry, layout, pages, slots)
+        if made.num_pages > INT32_MAX:
+            raise UsageError(
+                f"--slots {slots} takes {made.num_pages} pages of {geometry.name}, and page ids are int32: give fewer "
+                "--slots, a shorter --context, or a larger --page-size"
+            )
+        return made
 
     return ModelPools(model, context_tokens, slots, page_size, step_tokens, pool(local), pool(global_))

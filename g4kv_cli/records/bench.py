@@ -162,8 +162,8 @@ def read_bench_record(path: Path, option: str) -> BenchRecord:
 
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise fail(f"cannot read: {error}") from error
+    except OSError as error:
+        raise fail(f"cannot read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise fail(f"not JSON: {error}") from error
     if not isinstance(values, dict) or values.get("kind") != BENCH_KIND:

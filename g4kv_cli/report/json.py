@@ -100,8 +100,8 @@ def read_record(path: Path, option: str) -> EarlierRun:
 
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise fail(f"cannot read: {error}") from error
+    except OSError as error:
+        raise fail(f"cannot read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise fail(f"not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:

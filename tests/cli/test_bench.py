@@ -38,14 +38,14 @@ def test_without_a_gpu_it_says_so_in_one_line(device: str, capsys: pytest.Captur
     assert main.run(["bench", "--device", device]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("g4kv: error: g4kv bench times kernels, and timing needs a CUDA GPU (")
+    assert shown.err.startswith("g4kv: error: g4kv bench times kernels, and timing needs a CUDA GPU: ")
     assert shown.err.endswith("; without one there are --dry-run, --compare and --from RECORD.json\n")
     assert shown.err.count("\n") == 1
 
 
 def test_the_emulated_device_is_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench", "--device", "emulated"]) == 2
-    assert "timing needs a CUDA GPU (chosen with --device emulated)" in capsys.readouterr().err
+    assert "timing needs a CUDA GPU: chosen with --device emulated; " in capsys.readouterr().err
 
 
 def test_dry_run_shows_cells_with_bytes_flops_and_floors() -> None:
@@ -176,6 +176,12 @@ def test_peers_are_listed_with_how_to_get_them() -> None:
         (["--threshold", "0"], "'0' is no share"),
         (["--batch", "1,x"], "'1,x' is no list of counts; write 1,16,64"),
         (["--splits", "0"], "'0' is no list of counts"),
+        (["--batch", str(2**31)], f"'{2**31}' is no list of counts"),
+        (
+            ["--kv-len", "999999", "--dry-run"],
+            "--kv-len 999999 is past the 262144 positions of 12b-local",
+        ),
+        (["--compare", SAMPLE], "'--compare' requires 2 arguments; see g4kv bench --help"),
         (["--compare", SAMPLE, "nowhere.json"], "--compare nowhere.json: cannot read"),
         (["--from", str(DATA / "tables.txt")], "not JSON"),
         (["--from", SAMPLE, "--html", "/nowhere/page.html"], "--html /nowhere/page.html: cannot write"),

@@ -239,6 +239,12 @@ AT = "page=0,layer=0,kv=k,slot=0,head=0,dim=0"
     [
         (["--geometry", "12b-locl"], "did you mean 12b-local?"),
         (["--page-size", "0"], "page_size must be at least 1, got 0"),
+        (["--page-size", "2147483648"], "--page-size must be from 1 to 2147483647, got 2147483648"),
+        (["--num-layers", "99999999999"], "--num-layers must be from 1 to 2147483647, got 99999999999"),
+        (
+            ["--context", "4096", "--slots", "100000000"],
+            "page ids are int32: give fewer --slots",
+        ),
         (["--page-size", "x"], "'x' is not a valid integer"),
         (["--num-layers", "0"], "num_layers must be at least 1, got 0"),
         (["--num-pages", "0"], "--num-pages must be from 1 to 2147483647, got 0"),

@@ -129,8 +129,11 @@ def _save(edit: Callable[[Arrays], Arrays], path: Path) -> Path:
     ("make", "words"),
     [
         (lambda path: path, "no such file or directory"),
-        (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and path, "cannot be read as an .npz"),
-        (lambda path: _save(lambda arrays: {"tokens": np.array([None])}, path), "cannot be read as an .npz without"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and path, "is no .npz file; name one"),
+        (
+            lambda path: _save(lambda arrays: {"tokens": np.array([None])}, path),
+            "it holds pickled objects; write it again as plain arrays",
+        ),
         (lambda path: _save(lambda arrays: _poked("hidden", 0x7FC0), path), "hidden holds a value that is not finite"),
         (lambda path: path.parent, "no .npz file in this directory"),
     ],

@@ -101,7 +101,7 @@ def test_v_raw_in_a_k_eq_v_file(changed) -> None:
 
 def test_pickles_are_refused(changed) -> None:
     path = changed(_set("q_raw", lambda a: np.array([{"code": 1}], dtype=object)))
-    with pytest.raises(UsageError, match="without pickles"):
+    with pytest.raises(UsageError, match="it holds pickled objects; write it again"):
         read_recording(path)
 
 
@@ -109,7 +109,7 @@ def test_pickles_are_refused(changed) -> None:
 def test_no_npz(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.npz"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"broken\.npz cannot be read"):
+    with pytest.raises(UsageError, match=r"broken\.npz is no \.npz file; name one"):
         read_recording(path)
 
 

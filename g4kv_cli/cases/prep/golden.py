@@ -76,7 +76,7 @@ def golden_cases(path: Path, page_size: int | None = None) -> list[PrepCase]:
         cases.extend(_cases_of(read_recording(file), PAGE_SIZE_TOKENS if page_size is None else page_size))
     ids = [case.id for case in cases]
     if len(set(ids)) != len(ids):
-        raise UsageError(f"--golden {path}: two files of the same name")
+        raise UsageError(f"--golden {path}: two files of the same name; rename one, for ids are made of names")
     return cases
 
 
