@@ -8,6 +8,7 @@ function of its own only if no row has its signature yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from g4kv_cli.entries import attention_request, prep_forms
 from g4kv_cli.entries.entry import Entry, KernelVariant, Metadata, Operation, Target, ValueSource
@@ -27,10 +28,20 @@ _MERGE_AFTER = {
 }
 
 
-def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
-    """A decode kernel for sm_90 whose blocks work in clusters. The emulated device has none."""
+def _alone(symbol: str, max_group: int, shared_bytes: int) -> KernelVariant:
+    """A decode kernel for sm_90 whose blocks each have a request and KV head."""
     return _V(symbol, "decode_hopper.cu", 256, shared_bytes, tile_rows=16, arch="sm_90a", device_kinds=("cuda",),
-              page_multiple=16, max_group=max_group, max_cluster_blocks=8, alone_shared_bytes=alone_bytes)  # fmt: skip
+              page_multiple=16, max_group=max_group, max_cluster_blocks=1, alone_shared_bytes=shared_bytes)  # fmt: skip
+
+
+def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
+    """The same with blocks in clusters that share one. The emulated device has no clusters."""
+    return replace(_alone(symbol, max_group, shared_bytes), max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
+
+
+def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
+    """GPUs' kernels as the emulated device has them: behind the portable ones, for calls that name them."""
+    return tuple(replace(kernel, device_kinds=("emulated",)) for kernel in kernels)
 
 
 # fmt: off
@@ -48,11 +59,12 @@ _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968
 _PART_256 = (_V("paged_decode_split_hd256_groups4",        _DECODE,  128,  74240, tile_rows=16),)
 _PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376, tile_rows=16),
              _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16))
-_HOPPER_KEYS_256 = (_cluster("paged_decode_hopper_hd256_heads8",         8,  74064,  83216),
-                    _cluster("paged_decode_hopper_hd256_heads16",       16,  70224,  88528))
-_HOPPER_KEYS_512 = (_cluster("paged_decode_hopper_hd512_heads8",         8,  73904,  91248),
-                    _cluster("paged_decode_hopper_hd512_heads16",       16,  42144,  76832))
-_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880), _HOPPER_KEYS_256[1])
+_HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           8,  74064),
+                    _alone("paged_decode_hopper_hd256_heads16",         16,  70224))
+_HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           8,  73904),
+                    _alone("paged_decode_hopper_hd512_heads16",         16,  42144))
+_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880),
+                    _cluster("paged_decode_hopper_split_hd256_heads16", 16,  70224,  88528))
 _HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 139472, 156816),
                     _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288))
 # fmt: on
@@ -124,9 +136,9 @@ ENTRIES: tuple[Entry, ...] = (
     # Without clusters it is slower, but runs on the emulated device, with the same bits.
     _prefill("batch_prefill_paged_hd512_into", 512, (*_HOPPER_512, *_ROWS_512, *_ALONE_512, *_KEYS_512),
              "A ragged batch of chunks with history, global family."),
-    _decode("batch_decode_paged_window_hd256_into", 256, (*_HOPPER_KEYS_256, *_KEYS_256),
+    _decode("batch_decode_paged_window_hd256_into", 256, (*_HOPPER_KEYS_256, *_KEYS_256, *_emulated(_HOPPER_KEYS_256)),
             "Every request has one new token, local family."),
-    _decode("batch_decode_paged_hd512_into", 512, (*_HOPPER_KEYS_512, *_KEYS_512),
+    _decode("batch_decode_paged_hd512_into", 512, (*_HOPPER_KEYS_512, *_KEYS_512, *_emulated(_HOPPER_KEYS_512)),
             "Every request has one new token, global family."),
     _split("batch_decode_split_paged_window_hd256_into", 256, (*_HOPPER_PART_256, *_PART_256),
            "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; local family."),

@@ -303,7 +303,8 @@ __device__ __forceinline__ void store_state(const AttentionParams& p, const Clus
   }
 }
 
-template <int kHeadDim, int kWarpColumns, int kHeadTiles, int kTeams, int kStages>
+// Without kClustered a block is alone with its request and KV head: no instruction here needs a cluster then.
+template <int kHeadDim, int kWarpColumns, int kHeadTiles, int kTeams, int kStages, bool kClustered>
 __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, const TensorMap& map) {
   using Shape = ClusterShape<kHeadDim, kWarpColumns, kHeadTiles, kTeams, kStages>;
   constexpr int kTeamWarps = Shape::kTeamWarps, kParts = Shape::kParts;
@@ -312,7 +313,7 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   const int team = warp / kTeamWarps, member = warp % kTeamWarps;
   const int part = member % kParts, head_tile = member / kParts;
   const bool fills = member == 0;  // this warp asks for the team's copies
-  const int rank = cluster_rank(), ranks = cluster_size();
+  const int rank = kClustered ? cluster_rank() : 0, ranks = kClustered ? cluster_size() : 1;
   const unsigned base = shared_address(shared);
   const unsigned ring = base + team * Shape::kTeamBytes;
   // [stage][K, V]
@@ -324,12 +325,14 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   if (fills && lane == 0) {
 #pragma unroll
     for (int i = 0; i < kStages * 2; ++i) barrier_init(full + i * 8, 1);
-    if (team == 0) barrier_init(received, 1);
+    if (kClustered && team == 0) barrier_init(received, 1);
     fence_barrier_init();
   }
   sync_team<kTeamWarps>(team);
-  if (ranks > 1) cluster_arrive();
-  allow_next_launch();
+  if constexpr (kClustered) {
+    if (ranks > 1) cluster_arrive();
+    allow_next_launch();
+  }
   const int tiles = work.last_tile - work.first_tile;
   // --- the team's tiles ---
   const int tile_step = ranks * kTeams;
@@ -381,7 +384,7 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
 
   // How the merge is shared out: a warp takes one pair of heads and every merge_parts-th run of 32 dim pairs.
   constexpr int kWarps = Shape::kThreads / kWarpSize, kDimPairs = kHeadDim / 2;
-  const int active_ranks = max(1, min(ranks, (tiles + kTeams - 1) / kTeams));
+  const int active_ranks = kClustered ? max(1, min(ranks, (tiles + kTeams - 1) / kTeams)) : 1;
   const int pairs = (work.group + 1) / 2;
   const int merge_parts = kWarps / pairs, merge_part = warp / pairs, pair = warp - merge_part * pairs;
   const int slice_pairs = (kDimPairs + ranks - 1) / ranks;  // dim pairs that a block of the cluster owns
@@ -391,7 +394,9 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   if (threadIdx.x == 0 && active_ranks > 1) {
     barrier_expect(received, active_ranks * (own_pairs + 1) * pairs * 16);
   }
-  if (ranks > 1) cluster_wait();  // from here on the others' barriers may be pushed to
+  if constexpr (kClustered) {
+    if (ranks > 1) cluster_wait();  // from here on the others' barriers may be pushed to
+  }
 
   unsigned key_offsets[4], value_offsets[4];
   chunk_offsets(key_offsets, lane % 16, lane / 16);

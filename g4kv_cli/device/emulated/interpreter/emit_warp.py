@@ -10,7 +10,7 @@ from ..ptx.flow import CONTRIBUTE, READ_REDUCTION
 from ..ptx.instruction import Immediate, Instruction, Operand, PredicatePair, Register, Vector
 from ..ptx.mma_batches import CHECKED, MULTIPLY, WHOLE_WARP
 from ..warp.barriers import contribute_to_barrier, read_reduction, signal_barrier
-from ..warp.matrix_ops import load_matrices, multiply, store_matrices, whole_warp
+from ..warp.matrix_ops import load_matrices, multiply, store_matrices, transpose_matrix, whole_warp
 from ..warp.warp_ops import active_mask, elect, match, reduce_warp, shuffle, vote, warp_barrier
 from .emit import BlockEmitter
 
@@ -48,6 +48,10 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
         targets = _pair(emitter, instruction, operands[0])
         mask = emitter.source(operands[1], "b32", instruction)
         emitter.effect(number, instruction, targets, elect(emitter.site(instruction)), [mask])
+    elif opcode == "movmatrix.sync.aligned.m8n8.trans.b16":
+        value = emitter.source(operands[1], "b32", instruction)
+        targets = [_register(emitter, instruction, operands[0])]
+        emitter.effect(number, instruction, targets, transpose_matrix(emitter.site(instruction)), [value])
     elif opcode == WHOLE_WARP:
         emitter.effect(number, instruction, [], whole_warp(emitter.site(instruction)), [])
     elif opcode == "activemask.b32":

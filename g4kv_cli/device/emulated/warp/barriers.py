@@ -318,10 +318,15 @@ def signal_barrier(site: Site) -> Callable[..., None]:
     """bar.arrive: (lanes, barrier number, thread count)."""
 
     def run(lanes: LaneSet, number: Any, threads: Any) -> None:
-        if np.unique(number).size > 1 or np.unique(threads).size > 1:
-            raise ValueError("bar.arrive with different barrier numbers or thread counts in one instruction")
         barriers: Barriers = lanes.chunk.barriers
-        barriers.signal(int(number[0]), int(threads[0]), lanes, site)
+        numbers = np.broadcast_to(number, (lanes.count,)).astype(np.int64)
+        counts = np.broadcast_to(threads, (lanes.count,)).astype(np.int64)
+        pairs = np.unique(np.stack((numbers, counts)), axis=1).T.tolist()
+        for one, count in pairs:
+            part = lanes
+            if len(pairs) > 1:
+                part = LaneSet(lanes.chunk, lanes.index[(numbers == one) & (counts == count)])
+            barriers.signal(one, count, part, site)
 
     return run
 

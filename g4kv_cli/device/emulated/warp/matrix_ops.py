@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix and mma.sync: fragments of 8x8 matrices across the lanes of a warp.
+"""ldmatrix, stmatrix, movmatrix and mma.sync: fragments of 8x8 matrices across the lanes of a warp.
 
 Fragment order as recorded from an NVIDIA H200: lane 4g + t holds row g, columns 2t and 2t + 1 of an 8x8 matrix;
 A register 2 * (k half) + (row half), B register (k half), C registers 2 * (row half) + (column parity).
@@ -45,6 +45,19 @@ def _row_lanes(lanes: LaneSet, base: Array, matrices: int) -> tuple[LaneSet, Arr
     if index.size == lanes.count and frame.is_whole:
         return lanes, np.ascontiguousarray(table).reshape(-1)
     return LaneSet(lanes.chunk, index), np.ascontiguousarray(table).reshape(-1)
+
+
+def transpose_matrix(site: Site) -> Callable[..., Any]:
+    """movmatrix: (lanes, a) -> the 8x8 matrix that the warp holds, rows and columns changed round."""
+
+    def run(lanes: LaneSet, a: Array) -> Array:
+        _check_whole(lanes, site)
+        table = np.ascontiguousarray(lanes.frame.spread(a)).view(np.uint16)
+        # matrix[row][lane of the row and half: column]
+        turned = table.reshape(-1, 8, 8).transpose(0, 2, 1)
+        return lanes.frame.collect(np.ascontiguousarray(turned).reshape(-1, 2 * WARP).view(np.uint32))
+
+    return run
 
 
 def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -> Callable[..., Any]:
