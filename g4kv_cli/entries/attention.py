@@ -16,7 +16,7 @@ merged. The same input gives the same bits, and in one form a request's bits do 
 On sm_90 forms (b) and (c) run in thread block clusters (entries/clusters.py) where the pages allow it (a multiple of 16
 tokens), elsewhere on the portable kernels; ``KernelLibrary(..., variant="portable")`` takes these everywhere, and
 ``variant="sm_90a"`` refuses what they would have to serve. Either way the bits are the form's own, and differ between
-the two.
+the two. The emulated device, which has no clusters, runs form (b) of sm_90 if it is named.
 
 Everything is checked on the host before the launch (ContractError; a card without the shared memory for a tile is
 told so by DeviceUnavailable). The kernels have no bounds checks: the plan's recorded bounds are the only ones.

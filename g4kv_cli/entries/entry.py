@@ -51,8 +51,8 @@ class KernelVariant:
     page size; ``max_group``: query heads a KV head at most, 0 for all that the entry takes.
 
     ``max_cluster_blocks``: a request's keys go to thread block clusters of up to so many blocks, which merge what they
-    found (entries/clusters.py); 0 for kernels without clusters. A block that is a cluster of its own takes
-    ``alone_shared_bytes``.
+    found (entries/clusters.py), or with 1 to a block each; 0 for kernels that are launched otherwise. A block that is
+    a cluster of its own takes ``alone_shared_bytes``.
 
     ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
     read by tensor maps (entries/kv_boxes.py); 0 for kernels that take pointers alone.

@@ -175,3 +175,48 @@ def test_cp_async_equals_h200(arch: str) -> None:
     source, out = upload(machine, RECORD["cpa.src"], "source"), machine.allocate(want.nbytes, "out")
     launch_on(machine, compile_kernel(COPY, arch), pointer(source), pointer(out), grid=4)
     np.testing.assert_array_equal(read_as(machine, out, want.size, np.uint32).reshape(want.shape), want)
+
+
+TURN = """
+extern "C" __global__ void kernel(unsigned* out) {
+  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2, first = threadIdx.x / 32 * 64;
+  unsigned word = (first + row * 8 + column) | (first + row * 8 + column + 1) << 16, turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
+  out[threadIdx.x] = turned;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_movmatrix_changes_rows_and_columns_round(arch: str) -> None:
+    """PTX ISA, movmatrix: lane 4g + t holds row g, columns 2t and 2t + 1."""
+    machine = Machine()
+    out = machine.allocate(2 * 128, "out")
+    launch_on(machine, compile_kernel(TURN, arch), pointer(out), block=64)
+    got = read_as(machine, out, 128, np.uint16).reshape(2, 8, 8)
+    matrices = np.arange(128).reshape(2, 8, 8)
+    np.testing.assert_array_equal(got, matrices.transpose(0, 2, 1))
+
+
+PAIRS = """
+extern "C" __global__ void kernel(unsigned* out) {
+  __shared__ unsigned words[4][32];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, barrier = warp / 2 + 1;
+  if (warp % 2 == 1) {
+    words[warp][lane] = warp * 100 + lane;
+    asm volatile("bar.arrive %0, 64;" :: "r"(barrier) : "memory");
+  } else {
+    asm volatile("bar.sync %0, 64;" :: "r"(barrier) : "memory");
+    out[warp / 2 * 32 + lane] = words[warp + 1][lane];
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("arch", DIALECTS)
+def test_warps_arrive_at_barriers_of_different_numbers_in_one_instruction(arch: str) -> None:
+    machine = Machine()
+    out = machine.allocate(4 * 64, "out")
+    launch_on(machine, compile_kernel(PAIRS, arch), pointer(out), block=128)
+    got = read_as(machine, out, 64, np.uint32).reshape(2, 32)
+    np.testing.assert_array_equal(got, np.array([[100], [300]]) + np.arange(32))

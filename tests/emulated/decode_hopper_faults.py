@@ -1,0 +1,128 @@
+"""Faults of the sm_90 decode kernels, for the emulated device and for a GPU: exact replacements of text.
+
+As in test_attention_faults.py they run through ``g4kv smoke --kernels``. The emulated device has no clusters: it runs
+form (b), whose source is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+
+BODY = "decode_hopper_body.cuh"
+LOCAL, GLOBAL = "attention/12b-local", "attention/12b-global"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` becomes ``new`` in the kernels' body; each of ``cases`` goes red."""
+
+    name: str
+    old: str
+    new: str
+    cases: tuple[str, ...]
+
+    @property
+    def cases_without_splits(self) -> tuple[str, ...]:
+        """Those that need no cluster."""
+        return tuple(case for case in self.cases if "/decode-split/" not in case)
+
+    def overlay(self, directory: Path) -> Path:
+        """A directory with the body that has the fault."""
+        text = (BUILT_IN_KERNELS_DIRECTORY / BODY).read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: the text to replace stands {text.count(self.old)} times in {BODY}")
+        kernels = directory / "kernels"
+        kernels.mkdir()
+        (kernels / BODY).write_text(text.replace(self.old, self.new), encoding="utf-8")
+        return kernels
+
+
+FAULTS = (
+    Fault(
+        "values not waited for",
+        "    barrier_wait(values_full(stage), parity);\n",
+        "",
+        (f"{LOCAL}/decode/needle/window40",),
+    ),
+    Fault(
+        "scores read before the other warps wrote them",
+        "          make_float4(scores[0], scores[1], scores[2], scores[3]);\n      sync_team<kTeamWarps>(team);",
+        "          make_float4(scores[0], scores[1], scores[2], scores[3]);",
+        (f"{LOCAL}/decode/needle/window40",),
+    ),
+    Fault(
+        "window one less",
+        "max(0, kv_len - 1 - p.window_left);",
+        "max(0, kv_len - p.window_left);",
+        (f"{LOCAL}/decode/needle/window40", f"{LOCAL}/decode-split/needle/window333"),
+    ),
+    Fault(
+        "one key past the last",
+        "  work.end = kv_len;",
+        "  work.end = kv_len + (kv_len % 16 != 0);",
+        (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/needle/causal"),
+    ),
+    Fault(
+        "stale page",
+        "    newest.page = __shfl_sync(kAllLanes, places.page, asked % kWarpSize);\n",
+        "",
+        (f"{LOCAL}/decode/page-size/64",),
+    ),
+    Fault(
+        "the first 32 pages again",
+        "      places = later_places;\n",
+        "",
+        tuple(f"{at}/{form}/long-history" for at in (LOCAL, GLOBAL) for form in ("decode", "decode-split")),
+    ),
+    Fault(
+        "origin left out",
+        "work.page_row = p.page_indptr[work.request] - p.page_origins[work.request];",
+        "work.page_row = p.page_indptr[work.request];",
+        (f"{LOCAL}/decode/needle/window40",),
+    ),
+    Fault(
+        "slot of the page's first tile",
+        "    place.slot = (tile - logical_page * work.tiles_per_page) * kClusterTileKeys;",
+        "    place.slot = 0;",
+        (f"{LOCAL}/decode/page-size/64", f"{GLOBAL}/decode/page-size/64"),
+    ),
+    Fault(
+        "first layer",
+        "p.layer * 2 + is_value",
+        "is_value",
+        (f"{LOCAL}/decode/ragged", f"{GLOBAL}/decode-split/ragged"),
+    ),
+    Fault(
+        "unwritten slots weighed by zero",
+        "*reinterpret_cast<uint4*>(shared + at + lane % 8 * kChunkBytes) = make_uint4(0u, 0u, 0u, 0u);",
+        "",
+        (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/ragged"),
+    ),
+    Fault(
+        "the other head's weight in the merge",
+        "__shfl_sync(kAllLanes, factor, 16 + source);",
+        "__shfl_sync(kAllLanes, factor, source);",
+        (f"{LOCAL}/decode/needle/window40",),
+    ),
+    Fault(
+        "sum of one part",
+        "    float sum = state.y * factor;",
+        "    float sum = source == 0 ? state.y * factor : 0.0f;",
+        (f"{LOCAL}/decode/needle/window40",),
+    ),
+    Fault(
+        "last dims of the last block not written",
+        "    if (own < own_pairs) store_item",
+        "    if (own < own_pairs - (rank == ranks - 1)) store_item",
+        (f"{LOCAL}/decode-split/needle/window333",),
+    ),
+    Fault(
+        "one place for all clusters' partial results",
+        "(row * p.num_splits + work.split) * kHeadDim + dim_pair * 2",
+        "(row * p.num_splits) * kHeadDim + dim_pair * 2",
+        (f"{LOCAL}/decode-split/kv-sweep/1-200/splits16",),
+    ),
+)

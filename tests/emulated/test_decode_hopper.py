@@ -1,0 +1,55 @@
+"""Form (b) of sm_90 on the emulated device: the portable kernel's cases are green, and each fault in it is seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_hopper_faults import FAULTS, GLOBAL, LOCAL, Fault
+
+from g4kv_cli.main import run as g4kv
+
+ALONE = {
+    LOCAL: {"paged_decode_hopper_hd256_heads8", "paged_decode_hopper_hd256_heads16"},
+    GLOBAL: {"paged_decode_hopper_hd512_heads8", "paged_decode_hopper_hd512_heads16"},
+}
+
+
+def _smoke(directory: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    record = directory / "run.json"
+    options = ["--device", "emulated:sm_90", "--variant", "sm_90a,portable", "--jobs", "1", "--json", str(record)]
+    code = g4kv(["smoke", "--geometry", "12b-local,12b-global", *options, *arguments])
+    return code, json.loads(record.read_text(encoding="utf-8"))["cases"]
+
+
+def _chosen(cases: tuple[str, ...]) -> list[str]:
+    return [word for case in cases for word in ("--case", case)]
+
+
+@pytest.mark.parametrize("at", [LOCAL, GLOBAL])
+def test_the_cases_of_the_portable_kernel_are_green(at: str, tmp_path: Path) -> None:
+    cases = tuple(
+        f"{at}/decode/{name}"
+        for name in ("ragged", "needle/*", "companions", "group/*", "page-size/48", "page-size/256", "scores/to-80",
+                     "padding/poisoned-page", "plan/refilled-smaller", "pages/permuted")
+    )  # fmt: skip
+    code, results = _smoke(tmp_path, *_chosen(cases))
+    assert code == 0
+    assert {name for case in results for name in case["kernels"]} == ALONE[at]
+
+
+def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Path) -> None:
+    cases = tuple(f"{LOCAL}/decode/page-size/{size}" for size in (1, 3, 100))
+    code, results = _smoke(tmp_path, *_chosen(cases))
+    assert code == 0
+    assert {name for case in results for name in case["kernels"]} == {"paged_decode_hd256_groups4"}
+
+
+@pytest.mark.parametrize("fault", [one for one in FAULTS if one.cases_without_splits], ids=lambda fault: fault.name)
+def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
+    cases = fault.cases_without_splits
+    code, results = _smoke(tmp_path, "--kernels", str(fault.overlay(tmp_path)), *_chosen(cases))
+    assert code == 1
+    assert {case["id"] for case in results if case["status"] == "failed"} == set(cases)
