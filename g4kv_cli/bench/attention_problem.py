@@ -184,14 +184,14 @@ class AttentionProblem:
         self, pool: int, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
     ) -> npt.NDArray[np.float32]:
         """Rows of K or V of one request and KV head: float32 [positions, head_dim]."""
-        page_size, heads, head_dim = self.shape.page_size, self.shape.num_kv_heads, self.shape.head_dim
-        page = self.pages[row.request, positions // page_size - self.origin].astype(np.int64)
-        slot = positions % page_size
+        layout = self.layout
+        page = self.pages[row.request, positions // layout.page_size - self.origin].astype(np.int64)
+        slot = positions % layout.page_size
         # pools[pool][page][K, V][slot][head][dim], one layer
-        block = (page * 2 + is_v) * (page_size * heads * head_dim)
-        first = block + (slot * heads + row.kv_head) * head_dim
+        block = page * layout.page_stride + is_v * layout.kv_block_len
+        first = block + slot * layout.row_elems + row.kv_head * layout.head_dim
         begin = self.pools[pool].data.offset_bytes // BF16.itemsize
-        return self.arena.rows(begin + first, head_dim)
+        return self.arena.rows(begin + first, layout.head_dim)
 
 
 def wrong_rows(got: Float64, want: Float64, rounding: Rounding, rows: tuple[CheckedRow, ...]) -> str:

@@ -9,12 +9,12 @@ from typing import Literal
 from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.records.bench import Shape
 
 Workload = Literal["decode", "prefill", "prep", "all"]
 Preset = Literal["quick", "decode-forms", "full"]
 
-PAGE_SIZE = 16
 MAX_PRESET_TOKENS = 2**23
 """Global keys of a preset's batch at most: 64 requests of 131072. ``--batch`` and ``--kv-len`` ask for any."""
 ELEMENT_BYTES = 2
@@ -125,7 +125,7 @@ def _attention_shape(
         tokens=tokens,
         kv_len=kv_len,
         visible_keys=visible,
-        page_size=PAGE_SIZE,
+        page_size=DEFAULT_PAGE_SIZE_TOKENS,
         num_qo_heads=heads,
         num_kv_heads=geometry.num_kv_heads,
         head_dim=head_dim,
@@ -150,7 +150,7 @@ def prep_shape(geometry: Geometry, entry: Entry, tokens: int) -> Shape:
         tokens=tokens,
         kv_len=tokens,
         visible_keys=0,
-        page_size=PAGE_SIZE,
+        page_size=DEFAULT_PAGE_SIZE_TOKENS,
         num_qo_heads=geometry.num_qo_heads,
         num_kv_heads=geometry.num_kv_heads,
         head_dim=geometry.head_dim,

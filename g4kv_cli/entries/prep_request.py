@@ -33,7 +33,6 @@ from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.provider import CheckedRequest, host_copy, numbers_of, plan_metadata
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
-from g4kv_cli.model.kv_layout import KvLayoutParameters
 from g4kv_cli.model.page_rows import PageRows, check_page_rows
 from g4kv_cli.model.plan_use import check_plan_use
 from g4kv_cli.model.prefill_plan import PlanBounds
@@ -165,19 +164,11 @@ def _check_pool(request: PrepRequest, pool: PagedPool, layer: int) -> CheckedGeo
         num_kv_heads=request.num_kv_heads,
     )
     request.outputs["pool"] = data
-    parameters, layout = request.parameters, checked.layout
+    parameters = request.parameters
     parameters.pool = data.address
     parameters.layer = checked.layer
     parameters.num_pages = checked.num_pages
-    parameters.layout = KvLayoutParameters(
-        kv_block_len=layout.kv_block_len,
-        layer_stride=layout.layer_stride,
-        page_stride=layout.page_stride,
-        page_size=layout.page_size,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-    )
+    parameters.layout = checked.layout.parameters()
     return checked
 
 

@@ -192,18 +192,19 @@ MODELS: tuple[str, ...] = tuple(dict.fromkeys(geometry.model for geometry in _AL
 """Names of the model sizes, smallest first."""
 
 
-def model_families(model: str, tp: int = 1) -> tuple[Geometry, Geometry]:
-    """The (local, global) geometries of a model on one of ``tp`` ranks. UsageError on an unknown name."""
+def model_families(model: str, tp: int = 1) -> tuple[Geometry, ...]:
+    """The geometries of a model on one of ``tp`` ranks, local before global, where it has both. UsageError on an
+    unknown name."""
     if model not in MODELS:
         raise UsageError(_unknown("model", model, MODELS))
-    local, global_ = (GEOMETRIES[f"{model}-{family}"].for_rank(tp) for family in FAMILIES)
-    return local, global_
+    found = [geometry for geometry in GEOMETRIES.values() if geometry.model == model]
+    return tuple(geometry.for_rank(tp) for geometry in sorted(found, key=lambda one: FAMILIES.index(one.family)))
 
 
 def select_geometries(names: str, tp: int = 1) -> tuple[Geometry, ...]:
     """The geometries of a comma list of names, or of ``all``, in the order asked for, each once.
 
-    A model's name alone means both of its families. Raises UsageError on an unknown name, with the known ones
+    A model's name alone means all of its families. Raises UsageError on an unknown name, with the known ones
     and the nearest match.
     """
     selected: dict[str, Geometry] = {}
@@ -211,7 +212,7 @@ def select_geometries(names: str, tp: int = 1) -> tuple[Geometry, ...]:
         if name == "all":
             found = list(GEOMETRIES.values())
         elif name in MODELS:
-            found = [GEOMETRIES[f"{name}-{family}"] for family in FAMILIES]
+            found = list(model_families(name))
         elif name in GEOMETRIES:
             found = [GEOMETRIES[name]]
         else:

@@ -120,6 +120,10 @@ class KvLayout:
         """Bytes that one token takes over all layers, K and V."""
         return self.num_layers * 2 * self.row_elems * self.element_bytes
 
+    def pool_shape(self, num_pages: int) -> tuple[int, int, int, int, int, int]:
+        """The pool as a row-contiguous array [page][layer][K, V][slot][head][dim]: what derived strides mean."""
+        return (num_pages, self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+
     def pool_elems(self, num_pages: int) -> int:
         """Elements of a pool of ``num_pages`` pages."""
         # pool[page][..]

@@ -95,26 +95,30 @@ class FamilyPool:
 
 @dataclass(frozen=True, slots=True)
 class ModelPools:
-    """Both pools of one model on one tensor-parallel rank."""
+    """The pools of one model on one tensor-parallel rank, one a family."""
 
     model: str
     context_tokens: int
     slots: int
     page_size: int
     step_tokens: int
-    local: FamilyPool
-    global_: FamilyPool
+    families: tuple[FamilyPool, ...]
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of both pools."""
-        return self.local.pool_bytes + self.global_.pool_bytes
+        """Bytes of all pools."""
+        return sum(pool.pool_bytes for pool in self.families)
+
+    @property
+    def windowed(self) -> FamilyPool | None:
+        """The pool whose pages are released behind the window; None in a model without one."""
+        return next((pool for pool in self.families if pool.geometry.window is not None), None)
 
     @property
     def uncapped_local_bytes(self) -> int:
-        """Bytes the local pool would take if it kept every page."""
+        """Bytes the windowed pool would take if it kept every page; 0 in a model without one."""
         pages = self.slots * pages_for(self.context_tokens, self.page_size) + PADDING_PAGES
-        return self.local.layout.pool_bytes(pages)
+        return 0 if self.windowed is None else self.windowed.layout.pool_bytes(pages)
 
 
 def derived_layout(geometry: Geometry, page_size: int, num_layers: int | None = None) -> KvLayout:
@@ -133,19 +137,18 @@ def derived_layout(geometry: Geometry, page_size: int, num_layers: int | None = 
 def model_pools(
     model: str, *, context_tokens: int, slots: int, page_size: int, step_tokens: int = 1, tp: int = 1
 ) -> ModelPools:
-    """Both pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each.
+    """The pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each.
 
     Local pages are capped by the window (``max_resident_pages``), global pages are all kept, each pool has
     the reserved padding page. Raises UsageError if a number is out of range for the model.
     """
-    local, global_ = model_families(model, tp)
+    families = model_families(model, tp)
+    max_positions = min(geometry.max_positions for geometry in families)
     for name, value in (("--context", context_tokens), ("--slots", slots), ("--step-tokens", step_tokens)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
-    if context_tokens > local.max_positions:
-        raise UsageError(
-            f"--context {context_tokens} is past the {local.max_positions} positions of {model}: give no more"
-        )
+    if context_tokens > max_positions:
+        raise UsageError(f"--context {context_tokens} is past the {max_positions} positions of {model}: give no more")
     if step_tokens > context_tokens:
         raise UsageError(f"--step-tokens {step_tokens} is more than the context of {context_tokens} tokens")
 
@@ -160,4 +163,4 @@ def model_pools(
             )
         return made
 
-    return ModelPools(model, context_tokens, slots, page_size, step_tokens, pool(local), pool(global_))
+    return ModelPools(model, context_tokens, slots, page_size, step_tokens, tuple(map(pool, families)))

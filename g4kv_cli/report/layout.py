@@ -50,14 +50,14 @@ def write_layout(console: Console, shown: ShownLayout) -> None:
 
 
 def write_pools(console: Console, pools: ModelPools) -> None:
-    """Pages and bytes of both pools of a model."""
+    """Pages and bytes of a model's pools."""
     title = f"{pools.model}: {_count(pools.slots, 'slot')} of up to {_count(pools.context_tokens, 'token')}"
     step = "" if pools.step_tokens == 1 else f", {pools.step_tokens} tokens a step"
     console.print(Text(f"{title}, page size {pools.page_size}{step}", style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("  pool", "layers", "pages a slot", "pages", "bytes", ""):
         table.add_column(header, justify="left" if header in ("  pool", "") else "right", no_wrap=True)
-    for family in (pools.local, pools.global_):
+    for family in pools.families:
         table.add_row(
             f"  {family.geometry.name}",
             str(family.layout.num_layers),
@@ -66,15 +66,16 @@ def write_pools(console: Console, pools: ModelPools) -> None:
             str(family.pool_bytes),
             size_text(family.pool_bytes),
         )
-    table.add_row("  both", "", "", "", str(pools.total_bytes), size_text(pools.total_bytes))
+    if len(pools.families) > 1:
+        table.add_row("  both", "", "", "", str(pools.total_bytes), size_text(pools.total_bytes))
     print_table(console, table)
-    window = pools.local.geometry.window
-    notes = [
-        f"pages = slots x pages a slot + {PADDING_PAGES} reserved padding page in each pool",
-        f"local pages a slot are capped by the window of {window}, and one page more that it can straddle; "
-        f"uncapped: {size_text(pools.uncapped_local_bytes)}",
-    ]
-    shared = pools.local.geometry.num_shared_kv_layers + pools.global_.geometry.num_shared_kv_layers
+    notes = [f"pages = slots x pages a slot + {PADDING_PAGES} reserved padding page in each pool"]
+    if pools.windowed is not None:
+        notes.append(
+            f"local pages a slot are capped by the window of {pools.windowed.geometry.window}, and one page more that "
+            f"it can straddle; uncapped: {size_text(pools.uncapped_local_bytes)}"
+        )
+    shared = sum(family.geometry.num_shared_kv_layers for family in pools.families)
     if shared:
         notes.append(f"the last {shared} layers read the K/V of earlier layers and have no block in any page")
     for note in notes:

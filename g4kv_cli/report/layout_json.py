@@ -24,7 +24,7 @@ def layout_json(shown: ShownLayout) -> dict[str, Any]:
 
 
 def pools_json(pools: ModelPools) -> dict[str, Any]:
-    """Both pools of a model."""
+    """The pools of a model."""
     families: dict[str, Any] = {
         family.geometry.family: {
             "geometry": family.geometry.name,
@@ -34,7 +34,7 @@ def pools_json(pools: ModelPools) -> dict[str, Any]:
             "num_pages": family.num_pages,
             "pool_bytes": family.pool_bytes,
         }
-        for family in (pools.local, pools.global_)
+        for family in pools.families
     }
     return {
         "model": pools.model,

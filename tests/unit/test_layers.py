@@ -31,6 +31,7 @@ def test_the_import_contracts_hold() -> None:
     [
         ("model/geometry.py", "import g4kv_cli.entries", "An import only ever points down"),
         ("oracle/prep.py", "import g4kv_cli.model.kv_layout", "The oracle judges offsets"),
+        ("oracle/attention.py", "import g4kv_cli.model.prefill_plan", "The oracle judges offsets"),
         ("device/emulated/arithmetic/bits.py", "import g4kv_cli.records.run", "The PTX interpreter is a library"),
         ("device/emulated/state/lanes.py", "from ..interpreter.chunk import Chunk", "In the emulator state lies below"),
         (

@@ -87,35 +87,43 @@ def test_the_slot_does_not_move_with_the_origin() -> None:
         slots.slot_of(-1, 0, 16)
 
 
+def _local(pools: slots.ModelPools) -> slots.FamilyPool:
+    return pools.families[0]
+
+
+def _global(pools: slots.ModelPools) -> slots.FamilyPool:
+    return pools.families[1]
+
+
 def test_pools_of_12b_by_hand() -> None:
     pools = slots.model_pools("12b", context_tokens=131072, slots=4, page_size=16)
     # 65 pages of the window a slot, 4 slots, 1 padding page; 5 MiB each.
-    assert (pools.local.pages_per_slot, pools.local.num_pages) == (65, 261)
-    assert pools.local.pool_bytes == 261 * 5242880
+    assert (_local(pools).pages_per_slot, _local(pools).num_pages) == (65, 261)
+    assert _local(pools).pool_bytes == 261 * 5242880
     # 131072 / 16 pages a slot, 4 slots, 1 padding page; 256 KiB each.
-    assert (pools.global_.pages_per_slot, pools.global_.num_pages) == (8192, 32769)
-    assert pools.global_.pool_bytes == 32769 * 262144
+    assert (_global(pools).pages_per_slot, _global(pools).num_pages) == (8192, 32769)
+    assert _global(pools).pool_bytes == 32769 * 262144
     assert pools.total_bytes == 261 * 5242880 + 32769 * 262144
     assert pools.uncapped_local_bytes == 32769 * 5242880
 
 
 def test_a_short_context_needs_no_more_than_itself() -> None:
     pools = slots.model_pools("12b", context_tokens=100, slots=1, page_size=16)
-    assert (pools.local.num_pages, pools.global_.num_pages) == (8, 8)  # 7 pages and the padding page
+    assert (_local(pools).num_pages, _global(pools).num_pages) == (8, 8)  # 7 pages and the padding page
 
 
 def test_shared_layers_take_no_room() -> None:
     pools = slots.model_pools("e2b", context_tokens=512, slots=1, page_size=16)
-    assert (pools.local.layout.num_layers, pools.global_.layout.num_layers) == (12, 3)
-    assert pools.local.layout.page_bytes == 12 * 2 * 16 * 256 * 2
-    assert pools.global_.layout.page_bytes == 3 * 2 * 16 * 512 * 2
+    assert (_local(pools).layout.num_layers, _global(pools).layout.num_layers) == (12, 3)
+    assert _local(pools).layout.page_bytes == 12 * 2 * 16 * 256 * 2
+    assert _global(pools).layout.page_bytes == 3 * 2 * 16 * 512 * 2
 
 
 def test_pools_of_one_rank() -> None:
     whole = slots.model_pools("31b", context_tokens=4096, slots=2, page_size=16)
     rank = slots.model_pools("31b", context_tokens=4096, slots=2, page_size=16, tp=8)
-    assert rank.local.pool_bytes * 8 == whole.local.pool_bytes  # 16 KV heads on 8 ranks
-    assert rank.global_.pool_bytes * 4 == whole.global_.pool_bytes  # 4 KV heads, each on two ranks
+    assert _local(rank).pool_bytes * 8 == _local(whole).pool_bytes  # 16 KV heads on 8 ranks
+    assert _global(rank).pool_bytes * 4 == _global(whole).pool_bytes  # 4 KV heads, each on two ranks
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Literal
 from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 
 KeyKind = Literal["spread", "needles", "large", "equal", "rising"]
@@ -95,8 +96,7 @@ class AttentionCase(OfOneEntry):
     @property
     def pool_shape(self) -> tuple[int, int, int, int, int, int]:
         """[page][layer][K, V][slot][head][dim]."""
-        heads, head_dim = self.geometry.num_kv_heads, self.geometry.head_dim
-        return (self.num_pages, self.num_layers, 2, self.page_size, heads, head_dim)
+        return derived_layout(self.geometry, self.page_size, self.num_layers).pool_shape(self.num_pages)
 
     @property
     def pool_bytes(self) -> int:

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
 from g4kv_cli.cases.npz import load_npz, npz_files
-from g4kv_cli.cases.prep.golden import PAGE_SIZE_TOKENS, Recording, read_recording
+from g4kv_cli.cases.prep.golden import Recording, read_recording
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import Axes, compare_values
@@ -50,7 +51,7 @@ class RecordedAttention:
 
 def attention_golden_cases(path: Path, page_size: int | None = None) -> list[AttentionCase]:
     """The attention cases of a file or directory; a file without attention arrays has none."""
-    size = PAGE_SIZE_TOKENS if page_size is None else page_size
+    size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
     return [case for file in npz_files(path, "--golden") for case in _cases_of(read_recording(file), size)]
 
 

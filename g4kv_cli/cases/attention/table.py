@@ -7,6 +7,7 @@ stands for all, since the heads are blocks of their own.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder, Chunk
@@ -14,7 +15,9 @@ from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.extremes import Extremes
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries_for
-from g4kv_cli.model.geometry import MODELS, Geometry
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.model.slots import derived_layout
 
 GROUPS = (1, 2, 4, 5, 6, 7, 8, 16)
 SMALL_WINDOW = 40
@@ -32,11 +35,9 @@ SPLIT_SWEEP = (1, 2, 3, 7, 16)
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 
 
-def attention_cases(
-    geometry: Geometry, *, seed: int, page_size: int | None = None, default_page_size: int = 16
-) -> list[AttentionCase]:
+def attention_cases(geometry: Geometry, *, seed: int, page_size: int | None = None) -> list[AttentionCase]:
     """All attention cases of one geometry. ``page_size`` replaces the default and leaves only it in the sweep."""
-    table = _Table(geometry, seed, default_page_size if page_size is None else page_size)
+    table = _Table(geometry, seed, DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size)
     sizes = PAGE_SIZES if page_size is None else (page_size,)
     rows = entries_for(geometry, "attention")
     cases: list[AttentionCase] = []
@@ -205,9 +206,8 @@ class _Table(CaseBuilder):
     def _large_pool(self, form: Entry, splits: int) -> AttentionCase:
         """A pool whose element offsets leave int32 (uint32 in decode), with all of the model's layers."""
         geometry, size, layers = self.geometry, self.page_size, self.geometry.num_kv_layers
-        page_stride = layers * 2 * size * geometry.num_kv_heads * geometry.head_dim
         bits = 32 if form.one_token_each and not form.takes_splits else 31
-        straddling = (1 << bits) // page_stride
+        straddling = (1 << bits) // derived_layout(geometry, size).page_stride
         pages = (straddling - 1, straddling + 2, straddling)
         q_len = 1 if form.one_token_each else 3
         request = KvRequest(2 * size + 1 + size // 2, q_len, 0, pages)
@@ -217,11 +217,11 @@ class _Table(CaseBuilder):
 
 
 def _sweep_splits(geometry: Geometry) -> tuple[int, ...]:
-    """Split counts of the long sweep. At head_dim 512 it takes several times as long, and a model does two of them;
-    the models together do them all."""
+    """Split counts of the long sweep. At head_dim 512 it takes several times as long, and a geometry does two of them,
+    by its name alone; the models together do them all."""
     if geometry.head_dim == 256:
         return SPLIT_SWEEP
-    first = MODELS.index(geometry.model)
+    first = zlib.crc32(f"{geometry.model}-{geometry.family}".encode())
     return tuple(SPLIT_SWEEP[(first + step) % len(SPLIT_SWEEP)] for step in (0, 3))
 
 

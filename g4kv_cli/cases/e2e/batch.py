@@ -21,6 +21,7 @@ from g4kv_cli.cases.e2e.recorded_model import Array, Float32, Int64, RecordedLay
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entry
 from g4kv_cli.errors import DeviceFault
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.plan_request import PlanRequest
 
 MakeCache = Callable[..., FamilyCache]
@@ -32,7 +33,7 @@ class Settings:
     padding included. ``decode_form`` is a label of the table; a family without it takes its preferred form.
     ``num_splits`` counts where the form takes splits."""
 
-    page_size: int = 16
+    page_size: int = DEFAULT_PAGE_SIZE_TOKENS
     prefill_chunk: int = 0
     decode_form: str = "b"
     num_splits: int = 1

@@ -30,6 +30,7 @@ from g4kv_cli.entries.table import decode_entries
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS as PAGE_SIZE
 from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.slots import pages_for
 from g4kv_cli.oracle.attention import attend
@@ -43,7 +44,6 @@ from g4kv_cli.records.run import CaseResult
 
 ENTRY = "long_context_walk"
 PREFIX = "e2e/far"
-PAGE_SIZE = 16
 SEED = 20
 FAR_GLOBAL_WINDOW = 64
 NEAR_GLOBAL_TOKENS = 320

@@ -26,7 +26,7 @@ float32 runs; the worst of six runs with jittered rounding used 0.65 of it."""
 MAX_EXTENT = 1 << 20
 MAX_GROUP = 16
 """Query heads a KV head that the attention kernels take."""
-_FAMILY_OF_LAYER_TYPE = {"sliding_attention": 0, "full_attention": 1}
+_FAMILY_OF_LAYER_TYPE = {"sliding_attention": "local", "full_attention": "global"}
 
 
 def read_model(path: Path) -> RecordedModel:
@@ -156,7 +156,7 @@ class _Reader:
         count, window, heads = (
             self._count(key) for key in ("num_hidden_layers", "sliding_window", "num_attention_heads")
         )
-        known = model_families(self._model())
+        known: dict[str, Geometry] = {geometry.family: geometry for geometry in model_families(self._model())}
         kinds, head_dims, k_eq_v, scales = (
             self._per_layer(key, count) for key in ("layer_types", "head_dim", "k_eq_v", "attention_scale")
         )
@@ -166,7 +166,9 @@ class _Reader:
         for layer, kind in enumerate(kinds):
             if kind not in _FAMILY_OF_LAYER_TYPE:
                 raise self.fail(f"meta_json layer_types[{layer}] is {kind!r}; known are {list(_FAMILY_OF_LAYER_TYPE)}")
-            base = known[_FAMILY_OF_LAYER_TYPE[kind]]
+            base = known.get(_FAMILY_OF_LAYER_TYPE[kind])
+            if base is None:
+                raise self.fail(f"meta_json layer_types[{layer}] is {kind!r}; {self._model()} has no such layers")
             for key, got, want in (("head_dim", head_dims[layer], base.head_dim),
                                    ("k_eq_v", k_eq_v[layer], base.k_eq_v),
                                    ("attention_scale", scales[layer], 1.0)):  # fmt: skip

@@ -21,11 +21,11 @@ from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.oracle.bfloat16 import BF16
 
 Array = npt.NDArray[Any]
 
-PAGE_SIZE_TOKENS = 16
 MAX_POSITION = 1 << 24
 
 _ARRAYS = (
@@ -73,7 +73,7 @@ def golden_cases(path: Path, page_size: int | None = None) -> list[PrepCase]:
     """The cases of a file or directory: contiguous and paged prefill, or decode where the file is for it."""
     cases: list[PrepCase] = []
     for file in npz_files(path, "--golden"):
-        cases.extend(_cases_of(read_recording(file), PAGE_SIZE_TOKENS if page_size is None else page_size))
+        cases.extend(_cases_of(read_recording(file), DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size))
     ids = [case.id for case in cases]
     if len(set(ids)) != len(ids):
         raise UsageError(f"--golden {path}: two files of the same name; rename one, for ids are made of names")

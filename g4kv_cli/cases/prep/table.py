@@ -15,8 +15,9 @@ from g4kv_cli.cases.prep.extremes import extreme_cases
 from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import entries_for, entry_for
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.model.slots import derived_layout
 
-DEFAULT_PAGE_SIZE_TOKENS = 16
 DEFAULT_SEED = 1
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 MAX_PAGE_SIZE = 4096
@@ -187,9 +188,8 @@ class _Table(CaseBuilder):
         Three tokens' pages: one before the edge, the one that straddles it, and the last of the pool.
         """
         size, layers = self.page_size, self.geometry.num_kv_layers
-        page_stride = layers * 2 * size * self.geometry.num_kv_heads * self.geometry.head_dim
         edge_bits = 31 if form == "prefill" else 32
-        straddling = (1 << edge_bits) // page_stride
+        straddling = (1 << edge_bits) // derived_layout(self.geometry, size).page_stride
         num_pages = straddling + 3
         ids = (straddling - 1, num_pages - 1, straddling)
         name = f"pool/past-{'int32' if edge_bits == 31 else 'uint32'}"

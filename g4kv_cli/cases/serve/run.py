@@ -8,7 +8,6 @@ else, released pages among it. Last, all outputs must have the bits of a run tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,9 +26,9 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
-from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.pool_order import POOL_AXES
+from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.attention import attend, concatenate
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
@@ -100,16 +99,12 @@ class _Run:
         self.session, self.case, self.device = session, session.case, session.device
         self.geometry = session.case.geometry
         self.script = serving_steps(session.case, release=release)
-        heads, head_dim = self.geometry.num_kv_heads, self.geometry.head_dim
-        shape = (self.script.num_pages, NUM_LAYERS, 2, self.case.page_size, heads, head_dim)
-        self.flat = np.full(math.prod(shape), POISON_BITS, np.uint16).view(BF16)
+        layout = derived_layout(self.geometry, self.case.page_size, NUM_LAYERS)
+        self.flat = np.full(layout.pool_elems(self.script.num_pages), POISON_BITS, np.uint16).view(BF16)
         """What the pool must hold, as it lies in memory."""
         self.order = session.library.pool_order
-        self.image = self.order.logical(self.flat, shape)
+        self.image = self.order.logical(self.flat, layout.pool_shape(self.script.num_pages))
         """The same, [page][layer][K, V][slot][head][dim]."""
-        layout = KvLayout.derive(
-            page_size=self.case.page_size, num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=head_dim
-        )
         self.owners = {PADDING_PAGE: "a padding page"}
         self.pool = PagedPool(layout, session.upload(self.flat, "pool"), self._owner_words)
         self.histories = [self._history(index) for index in range(len(self.case.requests))]
