@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,6 +249,12 @@ class Device(ABC):
     def peek(self, array: DeviceArray) -> HostArray | None:
         """What a contiguous array holds, after a fault too; None where a fault takes the memory with it."""
         return None
+
+    @contextmanager
+    def only_the_ends(self) -> Iterator[None]:
+        """Meanwhile a device that emulates runs the first and the last blocks along a grid's x axis alone: all that it
+        can of a launch with millions of rows. A GPU runs every block."""
+        yield
 
     @abstractmethod
     def close(self) -> None:

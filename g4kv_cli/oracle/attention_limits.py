@@ -154,11 +154,11 @@ def _squares_of_alike(shares: Float64, scores: Float64) -> Float64:
     below = np.minimum((rows.max(axis=-1, keepdims=True) - rows) / (2 * HALF_ULP_RELATIVE), _ALIKE_BINS - 1)
     below[rows >= so_far - 2 * HALF_ULP_RELATIVE] = 0
     bins = below.astype(np.int64) + _ALIKE_BINS * np.arange(len(flat))[:, None]
-    size = len(flat) * _ALIKE_BINS
-    together = np.square(np.bincount(bins.reshape(-1), flat.reshape(-1), size))
-    apart = np.bincount(bins.reshape(-1), np.square(flat).reshape(-1), size)
-    total: Float64 = np.maximum(together, apart).reshape(-1, _ALIKE_BINS).sum(axis=-1).reshape(shares.shape[:-1])
-    return total
+    used, at = np.unique(bins, return_inverse=True)
+    together = np.square(np.bincount(at.reshape(-1), flat.reshape(-1)))
+    apart = np.bincount(at.reshape(-1), np.square(flat).reshape(-1))
+    total = np.bincount(used // _ALIKE_BINS, np.maximum(together, apart), len(flat)).astype(np.float64)
+    return total.reshape(shares.shape[:-1])
 
 
 def scale_error(got: Float64, exact: Float64) -> Float64:

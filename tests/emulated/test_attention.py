@@ -22,6 +22,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.oracle.bfloat16 import BF16
 
 TABLE = {case.id: case for case in attention_cases(GEOMETRIES["e2b-local"], seed=1)}
 
@@ -207,3 +208,30 @@ def test_a_second_call_that_differs_is_seen(name: str, words: str, monkeypatch: 
     result = run_attention_case(_case(name), KernelLibrary(EmulatedDevice("sm_90")), "")
     assert result.status == "failed"
     assert any(words in mismatch.operation for mismatch in result.mismatches), [m.operation for m in result.mismatches]
+
+
+@pytest.mark.parametrize("form", ["decode", "decode-split", "prefill/small-tile", "prefill/large-tile"])
+def test_a_call_of_millions_of_rows_touches_its_ends_alone(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a wrong value there, or none, is seen."""
+    case, device = _case(f"{form}/rows/past-int32"), EmulatedDevice("sm_90")
+    assert run_attention_case(case, KernelLibrary(device), "").status == "passed"
+    read = EmulatedDevice.read
+
+    def with_last(value: float) -> Any:
+        def changed(self: EmulatedDevice, array: Any) -> Any:
+            values = read(self, array).copy()
+            if array.label == "out" and array.offset_bytes >= array.allocation.nbytes // case.num_tokens * (
+                case.num_tokens - 1
+            ):
+                values[:] = value
+            return values
+
+        return changed
+
+    poison = np.uint16(0xFFFF).view(BF16)
+    for value, words in ((1.0, "out"), (poison, "non-finite")):
+        monkeypatch.setattr(EmulatedDevice, "read", with_last(value))
+        result = run_attention_case(case, KernelLibrary(device), "")
+        assert result.status == "failed"
+        assert words in result.mismatches[0].operation
+        assert result.mismatches[0].first["token"] == case.num_tokens - 1

@@ -31,6 +31,9 @@ _KEY_ROW = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
 _DECODE_LSE = "if (p.lse != nullptr && quad == 0)"
 _MERGE_LSE = "if (p.lse != nullptr && column == 0)"
 _PREFILL_LSE = "if (p.lse != nullptr && part == 0"
+_ROW = "return ((long long)token * p.num_qo_heads + head) * kHeadDim;"
+_PARTIAL = "*reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) = merged;"
+_MERGE_PART = "(row * p.num_splits + split) * kHeadDim"
 _PREP_PAGE = "p.page_indices[row_begin + (logical_page - origin)];"
 _PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
 _TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
@@ -106,6 +109,26 @@ FAULTS = (
         "kv_len of 16 bits",
         ((TILE, _KV_LEN, _KV_LEN.replace("];", "] & 65535;")),),
         _both("kv-len/past-16-bits"),
+    ),
+    Fault(
+        "int32 offsets of q and out",
+        ((TILE, _ROW, "return (token * p.num_qo_heads + head) * kHeadDim;"),),
+        _both("rows/past-int32"),
+    ),
+    Fault(
+        "int32 offsets of partial results",
+        ((DECODE, _PARTIAL, _PARTIAL.replace("partial * kHeadDim", "(int)(partial * kHeadDim)")),),
+        _both("rows/past-int32", SPLIT),
+    ),
+    Fault(
+        "uint32 offsets of partial results in the merge",
+        ((DECODE, _MERGE_PART, f"(unsigned)({_MERGE_PART})"),),
+        _both("rows/past-int32", SPLIT),
+    ),
+    Fault(
+        "int32 offsets of out in the merge",
+        ((DECODE, "(p.out + row * kHeadDim + column)", "(p.out + (int)(row * kHeadDim) + column)"),),
+        _both("rows/past-int32", SPLIT),
     ),
     Fault(
         "lse written where it is not wanted",

@@ -146,6 +146,8 @@ def test_what_a_few_bits_or_splits_do_not_hold_is_run_in_every_form(geometry: st
             assert any(not case.wants_lse for case in of_form)
             rising = [r.kv_len - r.first_seen(c.window_left) for c, r in requests if c.kind == "rising"]
             assert min(rising) >= 512
+            heads = {c.num_tokens * c.geometry.num_qo_heads * c.geometry.head_dim for c in of_form if c.check == "ends"}
+            assert min(heads) > 1 << 31
             if GEOMETRIES[geometry].window is not None:
                 assert any(case.window_left == 0 for case in of_form)
     split = [case for case in cases if case.num_splits == 128]

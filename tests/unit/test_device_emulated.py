@@ -100,6 +100,22 @@ def test_an_unknown_arch_lists_the_known() -> None:
         EmulatedDevice("sm_42")
 
 
+@pytest.mark.parametrize("mode", ["native", "interpreter"])
+def test_only_the_ends_of_a_grid_run_where_that_is_asked_for(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", mode)
+    device = EmulatedDevice()
+    out = device.allocate((32 * 1000,), np.float32, "out")
+    device.fill(out, 0xFF)
+    kernel = _load(device, "scale")
+    launch = Launch((1000, 1, 1), (32, 1, 1), _parameters(out, count=32 * 1000), must_write=(out,))
+    with device.only_the_ends():
+        device.launch(kernel, launch)
+    assert device.written_ranges(out).tolist() == [[0, 128], [999 * 128, 1000 * 128]]
+    np.testing.assert_array_equal(device.read(out)[-32:], 2.0 * np.arange(999 * 32, 1000 * 32))
+    device.launch(kernel, launch)
+    np.testing.assert_array_equal(device.read(out), 2.0 * np.arange(32 * 1000))
+
+
 @pytest.mark.parametrize("arch", [*ARCHS, "sm_90a"])
 def test_a_kernel_runs_from_the_ptx_of_every_arch(arch: str) -> None:
     device = EmulatedDevice(arch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,11 +18,12 @@ KeyKind = Literal["spread", "needles", "large", "equal", "rising"]
 all others, and the keys just outside outweigh those. large: scores up to 80. equal: one key, repeated. rising: each
 score a little above the one before: every tile has a new maximum, and the factor of what stands is close to 1."""
 
-Check = Literal["oracle", "alone", "permuted", "refill", "graph", "forms", "merge"]
+Check = Literal["oracle", "alone", "permuted", "refill", "graph", "forms", "merge", "ends"]
 """Every check holds the output against the oracle. Besides: ``alone``: each request run alone has the same bits;
 ``permuted``: other pages, same bits; ``refill``: a plan filled again with fewer requests, same bits as a fresh one;
 ``graph``: a CUDA graph captured before an update in place, same bits as a fresh plan; ``forms``: all forms on the same
-keys; ``merge``: the merge kernel alone, on partial results made on the host."""
+keys; ``merge``: the merge kernel alone, on partial results made on the host; ``ends``: so many rows that only those of
+the first and the last request and KV head have inputs, and are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,12 @@ class AttentionCase(OfOneEntry):
     def num_tokens(self) -> int:
         """Query tokens of all requests."""
         return sum(request.q_len for request in self.requests)
+
+    @property
+    def ends(self) -> AttentionCase:
+        """The case with its first and its last request and KV head alone."""
+        heads = self.geometry.with_heads(2)
+        return replace(self, geometry=heads, requests=(self.requests[0], self.requests[-1]))
 
     @property
     def padding_page(self) -> int | None:

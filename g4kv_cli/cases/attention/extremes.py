@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder
+from g4kv_cli.cases.attention.build import LARGE_TILE, MAX_SPAN, SMALL_TILE, CaseBuilder
 from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.entries.attention_request import MAX_GQA_GROUP
 from g4kv_cli.entries.entry import Entry
 
 MANY_SPLITS = 128
@@ -23,6 +24,7 @@ RISING_KEYS = 1100
 """More than 64 pages of 16."""
 CHUNK_TOKENS = 3
 SPLITS = 3
+KV_HEADS_OF_MANY_ROWS = 512
 
 
 class Extremes(CaseBuilder):
@@ -58,6 +60,16 @@ class Extremes(CaseBuilder):
                         window=FAR_WINDOW, tile=tile, num_splits=splits)  # fmt: skip
         yield self.case(form, f"{tile_name}pool/page-ids-past-16-bits", ((3 * size + 2, tokens), (size + 5, 1)),
                         geometry=one, tile=tile, num_splits=splits, first_page=PAST_UINT16)  # fmt: skip
+        if self.page_size <= MAX_SPAN:
+            yield self._many_rows(form, tile_name, tokens, tile, 2 if form.takes_splits else 1)
+
+    def _many_rows(self, form: Entry, tile_name: str, tokens: int, tile: int | None, splits: int) -> AttentionCase:
+        """So many heads that few requests are enough, in pools of which two pages are touched."""
+        geometry = self.geometry.with_heads(KV_HEADS_OF_MANY_ROWS, MAX_GQA_GROUP)
+        row = geometry.num_qo_heads * geometry.head_dim
+        requests = (1 << 31) // (row * tokens) + 1
+        return self.case(form, f"{tile_name}rows/past-int32", ((tokens + 2, tokens),) * requests, check="ends",
+                         geometry=geometry, tile=tile, num_splits=splits)  # fmt: skip
 
     def _many_splits(self, form: Entry) -> Iterator[AttentionCase]:
         """No split of these is empty, but for the last ones of the request beside the long one."""

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.attention.arguments import (
+    call_arguments,
+    make_plan,
+    paged_pool,
+    plan_requests,
+    plan_shape,
+    workspace,
+)
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
+from g4kv_cli.cases.attention.ends import require_memory, run_ends
 from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
 from g4kv_cli.cases.attention.merge import launch_merge
-from g4kv_cli.cases.attention.pool import AttentionPool, other_pages, page_owner
+from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
 from g4kv_cli.cases.session import Session, Skip, run_session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entries_for, prefill_tiles
-from g4kv_cli.entries.workspace import SplitWorkspace
-from g4kv_cli.model.kv_layout import KvLayout
-from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -71,12 +75,15 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
             have, need = device.limits.memory_bytes, case.pool_bytes
             raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+        if case.check == "ends":
+            require_memory(device, case)
         fitting = _with_a_tile_of(case, Target.of(device))
-        tensors = make_attention_inputs(fitting) if case.golden is None else recorded_tensors(fitting)
+        with_inputs = fitting.ends if case.check == "ends" else fitting
+        tensors = make_attention_inputs(with_inputs) if case.golden is None else recorded_tensors(fitting)
         contract = library.contract_of(case.entry)
         if not contract.page_origin and any(request.origin for request in case.requests):
             raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
-        expected = expected_attention(fitting, tensors, contract=contract)
+        expected = expected_attention(with_inputs, tensors, contract=contract)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
     return run_session(case, rerun, library, make, _execute)
@@ -92,6 +99,9 @@ def _with_a_tile_of(case: AttentionCase, target: Target) -> AttentionCase:
 
 def _execute(session: AttentionSession) -> None:
     case = session.case
+    if case.check == "ends":
+        run_ends(session, case, session.tensors, session.expected)
+        return
     pool_check = make_pool(session, case)
     pool = session.keep(pool_check.upload(session.device))
     if case.check == "refill":
@@ -154,39 +164,6 @@ def _suspects(session: AttentionSession, judged: npt.NDArray[np.intp]) -> Suspec
     return lambda token, head: suspects(int(judged[token]), head)
 
 
-def make_plan(session: Session, case: AttentionCase) -> PrefillPagedPlan:
-    """The case's requests as a plan of their own."""
-    plan = PrefillPagedPlan.batch(
-        session.device,
-        plan_requests(case.requests, case.page_size),
-        shape=plan_shape(case),
-        padding_page=case.padding_page,
-    )
-    session.arrays.extend(plan.buffers.by_name().values())
-    return plan
-
-
-def plan_shape(case: AttentionCase) -> PlanShape:
-    """What the plan's requests share."""
-    return PlanShape(
-        num_qo_heads=case.geometry.num_qo_heads,
-        num_kv_heads=case.geometry.num_kv_heads,
-        head_dim=case.geometry.head_dim,
-        page_size=case.page_size,
-        window_left=case.window_left,
-        sm_scale=case.sm_scale,
-        cta_tile_q=case.cta_tile_q if case.row.takes_tile else None,
-    )
-
-
-def plan_requests(requests: Sequence[KvRequest], page_size: int) -> list[PlanRequest]:
-    """The requests as a plan takes them."""
-    return [
-        PlanRequest.of(kv_len=request.kv_len, q_len=request.q_len, pages=request.pages, page_size=page_size)
-        for request in requests
-    ]
-
-
 def call(
     session: AttentionSession,
     case: AttentionCase,
@@ -231,25 +208,12 @@ def prepare(
     padding = np.full((case.padding_rows, *q_rows.shape[1:]), POISON_BITS, dtype=np.uint16).view(BF16)
     out = session.poisoned((rows, *q_rows.shape[1:]), "out")
     lse = session.poisoned((rows if case.wants_lse else 0, geometry.num_qo_heads), "lse", np.float32)
-    layout = KvLayout.derive(
-        page_size=case.page_size,
-        num_layers=case.num_layers,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
-    )
-    arguments: dict[str, Any] = {
-        "q": session.upload(np.concatenate([q_rows, padding]), "q"),
-        "plan": plan,
-        "pool": PagedPool(layout, pool, page_owner(_holders(session, case))),
-        "layer": case.layer,
-        "out": out,
-        "lse": lse if case.wants_lse else None,
-    }
-    if case.row.takes_tile and case.cta_tile_q is not None:
-        arguments["cta_tile_q"] = case.cta_tile_q
+    q = session.upload(np.concatenate([q_rows, padding]), "q")
+    scratch = None
     if case.row.takes_splits:
-        arguments["num_splits"] = case.num_splits
-        arguments["workspace"] = workspace(session, rows, geometry.num_qo_heads, case.num_splits, geometry.head_dim)
+        scratch = workspace(session, rows, geometry.num_qo_heads, case.num_splits, geometry.head_dim)
+    paged = paged_pool(case, pool, _holders(session, case))
+    arguments = call_arguments(case, plan, paged, q, out, lse if case.wants_lse else None, scratch)
     return Call(session, case.row, arguments, out, lse)
 
 
@@ -257,16 +221,6 @@ def _holders(session: AttentionSession, case: AttentionCase) -> tuple[KvRequest,
     """The requests whose keys lie in the pool: a call of some of them has the others' pages beside its own."""
     everybody = session.case.requests
     return everybody if set(case.requests) <= set(everybody) else case.requests
-
-
-def workspace(session: Session, tokens: int, num_qo_heads: int, num_splits: int, head_dim: int) -> SplitWorkspace:
-    """Scratch that holds NaN in every place: what a split does not write must not be read."""
-    rows = (tokens, num_qo_heads, num_splits)
-    return SplitWorkspace(
-        session.poisoned((*rows, head_dim), "partial_out", np.float32),
-        session.poisoned(rows, "partial_max", np.float32),
-        session.poisoned(rows, "partial_sum", np.float32),
-    )
 
 
 # --- checks beside the oracle ------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.attention.arguments import plan_requests, workspace
 from g4kv_cli.cases.attention.pool import places_of
-from g4kv_cli.cases.attention.run import plan_requests, workspace
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.device.interface import DeviceArray

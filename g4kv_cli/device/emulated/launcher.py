@@ -110,7 +110,7 @@ class Launcher:
             request.deadline,
             request.owned_reads,
         )
-        reached_end = run.execute(request.chunk_threads, request.reverse_blocks)
+        reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)
         return LaunchOutcome(ranges, run.thread_instructions, run.collector.faults)
 

@@ -136,6 +136,7 @@ class Machine:
         max_instructions: int | None = None,
         deadline: float | None = None,
         owned_reads: Sequence[OwnedReads] = (),
+        chosen: range | None = None,
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -147,6 +148,7 @@ class Machine:
         max_instructions: thread instructions after which the watchdog ends the launch.
         deadline: moment of ``time.monotonic()`` (seconds) at which the launch is given up.
         owned_reads: ranges whose cells belong to somebody; a block reads those of its owner only.
+        chosen: numbers (x + grid.x * (y + grid.y * z)) of the blocks that run, all of them if None.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
@@ -169,6 +171,7 @@ class Machine:
             max_instructions,
             deadline,
             owned_reads,
+            chosen,
         )
         try:
             outcome = self._launcher.run(request)

@@ -29,6 +29,7 @@ class LaunchRequest:
     max_instructions: int | None
     deadline: float | None
     owned_reads: Sequence[OwnedReads] = ()
+    chosen: range | None = None
 
     @property
     def threads(self) -> int:
@@ -39,6 +40,12 @@ class LaunchRequest:
     def blocks(self) -> int:
         """Blocks of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def order(self) -> range:
+        """The blocks that run, in their order."""
+        chosen = range(self.blocks) if self.chosen is None else self.chosen
+        return chosen[::-1] if self.reverse_blocks else chosen
 
 
 @dataclass(frozen=True)

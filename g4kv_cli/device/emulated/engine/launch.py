@@ -115,8 +115,8 @@ class EngineRun:
         launch.grid[:], launch.extent[:] = request.grid, request.block
         launch.threads = request.threads
         launch.dynamic_shared_bytes, launch.total_shared_bytes = request.dynamic_shared_bytes, shared_bytes
-        blocks = request.blocks
-        launch.next, launch.last, launch.step = (blocks - 1, -1, -1) if request.reverse_blocks else (0, blocks, 1)
+        order = request.order
+        launch.next, launch.last, launch.step = order.start, order.start + len(order) * order.step, order.step
         limit = request.max_instructions
         launch.instructions, launch.instruction_limit = 0, _NO_LIMIT if limit is None else limit
         launch.step_limit, launch.slice = BLOCK_STEPS, SLICE

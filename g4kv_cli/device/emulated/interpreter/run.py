@@ -109,20 +109,17 @@ class Run:
             thread // WARP,
         )
 
-    def execute(self, chunk_threads: int, reverse_blocks: bool) -> bool:
-        """Run all blocks; True if the launch reached its end, False if a fatal fault stopped it."""
-        total = self.grid[0] * self.grid[1] * self.grid[2]
+    def execute(self, chunk_threads: int, blocks: range) -> bool:
+        """Run these blocks; True if the launch reached its end, False if a fatal fault stopped it."""
         threads = self.block[0] * self.block[1] * self.block[2]
         step = max(1, chunk_threads // (-(-threads // 32) * 32))
         if self.kernel.is_asynchronous:
             locations = (self.shared_bytes >> self.kernel.granule_shift) + 1
             step = max(1, min(step, _MAX_CLOCKED_LOCATIONS // locations))
-        order = np.arange(total)
-        if reverse_blocks:
-            order = order[::-1]
+        order = np.array(blocks)
         try:
             with np.errstate(all="ignore"):
-                for start in range(0, total, step):
+                for start in range(0, len(order), step):
                     Chunk(self, order[start : start + step]).execute()
         except LaunchStopped:
             return False
