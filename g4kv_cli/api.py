@@ -13,9 +13,9 @@ A step of one family takes three objects, each made once and used for all its la
 An entry is found by what it does, ``entry_for(geometry, "prep" | "attention" | "merge", form)``, or imported by its
 name (``g4kv_cli.entries.prep``, ``g4kv_cli.entries.attention``), and called with the library and keyword arguments.
 It checks everything on the host before it launches: ContractError has ``code``, ``field``, ``got`` and ``want``, and
-``RULES`` the sentence of each code. ``RopeTables``, ``PageRow``, ``PagedBatch`` and ``SplitWorkspace`` are its typed
-arguments, ``rope_rows`` makes rows of the tables, and ``attend`` is the float64 oracle of attention: values, and how
-far off a right kernel may be.
+``RULES`` the sentence of each code. ``RopeTables``, ``PageRow``, ``PagedBatch`` and ``SplitWorkspace`` (for any number
+of splits up to its own) are its typed arguments, ``rope_rows`` makes rows of the tables, and ``attend`` is the float64
+oracle of attention: values, and how far off a right kernel may be.
 
 ``window`` is a number of keys, the query's own included, wherever people say it (``Geometry.window``,
 ``PlanRequest.of``); the kernels take ``window_left`` = window - 1, -1 for none. Lengths and positions count tokens,

@@ -215,12 +215,12 @@ def _column(requests: Sequence[PlanRequest], name: str) -> Int64Array:
 
 
 def require_each(
-    broken: Rule, holds: npt.NDArray[np.bool_], name: str, got: Int64Array, want: Callable[[int], object]
+    contract: Rule, holds: npt.NDArray[np.bool_], name: str, got: Int64Array, want: Callable[[int], object]
 ) -> None:
     """Refuse the first request for which the rule does not hold; ``want`` says what it asks of a request."""
     if not holds.all():
         at = int(np.argmin(holds))
-        broken.require(False, f"requests[{at}].{name}", int(got[at]), want(at))
+        contract.require(False, f"requests[{at}].{name}", int(got[at]), want(at))
 
 
 def lay_out(plan: CheckedPlan) -> PlanArrays:

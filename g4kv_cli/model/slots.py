@@ -14,7 +14,7 @@ from g4kv_cli.model.geometry import Geometry, model_families
 from g4kv_cli.model.kv_layout import INT32_MAX, KvLayout
 
 PADDING_PAGES = 1
-"""One page of each pool is reserved for the padding rows of a decode batch: they write nowhere else."""
+"""One page of each pool is reserved for the padding of a batch, however much of it there is: it goes nowhere else."""
 
 
 def pages_for(tokens: int, page_size: int) -> int:
