@@ -64,6 +64,11 @@ COMMANDS: dict[str, CommandEntry] = {
         "kernels",
         "Show registers, spills, shared memory and the occupancy bound of each kernel, by arch.",
     ),
+    "provider": CommandEntry(
+        "g4kv_cli.commands.provider",
+        "provider",
+        "Check a manifest of other people's kernels, or begin one for a library.",
+    ),
 }
 
 

@@ -58,12 +58,12 @@ class ManifestProvider:
 
     def serves(self, entry: str) -> bool:
         """Whether the manifest has an entry of this name."""
-        return any(_names(spec, entry) for spec in self.manifest.entries)
+        return any(names_entry(spec, entry) for spec in self.manifest.entries)
 
     def spec_of(self, entry: str) -> EntrySpec:
         """The manifest's entry that serves this one. Raises NotCovered."""
         for spec in self.manifest.entries:
-            if _names(spec, entry):
+            if names_entry(spec, entry):
                 return spec
         raise NotCovered(f"{self.name} has no entry {entry}")
 
@@ -183,7 +183,8 @@ class ManifestProvider:
         return UsageError(f"{self.manifest.file}:{line}: {words}")
 
 
-def _names(spec: EntrySpec, entry: str) -> bool:
+def names_entry(spec: EntrySpec, entry: str) -> bool:
+    """Whether one of the spec's patterns is the entry's name."""
     return any(fnmatch.fnmatchcase(entry, pattern) for pattern in spec.names)
 
 

@@ -3,39 +3,68 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from g4kv_cli.errors import CompileError
+from g4kv_cli.providers.cudart.library import section_of
 
-_MAGIC = 0xBA55ED50
-_PTX, _CUBIN = 1, 2
-_COMPRESSED_FLAGS = 0x2000 | 0x8000
-"""Set for entries that LZ4 or Zstandard made smaller."""
+_MAGIC_BYTES = struct.pack("<I", 0xBA55ED50)
+_PTX = 1
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What a container holds: PTX by architecture, and how many entries of other kinds."""
+
+    ptx: list[tuple[int, str]] = field(default_factory=list)
+    compressed: int = 0
+    machine_code: int = 0
+
+    def texts(self, name: str) -> list[str]:
+        """The PTX, newest architecture first. Raises CompileError if there is none."""
+        if self.ptx:
+            return [text for _, text in sorted(self.ptx, key=lambda item: -item[0])]
+        if self.compressed:
+            raise CompileError(f"{name} has its PTX compressed; build it with nvcc --no-compress")
+        raise CompileError(
+            f"{name} has machine code for {self.machine_code} architectures and no PTX, which the emulated device "
+            "needs; build it with -gencode arch=compute_90,code=compute_90, or run it on a GPU"
+        )
+
+
+def ptx_of_library(path: Path) -> list[str]:
+    """Every PTX text that a shared library embeds. Raises CompileError where there is none that can be read."""
+    data = section_of(path, ".nv_fatbin")
+    contents = _Contents()
+    at = data.find(_MAGIC_BYTES)
+    while at >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", data, at)
+        _read(data[at : at + header + size], contents)
+        at = data.find(_MAGIC_BYTES, at + header + size)
+    return contents.texts(path.name)
 
 
 def ptx_texts(data: bytes, name: str) -> list[str]:
-    """Every PTX text of the container, newest architecture first. CompileError for compressed PTX, or none."""
-    if len(data) < 16 or struct.unpack_from("<I", data)[0] != _MAGIC:
+    """Every PTX text of one container, newest architecture first. CompileError for compressed PTX, or none."""
+    if len(data) < 16 or not data.startswith(_MAGIC_BYTES):
         raise CompileError(f"{name}: what it registers with CUDA is no fat binary")
+    contents = _Contents()
+    _read(data, contents)
+    return contents.texts(name)
+
+
+def _read(data: bytes, contents: _Contents) -> None:
     _, _, header, size = struct.unpack_from("<IHHQ", data)
-    found: list[tuple[int, str]] = []
-    machine_code = compressed = 0
     at, end = header, min(header + size, len(data))
     while at + 64 <= end:
         kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, at)
         (arch,) = struct.unpack_from("<I", data, at + 28)
         body = data[at + entry_header : at + entry_header + payload]
         if kind == _PTX and b".version" in body[:4096]:
-            found.append((arch, body.rstrip(b"\0").decode()))
+            contents.ptx.append((arch, body.rstrip(b"\0").decode()))
         elif kind == _PTX:
-            compressed += 1
+            contents.compressed += 1
         else:
-            machine_code += 1
+            contents.machine_code += 1
         at += entry_header + payload
-    if found:
-        return [text for _, text in sorted(found, key=lambda item: -item[0])]
-    if compressed:
-        raise CompileError(f"{name} has its PTX compressed; build it with nvcc --no-compress")
-    raise CompileError(
-        f"{name} has machine code for {machine_code} architectures and no PTX, which the emulated device needs; build "
-        "it with -gencode arch=compute_90,code=compute_90, or run it on a GPU"
-    )

@@ -1,0 +1,188 @@
+"""What can be said of a manifest before anything runs: names that mean nothing, functions and kernels that are not
+there, and which entries it serves."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from g4kv_cli.entries.attention_parameters import AttentionParameters
+from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.prep_parameters import PrepParameters
+from g4kv_cli.entries.provider import numbers_of
+from g4kv_cli.entries.table import entries
+from g4kv_cli.errors import G4kvError
+from g4kv_cli.providers.cudart.library import read_library, stand_in_for
+from g4kv_cli.providers.expression import Expression
+from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, Image, Manifest, Step
+from g4kv_cli.providers.manifest_provider import names_entry
+
+_OF_ANY_ENTRY = frozenset(("tokens", "requests", "head_dim", "group", "k_eq_v", "has_lse"))
+_OF_A_POOL = frozenset(
+    ("num_pages", "k_offset", "v_offset", *(f"stride_{axis}" for axis in ("page", "layer", "kv", "slot", "head")))
+)
+_OF_A_BUILDER = frozenset(("built_threads", "built_shared"))
+_ROWS = ("page_indices", "page_indptr", "page_origins")
+_INDEX_ARRAYS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "page_row": ("page_row",),
+    "batch": ("positions", *_ROWS),
+    "plan": ("kv_lens", "last_page_len", "q_indptr", "positions", "token_requests", *_ROWS),
+}
+_PREP_ARRAYS = ("q", "k", "v", "q_norm_weight", "k_norm_weight", "cos", "sin", "q_out")
+_PARTIALS = ("partial_out", "partial_max", "partial_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One entry of the table and the line of the [[entry]] that serves it, 0 if none does."""
+
+    entry: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestCheck:
+    """What was found. ``problems`` begin with the line they stand at; ``notes`` do not keep it from running on a GPU."""
+
+    served: tuple[Served, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_manifest(manifest: Manifest) -> ManifestCheck:
+    """Hold a manifest against the table of entries and against its own images."""
+    problems: list[tuple[str, str]] = []
+    notes: list[str] = []
+    table = entries()
+    served = []
+    for entry in table:
+        spec = next((spec for spec in manifest.entries if names_entry(spec, entry.name)), None)
+        served.append(Served(entry.name, spec.line if spec is not None else 0))
+        if spec is not None:
+            problems += _unknown_names(spec, entry)
+    for spec in manifest.entries:
+        for pattern in spec.names:
+            if not any(names_entry(EntrySpec((pattern,), 0, (), (), (), (), (), ()), entry.name) for entry in table):
+                close = difflib.get_close_matches(pattern, [entry.name for entry in table], n=1, cutoff=0.3)
+                hint = f"; nearest: {close[0]}" if close else ""
+                problems.append((f"{spec.line}: {pattern!r} names no entry{hint}", ""))
+        for step in spec.steps:
+            problems += [(text, "") for text in _missing_code(manifest, step)]
+    for image in manifest.images.values():
+        if image.kind == "library" and image.path is not None:
+            try:
+                stand_in_for(image.path)
+            except G4kvError as error:
+                notes.append(f"image {image.name} runs on a GPU only: {error}")
+        elif image.kind == "cubin":
+            notes.append(f"image {image.name} runs on a GPU only: it is machine code")
+    return ManifestCheck(tuple(served), _once(problems), tuple(notes))
+
+
+def _once(problems: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Each problem (text, entry) once, with the first of the entries that have it and how many others do."""
+    entries_of: dict[str, list[str]] = {}
+    for text, entry in problems:
+        entries_of.setdefault(text, []).append(entry)
+    lines = []
+    for text, names in entries_of.items():
+        more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        lines.append(f"{text} (in {names[0]}{more})" if names[0] else text)
+    return tuple(lines)
+
+
+def names_of(entry: Entry) -> tuple[frozenset[str], frozenset[str]]:
+    """(names of numbers and host arrays, names of device arrays) that expressions of this entry may use."""
+    index_arrays = frozenset(_INDEX_ARRAYS[entry.metadata])
+    structure: ctypes.Structure = PrepParameters() if entry.is_prep else AttentionParameters()
+    numbers = frozenset(numbers_of(structure)) | _OF_ANY_ENTRY | index_arrays | _OF_A_BUILDER
+    if not entry.is_prep:
+        numbers |= {"sm_scale", "cta_tile_q"}
+    arrays = index_arrays | (frozenset(_PREP_ARRAYS) if entry.is_prep else frozenset(("q", "out", "lse", *_PARTIALS)))
+    if entry.has_pool:
+        numbers |= _OF_A_POOL
+        arrays |= {"pool"}
+    elif entry.is_prep:
+        arrays |= {"k_out"}
+    return numbers, arrays
+
+
+def _unknown_names(spec: EntrySpec, entry: Entry) -> list[tuple[str, str]]:
+    known, arrays = (set(names) for names in names_of(entry))
+    problems: list[tuple[str, str]] = []
+
+    def check(line: int, expressions: Iterable[Expression], more: frozenset[str] = frozenset()) -> None:
+        for expression in expressions:
+            for name in sorted(expression.names - known - more):
+                close = difflib.get_close_matches(name, [*known, *more], n=1, cutoff=0.4)
+                hint = f" (nearest: {close[0]})" if close else ""
+                problems.append((f"{line}: {expression.text!r}: no {name!r} here{hint}", entry.name))
+
+    check(spec.line, (condition for condition, _ in spec.only_if))
+    for name in spec.requires:
+        if name not in arrays:
+            problems.append((f"{spec.line}: requires {name!r}, which the call never has", entry.name))
+    for name, expression in spec.let:
+        check(spec.line, [expression])
+        known.add(name)
+    for made in spec.arrays:
+        check(spec.line, [made.value])
+        known.add(made.name)
+        arrays.add(made.name)
+    for made in spec.workspace:
+        check(spec.line, [made.value])
+        arrays.add(made.name)
+    for step in spec.steps:
+        texts = [text for text in (step.image, step.call, step.symbol) if text is not None]
+        expressions = [part for text in texts for part in text.parts if isinstance(part, Expression)]
+        expressions += [*step.grid, *step.block, *step.cluster]
+        expressions += [each for each in (step.condition, step.shared) if each is not None]
+        check(step.line, expressions)
+        for argument in [*step.arguments, *(argument for _, argument in step.named)]:
+            for kind, expression in _leaves(argument):
+                check(step.line, [expression], frozenset(arrays) if kind == "ptr" else frozenset())
+        for name in step.writes:
+            if name not in arrays:
+                problems.append((f"{step.line}: writes {name!r}, which is no array of the call", entry.name))
+    return problems
+
+
+def _leaves(argument: ArgumentSpec) -> list[tuple[str, Expression]]:
+    if argument.value is not None:
+        return [(argument.kind, argument.value)]
+    return [leaf for field in argument.fields for leaf in _leaves(field)]
+
+
+def _missing_code(manifest: Manifest, step: Step) -> list[str]:
+    """A function that a library does not export, or a kernel that PTX does not have, where the name is a plain one."""
+    image = manifest.images.get(step.image.text)
+    if image is None or image.path is None:
+        return []
+    if step.call is not None and _is_plain(step.call.parts):
+        return _missing_function(image, step.call.text, step.line)
+    if step.symbol is not None and _is_plain(step.symbol.parts) and image.kind == "ptx":
+        names = re.findall(r"\.entry\s+([\w$]+)", image.path.read_text(errors="replace"))
+        found = [name for name in names if re.search(step.symbol.text, name)]
+        if len(found) != 1:
+            what = f"{len(found)} kernels match" if found else "no kernel matches"
+            has = ", ".join(names) or "none"
+            return [f"{step.line}: {what} {step.symbol.text!r} in {image.path.name}; it has {has}"]
+    return []
+
+
+def _missing_function(image: Image, function: str, line: int) -> list[str]:
+    if image.path is None:
+        return []
+    functions = read_library(image.path).functions
+    if function in functions:
+        return []
+    close = difflib.get_close_matches(function, functions, n=3, cutoff=0.4)
+    return [f"{line}: {image.path.name} has no function {function!r}; nearest: {', '.join(close) or 'none'}"]
+
+
+def _is_plain(parts: tuple[str | Expression, ...]) -> bool:
+    return all(isinstance(part, str) for part in parts)
