@@ -46,7 +46,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ManifestCheck:
-    """What was found. ``problems`` begin with the line they stand at; ``notes`` do not keep it from running on a GPU."""
+    """What was found. ``problems`` begin with the line they stand at; ``notes`` leave a GPU to run on."""
 
     served: tuple[Served, ...]
     problems: tuple[str, ...]
