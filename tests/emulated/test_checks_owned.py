@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper_helper import hopper_kernel, line, where
 from launch_helper import faults_of, int32, pointer, upload
 from nvrtc_helper import DIALECTS, compile_kernel, line_of
 
@@ -131,6 +132,47 @@ def test_too_many_owners_for_the_memory_leave_the_stranger(monkeypatch: pytest.M
     monkeypatch.setattr(owned_reads, "_MAX_OWNED_FLAGS", 3)
     assert not run("load", [[0, 2], [3, 2]], [[0, 2], [4, 3]])[0]
     assert len(run("load", [[0, 2], [3, 5]], [[0, 2], [4, 3]])[0]) == 1
+
+
+BULK = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, const int* reads, int* out) {
+  __shared__ __align__(1024) u16 tile[8 * 64];
+  __shared__ u64 full;
+  if (threadIdx.x == 0) { init(&full, 1); init_fence(); }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&full, 1024);
+    load2(tile, &map, 0, reads[blockIdx.x] * 8, &full);                       // MARK: read
+  }
+  wait(&full, 0);
+  out[blockIdx.x * 32 + threadIdx.x] = tile[threadIdx.x];
+}
+"""
+
+
+def test_a_bulk_copy_of_a_cell_that_no_owner_has() -> None:
+    for cells, bad in (([0, 4], False), ([0, 5], True)):
+        machine = Machine()
+        pool = upload(machine, np.zeros((CELLS * 8, 64), np.uint16), "pool")
+        tensor_map = machine.tensor_map(pool, (64, CELLS * 8), (64, 8), swizzle_bytes=0)
+        rule = OwnedReads(
+            pool,
+            CELLS * CELL_BYTES,
+            CELL_BYTES,
+            np.array([0, 4]),
+            np.array([0, 1, 2]),
+            True,
+            str,
+            str,
+            "cell",
+            "request",
+        )
+        table, out = upload(machine, np.array(cells, np.int32), "reads"), machine.allocate(4096, "out")
+        kernel, arguments = hopper_kernel(BULK), (tensor_map.pack(), pointer(table), pointer(out))
+        faults = faults_of(machine, kernel, *arguments, grid=2, owned_reads=[rule])
+        assert [(fault.kind, fault.block) for fault in faults] == ([("foreign_read", (1, 0, 0))] if bad else [])
+        if bad:
+            assert where(faults[0])[0] == line(BULK, "read")
 
 
 @pytest.mark.parametrize("load", ["load", "wide load", "one address", "wide copy"])
