@@ -103,16 +103,18 @@ def run_gate(
         console.start(run)
         jobs = options.jobs or _default_jobs(opened.info.kind)
         running = run_here(cases, how, opened) if options.here else run_cases(cases, how, opened, jobs)
+        interrupted_at = ""
         try:
             for result in map(judge, running):
                 results.append(result)
                 files.add(result)
                 console.add(result)
-        except BaseException:
+        except BaseException as error:
             console.abort()
+            interrupted_at = str(error) if isinstance(error, KeyboardInterrupt) else ""
             raise
         finally:
-            files.finish()
+            files.finish(interrupted_at)
         console.finish()
     finally:
         opened.close()

@@ -15,11 +15,13 @@ from g4kv_cli.report.files import write_whole
 OPTION = "--junit"
 
 
-def write_junit(path: Path, run: RunInfo, results: Sequence[CaseResult], planned: int, command: str = "smoke") -> None:
+def write_junit(
+    path: Path, run: RunInfo, results: Sequence[CaseResult], planned: int, command: str = "smoke", ended: str = ""
+) -> None:
     """Replace ``path`` by the XML of these results of ``g4kv <command>``. Raises UsageError if it cannot be written.
 
     Every suite has the properties of run_properties. Fewer results than ``planned`` end in a test case of their own,
-    which is an error: half a run is no success.
+    which is an error: half a run is no success. ``ended`` goes on with its message.
     """
     xml = JUnitXml(f"g4kv {command}")
     for geometry in dict.fromkeys(result.geometry for result in results):
@@ -30,7 +32,7 @@ def write_junit(path: Path, run: RunInfo, results: Sequence[CaseResult], planned
         _add_suite(xml, suite, run)
     if len(results) < planned:
         case = TestCase("the whole run", classname=f"g4kv {command}")
-        case.result = [Error(f"the run ended after {len(results)} of {planned} cases")]
+        case.result = [Error(f"the run ended after {len(results)} of {planned} cases{ended}")]
         suite = TestSuite(f"g4kv {command}")
         suite.add_testcase(case)
         _add_suite(xml, suite, run)

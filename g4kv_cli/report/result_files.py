@@ -50,17 +50,18 @@ class ResultFiles:
             except UsageError as error:
                 self._failure = error
 
-    def finish(self) -> None:
-        """Write both for good, and how the run ended."""
+    def finish(self, interrupted_at: str = "") -> None:
+        """Write both for good, and how the run ended: whole, early, and where an interrupt found it."""
         self._failure = None
+        where = f": interrupted at {interrupted_at}" if interrupted_at else ""
         if self._record is not None:
             try:
-                self._record.finish("finished" if len(self._results) == self._planned else "ended early")
+                self._record.finish("finished" if len(self._results) == self._planned else f"ended early{where}")
             except UsageError as error:
                 self._failure = error
         if self._junit_path is not None:
             try:
-                self._write_junit(self._junit_path)
+                self._write_junit(self._junit_path, where)
             except UsageError as error:
                 self._failure = self._failure or error
 
@@ -69,5 +70,5 @@ class ResultFiles:
         if self._failure is not None:
             raise self._failure
 
-    def _write_junit(self, path: Path) -> None:
-        write_junit(path, self._run, self._results, self._planned, self._command)
+    def _write_junit(self, path: Path, where: str = "") -> None:
+        write_junit(path, self._run, self._results, self._planned, self._command, where)

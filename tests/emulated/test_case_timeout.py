@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -307,6 +308,8 @@ def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_pat
         cases = [case.id for case in reject_cases() if case.entry == "qkv_norm_rope_paged_decode_hd256_plain_into"][:1]
     words = [name, "--device", "emulated", "--kernels", str(kernels), "--case-timeout", "0"]
     words += ["--jobs", jobs[0]] if jobs else []
+    record, junit = tmp_path / "run.json", tmp_path / "run.xml"
+    words += ["--json", str(record), "--junit", str(junit)]
     spinning = 2 if jobs.startswith("2") else 1
     process = subprocess.Popen(
         [sys.executable, str(script), *words, *(word for case in cases for word in ("--case", case))],
@@ -338,3 +341,5 @@ def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_pat
     for case in cases[:spinning]:
         where = rf"{re.escape(case)}: kernel \w+ at {re.escape(PREP)}:{line}\b[^;]*, block \(0, 0, 0\), warp 1"
         assert re.search(where, errors), errors
+        assert re.search(where, json.loads(record.read_text())["ended"])
+        assert re.search(where, html.unescape(junit.read_text()))
