@@ -25,8 +25,10 @@ Each entry's signature is that of its form in entries/attention_request.py, with
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from g4kv_cli.entries.attention_request import MAX_SPLITS, decode, decode_split, merge, prefill
-from g4kv_cli.entries.public import public
+from g4kv_cli.entries.public import public, public_row
 from g4kv_cli.entries.workspace import SplitWorkspace
 
 __all__ = [
@@ -50,3 +52,8 @@ batch_decode_split_paged_window_hd256_into = public(decode_split, "batch_decode_
 batch_decode_split_paged_hd512_into = public(decode_split, "batch_decode_split_paged_hd512_into")
 merge_splits_hd256_into = public(merge, "merge_splits_hd256_into")
 merge_splits_hd512_into = public(merge, "merge_splits_hd512_into")
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    """Rows of the table that stand above by no name of their own."""
+    return public_row(__name__, ("attention", "merge"), name)

@@ -15,8 +15,10 @@ Each entry's signature is that of its form in entries/prep_forms.py, without the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from g4kv_cli.entries.prep_forms import RMS_NORM_EPS, contiguous, paged_batch_prefill, paged_decode, paged_prefill
-from g4kv_cli.entries.public import public
+from g4kv_cli.entries.public import public, public_row
 
 __all__ = [
     "RMS_NORM_EPS",
@@ -52,3 +54,8 @@ qkv_norm_rope_paged_batch_prefill_hd512_plain_into = public(
 qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into = public(
     paged_batch_prefill, "qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into"
 )
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    """Rows of the table that stand above by no name of their own."""
+    return public_row(__name__, ("prep",), name)

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.entry import Entry, Operation
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import entry_named
+from g4kv_cli.entries.table import entries, entry_named
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -33,3 +33,11 @@ def public(
         parameters=[parameter for key, parameter in signature.parameters.items() if key != "entry"]
     )
     return call
+
+
+def public_row(module: str, operations: tuple[Operation, ...], name: str) -> Callable[..., None]:
+    """A row that the module of a public function does not name itself. Raises AttributeError as a module does."""
+    row = next((entry for entry in entries() if entry.name == name and entry.operation in operations), None)
+    if row is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return public(row.function, name)

@@ -24,7 +24,7 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.device.open import open_device
-from g4kv_cli.entries import table
+from g4kv_cli.entries import attention, prep, table
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entries, decode_entry, entry_named, sources_of
@@ -69,6 +69,13 @@ def runner(settings: RunSettings) -> Iterator[CaseRunner]:
     runner = CaseRunner(settings)
     yield runner
     runner.close()
+
+
+def test_it_is_a_public_function(twin: Entry) -> None:
+    function = getattr(attention, NAME)
+    assert (function.__name__, function.__doc__.splitlines()[0]) == (NAME, twin.what)
+    with pytest.raises(AttributeError):
+        getattr(prep, NAME)
 
 
 def test_smoke_runs_it(twin: Entry, runner: CaseRunner, kernels: Path) -> None:
