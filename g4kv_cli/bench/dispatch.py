@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.records.findings import Analysis, CellVerdict, GeometryVerdict
 
 DISPATCH_SCHEMA_VERSION = 1
@@ -13,7 +14,8 @@ DISPATCH_SCHEMA_VERSION = 1
 def dispatch_table(analysis: Analysis) -> dict[str, Any]:
     """Per geometry: the cells measured (look up the nearest from below in visible keys, then in batch), and the rule.
 
-    ``form`` b launches once, c with ``num_splits`` splits and a merge. ``decided`` false: either is as good.
+    ``forms`` says what the labels stand for; a split form launches with ``num_splits`` splits and a merge. ``decided``
+    false: either is as good.
     """
     run = analysis.record.run
     return {
@@ -23,6 +25,7 @@ def dispatch_table(analysis: Analysis) -> dict[str, Any]:
         "arch": run.device.arch,
         "kernels_digest": run.kernels_digest,
         "date": run.date,
+        "forms": {form.label: {"form": form.form, "is_split": form.takes_splits} for form in decode_forms()},
         "geometries": {verdict.geometry: _geometry(verdict) for verdict in analysis.verdicts},
     }
 

@@ -155,7 +155,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--batch", callback=_counts, metavar="N[,N...]", help="Decode: these batch sizes, not the preset's."),
     click.option("--kv-len", callback=_counts, metavar="N[,N...]", help="Decode: these lengths, not the preset's."),
-    click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts for form c."),
+    click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts."),
     device_options,
     kernels_option,
     variant_option,

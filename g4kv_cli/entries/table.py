@@ -192,6 +192,11 @@ def decode_forms() -> list[Entry]:
     return sorted({entry.label: entry for entry in ENTRIES if entry.label}.values(), key=lambda entry: entry.label)
 
 
+def preferred_unsplit() -> str:
+    """The label of the decode form to take where keys are not split."""
+    return min((form for form in decode_forms() if not form.takes_splits), key=lambda form: form.preference).label
+
+
 def sources_of(rows: Iterable[Entry]) -> tuple[str, ...]:
     """The translation units that calls of these entries may launch from."""
     return tuple(dict.fromkeys(source for entry in rows for source in entry.sources))

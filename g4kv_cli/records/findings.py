@@ -35,7 +35,7 @@ class CellVerdict:
     """Which configuration to use at one decode shape.
 
     ``tied`` are ours whose difference is within the noise. ``margin``: how much slower the best of the other kind
-    (unsplit a and b, split c) is, relative; ``margin_noise`` its uncertainty. None where there is no other kind.
+    (unsplit, or split) is, relative; ``margin_noise`` its uncertainty. None where there is no other kind.
     ``decided`` is False if ``tied`` has one of the other kind.
     """
 

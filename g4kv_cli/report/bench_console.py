@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from g4kv_cli.entries.table import preferred_unsplit
 from g4kv_cli.records.bench import PEER_PREFIX, Ceilings, Shape
 from g4kv_cli.records.findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
 from g4kv_cli.records.run import RunInfo
@@ -227,8 +228,9 @@ def rule_lines(verdict: GeometryVerdict) -> list[str]:
     if rule is not None:
         lines.append(
             f"rule: num_splits = the largest power of two up to min({rule.target_blocks} / (batch x "
-            f"{verdict.num_kv_heads}), visible keys / {rule.min_keys_per_split}); below 2 use b. It loses "
-            f"{share_text(rule.mean_loss)} on average, {share_text(rule.worst_loss)} at most ({rule.worst_shape})"
+            f"{verdict.num_kv_heads}), visible keys / {rule.min_keys_per_split}); below 2 use {preferred_unsplit()}. "
+            f"It loses {share_text(rule.mean_loss)} on average, {share_text(rule.worst_loss)} at most "
+            f"({rule.worst_shape})"
         )
     undecided = [cell for cell in verdict.cells if not cell.decided]
     if undecided:

@@ -119,6 +119,9 @@ def test_the_dispatch_table(sample: BenchRecord) -> None:
     table = json.loads(dispatch_text(analyse(sample)))
     geometry = table["geometries"]["12b-local"]
     assert table["kind"] == "g4kv-decode-dispatch"
+    used = {cell["form"] for geometry in table["geometries"].values() for cell in geometry["cells"]}
+    assert used <= set(table["forms"])
+    assert (table["forms"]["b"]["is_split"], table["forms"]["c"]["is_split"]) == (False, True)
     assert [(cell["kv_len"], cell["batch"], cell["form"], cell["num_splits"], cell["decided"]) for cell in
             geometry["cells"]] == [
         (128, 1, "b", 1, True), (128, 16, "b", 1, False), (128, 64, "b", 1, True),
