@@ -21,6 +21,7 @@ from g4kv_cli.commands.options import (
     provider_option,
     variant_option,
 )
+from g4kv_cli.entries.table import arithmetic_of
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.records.run import CaseResult, RunInfo
@@ -206,12 +207,19 @@ def _require_comparable(earlier: EarlierRun | None, run: RunInfo, request: Reque
 
 
 def _judge_bits(result: CaseResult, earlier: EarlierRun | None) -> CaseResult:
-    """A passed case whose bits differ from the record's, or that the record lacks, is failed."""
+    """A passed case whose bits differ from the record's, or that the record lacks, is failed; one that other kernels
+    ran there, which need not have the same bits, is skipped."""
     if earlier is None or result.status != "passed":
         return result
     want = earlier.digests.get(result.id, "")
     if want == result.output_digest:
         return result
+    others = earlier.kernels.get(result.id, result.kernels)
+    if want and arithmetic_of(others) != arithmetic_of(result.kernels):
+        ran, there = (", ".join(sorted(set(one) - set(two))) for one, two in
+                      ((result.kernels, others), (others, result.kernels)))  # fmt: skip
+        reason = f"no bits to compare: {ran or 'fewer kernels'} ran here, {there or 'fewer'} there ({earlier.path})"
+        return dataclasses.replace(result, status="skipped", reason=reason)
     if want:
         digests = f"{result.output_digest[:12]} here, {want[:12]} there"
         reason = f"the outputs differ in bits from {earlier.path} ({earlier.device}): {digests}"

@@ -54,6 +54,8 @@ class KernelVariant:
     found (entries/clusters.py), or with 1 to a block each; 0 for kernels that are launched otherwise. A block that is
     a cluster of its own takes ``alone_shared_bytes``.
 
+    ``same_bits_as``: the symbol of another kernel that gives the same bits, by design; empty for none.
+
     ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
     read by tensor maps (entries/kv_boxes.py); 0 for kernels that take pointers alone.
     """
@@ -73,6 +75,7 @@ class KernelVariant:
     max_cluster_blocks: int = 0
     alone_shared_bytes: int = 0
     cluster_tiles: int = 0
+    same_bits_as: str = ""
 
     @property
     def path(self) -> str:

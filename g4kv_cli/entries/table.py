@@ -52,7 +52,7 @@ _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824
 _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                   device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
-                 page_multiple=BOX_SLOTS, cluster_tiles=1),)
+                 page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
 _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
              _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))
@@ -205,6 +205,12 @@ def sources_of(rows: Iterable[Entry]) -> tuple[str, ...]:
 def kernel_variants() -> dict[str, KernelVariant]:
     """Every kernel of the table by its symbol."""
     return {kernel.symbol: kernel for entry in ENTRIES for kernel in (*entry.kernels, *entry.merge_kernels)}
+
+
+def arithmetic_of(symbols: Iterable[str]) -> frozenset[str]:
+    """What decides the bits that launches of these kernels leave: one name for all that give the same."""
+    known = kernel_variants()
+    return frozenset(known[symbol].same_bits_as or symbol if symbol in known else symbol for symbol in symbols)
 
 
 def prefill_tiles(head_dim: int, target: Target) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class JsonRecord:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What another run's record says about its bits: ``digests`` by case id.
+    """What another run's record says about its bits: ``digests`` by case id, ``kernels`` likewise, where it has them.
 
     ``page_size`` is what --page-size was (None: not given), where ``knows_page_size``: older records do not say.
     """
@@ -88,6 +88,7 @@ class EarlierRun:
     seed: int
     device: str
     digests: Mapping[str, str]
+    kernels: Mapping[str, tuple[str, ...]]
     page_size: int | None = None
     knows_page_size: bool = False
 
@@ -109,6 +110,7 @@ def read_record(path: Path, option: str) -> EarlierRun:
     try:
         run = record["run"]
         digests = {str(case["id"]): str(case.get("output_digest", "")) for case in record["cases"]}
+        kernels = {str(case["id"]): tuple(map(str, case["kernels"])) for case in record["cases"] if "kernels" in case}
         device = f"{run['device']['name']} {run['device']['arch']}"
         settings = record.get("settings", {})
         asked = settings.get(PAGE_SIZE)
@@ -118,6 +120,7 @@ def read_record(path: Path, option: str) -> EarlierRun:
             int(run["seed"]),
             device,
             digests,
+            kernels,
             page_size=None if asked is None else int(asked),
             knows_page_size=PAGE_SIZE in settings,
         )

@@ -111,6 +111,20 @@ def test_other_bits_than_the_record_are_failures(tmp_path: Path, capsys: pytest.
     assert "2 failed" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_bits_of_other_kernels_than_the_records_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    cases = ("attention/12b-local/decode/kv-len-one", "prep/12b-local/contiguous/closed-form")
+    chosen = ("--jobs", "1", *(word for case in cases for word in ("--case", case)))
+    code, _ = _smoke(path, *chosen, "--variant", "portable")
+    assert code == 0
+    code, again = _smoke(tmp_path / "two.json", *chosen, "--variant", "sm_90a,portable", "--same-bits-as", str(path))
+    assert code == 0
+    results = {case["id"]: case for case in again["cases"]}
+    assert [results[case]["status"] for case in cases] == ["skipped", "passed"]
+    words = "no bits to compare: paged_decode_hopper_hd256_heads8 ran here, paged_decode_hd256_groups4 there"
+    assert words in results[cases[0]]["reason"]
+
+
 def test_a_record_of_none_of_the_cases_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "one.json"
     _smoke(path, "--case", "prep/12b-local/contiguous/closed-form")

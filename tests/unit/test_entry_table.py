@@ -16,7 +16,15 @@ from g4kv_cli.device.open import open_device
 from g4kv_cli.entries import attention, prep
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
 from g4kv_cli.entries.kernel_shapes import declared_threads, stated_shared_bytes
-from g4kv_cli.entries.table import decode_entries, decode_entry, entries, entries_for, entry_named, kernel_variants
+from g4kv_cli.entries.table import (
+    arithmetic_of,
+    decode_entries,
+    decode_entry,
+    entries,
+    entries_for,
+    entry_named,
+    kernel_variants,
+)
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import GEOMETRIES
 
@@ -106,6 +114,19 @@ def test_a_directory_s_kernel_of_another_block_ends_the_run_in_one_line(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_kernels_of_the_same_bits_have_one_name_for_them() -> None:
+    known = kernel_variants()
+    alike = {symbol: kernel.same_bits_as for symbol, kernel in known.items() if kernel.same_bits_as}
+    assert alike
+    for symbol, other in alike.items():
+        assert known[other].same_bits_as == ""
+        assert arithmetic_of([symbol]) == arithmetic_of([other]) == {other}
+    for entry in entries("attention"):
+        portable, special = ([k.symbol for k in entry.kernels if bool(k.arch) == is_special] for is_special in (0, 1))
+        assert not arithmetic_of(portable) & arithmetic_of(special)
+    assert arithmetic_of(["somebody_elses"]) == {"somebody_elses"}
 
 
 # --- the choice among kernels ---------------------------------------------------------------------------------------

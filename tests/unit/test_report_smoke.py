@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -112,6 +113,8 @@ def test_reading_a_record_back(tmp_path: Path) -> None:
     earlier = read_record(path, "--same-bits-as")
     assert earlier.digests == {"prep/a/one": "cd" * 32, "prep/a/two": ""}
     assert (earlier.seed, earlier.kernels_digest) == (7, "ab" * 32)
+    record.add(dataclasses.replace(PASSED, id="prep/a/three", kernels=("one", "two")))
+    assert read_record(path, "--same-bits-as").kernels == {"prep/a/three": ("one", "two")}
 
 
 @pytest.mark.parametrize(
