@@ -22,7 +22,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from g4kv_cli import __version__
-from g4kv_cli.errors import EXIT_FAILURE, CompileError, G4kvError, UsageError
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, CompileError, G4kvError, UsageError
 from g4kv_cli.interrupts import InterruptEndsProcess
 from g4kv_cli.report.output import EXIT_BROKEN_PIPE, OutputLost, StandardStream, exit_code_of, lost_output_text
 
@@ -72,23 +72,22 @@ COMMANDS: dict[str, CommandEntry] = {
 }
 
 
-EPILOG = """\b
-Exit codes:
-  0    as expected
-  1    something is wrong, slower or not refused
-  2    the request or a tool failed
-  130  interrupted
-  141  whoever read the output left; files asked for are still written
-
-\b
-Environment:
-  G4KV_CACHE_DIR         where compiled kernels are kept  [~/.cache/g4kv]
-  G4KV_DEVICE            --device of every command
-  G4KV_EMULATOR          native, interpreter or both (compared)  [native]
-  G4KV_REQUIRE_GPU       --require-gpu of every command
-  G4KV_TRACEBACK         --traceback
-  G4KV_COMMAND_OPTION    any option, such as G4KV_SMOKE_GEOMETRY
-"""
+EXIT_CODES: dict[int, str] = {
+    0: "as expected",
+    EXIT_FINDINGS: "something is wrong, slower or not refused",
+    EXIT_FAILURE: "the request or a tool failed",
+    EXIT_INTERRUPTED: "interrupted",
+    EXIT_BROKEN_PIPE: "whoever read the output left; files asked for are still written",
+}
+ENVIRONMENT: dict[str, str] = {
+    "G4KV_CACHE_DIR": "where compiled kernels are kept  [~/.cache/g4kv]",
+    "G4KV_DEVICE": "--device of every command",
+    "G4KV_EMULATOR": "native, interpreter or both (compared)  [native]",
+    "G4KV_REQUIRE_GPU": "--require-gpu of every command",
+    "G4KV_TRACEBACK": "--traceback",
+    "G4KV_COMMAND_OPTION": "any option, such as G4KV_SMOKE_GEOMETRY",
+}
+"""Variables that stand for options, or for what has none."""
 
 
 @dataclass(slots=True)
@@ -151,13 +150,19 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.short_help) for name, entry in COMMANDS.items()])
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what holds for every command: exit codes and variables."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, text in EXIT_CODES.items()])
+        with formatter.section("Environment"):
+            formatter.write_dl(list(ENVIRONMENT.items()))
+
 
 @click.group(
     name="g4kv",
     cls=LazyGroup,
     params=[_traceback_option(hidden=False)],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=EPILOG,
 )
 @click.version_option(__version__, prog_name="g4kv", message="%(prog)s %(version)s")
 def cli() -> None:

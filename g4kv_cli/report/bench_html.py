@@ -71,7 +71,7 @@ def _facts(analysis: Analysis) -> str:
     record = analysis.record
     run, device = record.run, record.run.device
     facts = [
-        ("device", ", ".join(text for text in (device.name, device.arch, device.driver) if text)),
+        ("device", f"{device.name}, {device.arch}" + (f", driver {device.driver}" if device.driver else "")),
         ("date", run.date),
         ("commit", run.git_commit or "none"),
         ("kernels", f"{run.kernels_directory or 'built in'}, sources {digest_text(run.kernels_digest)}"),

@@ -14,6 +14,7 @@ from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
+from g4kv_cli.report.bench_format import time_text
 from g4kv_cli.report.files import unwritable, write_whole
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
@@ -226,7 +227,7 @@ def _winners(figure: Any, verdict: GeometryVerdict) -> None:
             color, alpha = UNDECIDED_COLOR, 0.6
         axes.add_patch(_square(x, y, color, alpha))
         text = cell.configuration if cell.decided else f"~{cell.configuration}"
-        lines = [text, f"{cell.seconds * 1e6:.1f} us"]
+        lines = [text, time_text(cell.seconds)]
         if cell.decided and cell.margin is not None:
             lines.append(f"other +{100 * cell.margin:.0f} %")
         if cell.peer_seconds is not None:

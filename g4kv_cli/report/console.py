@@ -108,7 +108,8 @@ class SmokeConsole:
             write_result(self._out, result)
         # Said once for all the cases it holds for: a provider's reasons are few and its uncovered cases many.
         for reason, count in Counter(result.reason for result in uncovered).items():
-            self._out.print(Text.assemble(("    NOT COVERED  ", "yellow"), f"{count_text(count, 'case')}: {reason}"))
+            line = f"{count_text(count, 'case')}: {reason}"
+            print_line(self._out, "    NOT COVERED  ", line, label_style="yellow")
 
     def _group_of(self, result: CaseResult) -> tuple[str, str]:
         """(heading, name) of the line that counts this case: geometry and entry, or of a recording, its file and what

@@ -25,17 +25,17 @@ def write_junit(
     """
     xml = JUnitXml(f"g4kv {command}")
     for geometry in dict.fromkeys(result.geometry for result in results):
-        suite = TestSuite(geometry)
+        suite = _suite(geometry, run)
         for result in results:
             if result.geometry == geometry:
                 suite.add_testcase(_test_case(result))
-        _add_suite(xml, suite, run)
+        xml.add_testsuite(suite)
     if len(results) < planned:
         case = TestCase("the whole run", classname=f"g4kv {command}")
         case.result = [Error(f"the run ended after {len(results)} of {planned} cases{ended}")]
-        suite = TestSuite(f"g4kv {command}")
+        suite = _suite(f"g4kv {command}", run)
         suite.add_testcase(case)
-        _add_suite(xml, suite, run)
+        xml.add_testsuite(suite)
     statistics: Any = xml  # junitparser has no annotations
     statistics.update_statistics()
     text = statistics.tostring()
@@ -60,11 +60,13 @@ def run_properties(run: RunInfo) -> dict[str, str]:
     }
 
 
-def _add_suite(xml: Any, suite: Any, run: RunInfo) -> None:
-    for name, value in run_properties(run).items():
+def _suite(name: str, run: RunInfo) -> Any:
+    """An empty suite with its properties, which the JUnit schema has before the cases."""
+    suite: Any = TestSuite(name)  # junitparser has no annotations
+    for prop, value in run_properties(run).items():
         if value:
-            suite.add_property(name, value)
-    xml.add_testsuite(suite)
+            suite.add_property(prop, value)
+    return suite
 
 
 def _test_case(result: CaseResult) -> TestCase:

@@ -158,6 +158,7 @@ def test_every_suite_of_a_junit_file_says_what_ran_where(tmp_path: Path) -> None
     suites = list(ElementTree.parse(path).getroot())
     assert [suite.get("name") for suite in suites] == ["12b-local", "12b-global", "g4kv smoke"]
     for suite in suites:
+        assert [child.tag for child in suite][:2] == ["properties", "testcase"]
         held = {one.get("name"): one.get("value") for one in suite.iter("property")}
         assert held["device"] == RUN.device.name
         assert held["arch"] == RUN.device.arch
