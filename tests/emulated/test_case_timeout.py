@@ -28,7 +28,8 @@ from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.timeout import MAX_TIMEOUTS_AN_ENTRY, Patience
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
-from g4kv_cli.device.emulated import DeadlinePassed, LaunchInterrupted, Machine, PoisonedMachine
+from g4kv_cli.device.emulated import DeadlinePassed, LaunchFault, LaunchInterrupted, Machine, PoisonedMachine
+from g4kv_cli.device.emulated.engine import launch as engine_launch
 from g4kv_cli.device.emulated.state import store_log
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import CaseTimeout
@@ -81,6 +82,27 @@ def test_a_launch_past_its_deadline_says_where_it_stood() -> None:
     assert machine.standing() is None
     with pytest.raises(PoisonedMachine):
         launch_on(machine, kernel, pointer(flag), pointer(out))
+
+
+def test_the_engine_itself_ends_an_endless_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its deadline, however many steps that takes; without one by its steps. The interpreter is never asked."""
+    monkeypatch.setattr(engine_launch, "BLOCK_STEPS", 100_000)
+    kernel = compile_kernel(SPIN)
+    words = f"test.cu:{line_of(SPIN, 'MARK: loop')}, block (1, 0, 0), "
+    for seconds in (1.0, None):
+        machine = Machine()
+        flag, out = upload(machine, np.zeros(1, np.int32), "flag"), upload(machine, np.zeros(128, np.int32), "out")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with pytest.raises(LaunchFault if seconds is None else DeadlinePassed) as caught:
+            launch_on(machine, kernel, pointer(flag), pointer(out), grid=2, block=64, deadline=deadline)
+        assert words in str(caught.value)
+        assert machine.counts.replayed == {}
+        assert machine.counts.interpreted == 0
+        assert (read_as(machine, out, 128, np.int32) == 7).all()
+        assert machine.written_ranges(out).tolist() == ([[0, 512]] if seconds is None else [])
+        if isinstance(caught.value, LaunchFault):
+            (fault,) = caught.value.faults
+            assert (fault.kind, fault.thread, fault.is_fatal) == ("watchdog", (32, 0, 0), True)
 
 
 def test_a_launch_that_ends_in_time_is_not_disturbed() -> None:

@@ -12,10 +12,12 @@ from .engine.launch import Detected, Engine, EngineRun, mark_written
 from .engine.library import library, missing_reason
 from .engine.program import Program
 from .engine.state import PAGE_BYTES
-from .faults import EmulatorError, Standing
+from .faults import EmulatorError, Fault, Standing
+from .interpreter.chunk import unravel
 from .interpreter.run import Run
 from .mode import Mode, emulator_mode
 from .request import LaunchOutcome, LaunchRequest
+from .state.lanes import WARP
 from .state.memory import GLOBAL_BASE, DeviceMemory
 
 
@@ -81,6 +83,8 @@ class Launcher:
         self._active = run = EngineRun(engine, self._memory, program, request)
         found = run.execute()
         if isinstance(found, Detected):
+            if found.kind == "watchdog" and request.max_instructions is None:
+                return self._endless(engine, run)
             counts.replayed[found.kind] = counts.replayed.get(found.kind, 0) + 1
             outcome = self._interpret(request)
             if not outcome.faults:
@@ -96,6 +100,28 @@ class Launcher:
             mark_written(self._memory, request.must_write)
         engine.state.release_logs()
         return found
+
+    def _endless(self, engine: Engine, run: EngineRun) -> LaunchOutcome:
+        """What the engine saw of a launch that looks endless: the interpreter would take hours to come as far."""
+        engine.exchange()  # what it stored stays, as after any fatal fault
+        self.counts.native += 1
+        at = run.standing()
+        thread = at.warp * WARP
+        fault = Fault(
+            "watchdog",
+            "the launch ran more steps than any real kernel; it looks endless",
+            at.kernel,
+            at.source_file,
+            at.source_line,
+            call_line=at.call_line,
+            ptx_line=at.ptx_line,
+            block=at.block,
+            thread=unravel(thread, run.request.block),
+            lanes=WARP,
+        )
+        outcome = LaunchOutcome(run.stored(), engine.state.launch.instructions, [fault])
+        engine.state.release_logs()
+        return outcome
 
     def _interpret(self, request: LaunchRequest) -> LaunchOutcome:
         self._active = run = Run(

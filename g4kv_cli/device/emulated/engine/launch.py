@@ -24,7 +24,7 @@ from .structures import FAULT_KINDS, RUN_CLOCKS_FULL, RUN_LOGS_FULL, RUN_SLICE_O
 SLICE = 1 << 20
 """Instructions of warps between two returns to Python, where signals are handled: some 50 ms."""
 BLOCK_STEPS = 20_000_000
-"""Basic blocks that the warps of one thread block may run before it looks endless."""
+"""Basic blocks that the warps of one thread block may run before it looks endless, where no deadline ends it."""
 _NO_LIMIT = (1 << 63) - 1
 _FRAME_ALIGN = 64
 
@@ -93,6 +93,10 @@ class EngineRun:
             launch.at_warp,
         )
 
+    def stored(self) -> Ranges:
+        """Ranges of the arena that it has stored to."""
+        return stored_ranges(self.engine.state.stores, ())[0]
+
     def _prepare(self) -> None:
         memory, program, request = self.memory, self.program, self.request
         state, library = self.engine.state, self.engine.library
@@ -119,7 +123,7 @@ class EngineRun:
         launch.next, launch.last, launch.step = order.start, order.start + len(order) * order.step, order.step
         limit = request.max_instructions
         launch.instructions, launch.instruction_limit = 0, _NO_LIMIT if limit is None else limit
-        launch.step_limit, launch.slice = BLOCK_STEPS, SLICE
+        launch.step_limit, launch.slice = BLOCK_STEPS if request.deadline is None else _NO_LIMIT, SLICE
         launch.is_running = launch.stop = launch.at_warp = launch.at_block = 0
         address = ctypes.addressof(launch)
         scratch = state.buffers.get("scratch", library.scratch_bytes(address) + _FRAME_ALIGN)
