@@ -18,6 +18,7 @@ from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import ContractError
+from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.rules import RULES, Rule, rule, shown
 
 PACKAGE = Path(g4kv_cli.__file__).parent
@@ -185,3 +186,12 @@ def test_what_was_given_is_shown_in_a_line(value: object, text: str) -> None:
         RULES["integer"].require(False, "field", value, "int")
     assert str(caught.value) == f"field: must be an integer (got {text}, want int) [integer]"
     assert str(shown(value)) == text
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
+def test_what_counts_heads_is_refused_at_every_models_heads(geometry: Geometry, runner: RejectRunner) -> None:
+    of_heads = {"plan_heads", "kv_heads", "gqa_group", "q_heads_multiple", "plan_tile", "capacity", "workspace"}
+    cases = [case for case in reject_cases([geometry]) if case.rule in of_heads]
+    assert {case.rule for case in cases} == of_heads
+    wrong = {case.id: found for case in cases if (found := runner.refuse(case, runner.bench_of(case)))}
+    assert wrong == {}

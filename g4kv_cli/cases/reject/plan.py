@@ -476,7 +476,8 @@ def _fewer_query_heads(draft: Draft) -> None:
 
 
 def _other_kv_heads(draft: Draft) -> None:
-    draft.shape = replace(draft.shape, num_kv_heads=draft.shape.num_kv_heads // 2)
+    """A KV head for each query head: no model's group is 1."""
+    draft.shape = replace(draft.shape, num_kv_heads=draft.shape.num_qo_heads)
 
 
 def _twice_the_page_size(draft: Draft) -> None:
