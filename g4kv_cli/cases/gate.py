@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from g4kv_cli.cases.attention.golden import attention_golden_cases
@@ -32,11 +32,19 @@ def gate_cases(
         raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
     cases: list[Case] = []
     for geometry in geometries:
-        cases.extend(prep_cases(geometry, seed=seed, page_size=page_size))
+        cases.extend(_by_entry(prep_cases(geometry, seed=seed, page_size=page_size)))
     for geometry in geometries:
-        cases.extend(attention_cases(geometry, seed=seed, page_size=page_size))
+        cases.extend(_by_entry(attention_cases(geometry, seed=seed, page_size=page_size)))
         cases.extend(serve_cases(geometry, seed=seed, page_size=page_size))
     return [*cases, *smoke_traps(geometries, once_an_entry=not every_trap)]
+
+
+def _by_entry(cases: Iterable[Case]) -> list[Case]:
+    """Cases of one entry stand together, as they are shown."""
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.entry, []).append(case)
+    return [case for group in groups.values() for case in group]
 
 
 def recorded_cases(path: Path, page_size: int | None = None) -> list[Case]:

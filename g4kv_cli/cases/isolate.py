@@ -7,39 +7,28 @@ in the order of the cases.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-import multiprocessing
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.run import CaseRunner, RunSettings
-from g4kv_cli.cases.standing import answer_requests, ask
 from g4kv_cli.cases.timeout import Patience
+from g4kv_cli.cases.workers import SECONDS_TO_END, WorkerPool, interrupts_ignored
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records.run import CaseResult
 
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
-SECONDS_TO_END = 5
 SECONDS_TO_START_AND_ANSWER = 120.0
 """A worker that ends its case in time says so; past its time and this it is taken for stuck in the driver."""
-_PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent dies."""
-
-_runner: CaseRunner | None = None
-"""The runner of a worker process."""
 
 
 def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
@@ -78,8 +67,8 @@ def run_here(cases: Sequence[Case], settings: RunSettings, device: Device) -> It
 
 def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
     done = 0
-    pool = _Pool(settings, jobs)
-    with _interrupts_ignored():  # as the workers do from their first moment on: they inherit it
+    pool = WorkerPool(settings, jobs)
+    with interrupts_ignored():  # as the workers do from their first moment on: they inherit it
         futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(case) for case in cases)
     try:
         while futures:
@@ -109,7 +98,7 @@ class _Running:
 
     index: int
     case: Case
-    pool: _Pool
+    pool: WorkerPool
     until: float
 
 
@@ -119,9 +108,11 @@ class _Lanes:
     def __init__(self, settings: RunSettings, count: int) -> None:
         self._settings, self._count = settings, count
         self._patience = Patience()
-        self._idle: list[_Pool] = []
+        self._idle: list[WorkerPool] = []
         self._running: dict[Future[tuple[CaseResult, bool]], _Running] = {}
         self._done: dict[int, CaseResult] = {}
+        self._ending: list[BaseProcess] = []
+        """Killed, and not waited for unless they pile up: a GPU takes its time to take a faulted context down."""
 
     def run(self, cases: Sequence[Case]) -> Iterator[CaseResult]:
         """The results in order."""
@@ -144,15 +135,23 @@ class _Lanes:
             self._abandon_all(error)
         for pool in self._idle:
             pool.shutdown()
+        self._await_ending(0)
+
+    def _await_ending(self, most: int) -> None:
+        """Wait until no more than that many killed workers are still there."""
+        self._ending = [process for process in self._ending if process.exitcode is None]
+        while len(self._ending) > most:
+            self._ending.pop(0).join(SECONDS_TO_END)
 
     def _start(self, index: int, case: Case) -> None:
         refusal = self._patience.refusal(case.entry)
         if refusal:
             self._done[index] = self._settings.without_result(case, refusal)
             return
-        pool = self._idle.pop() if self._idle else _Pool(self._settings, 1)
+        self._await_ending(self._count)
+        pool = self._idle.pop() if self._idle else WorkerPool(self._settings, 1)
         limit = self._settings.limit_seconds(case) + SECONDS_TO_START_AND_ANSWER
-        with _interrupts_ignored():
+        with interrupts_ignored():
             self._running[pool.submit(case)] = _Running(index, case, pool, time.monotonic() + limit)
 
     def _end(self, future: Future[tuple[CaseResult, bool]]) -> None:
@@ -175,7 +174,8 @@ class _Lanes:
         if is_lost:
             if result.status == "error" or result.seconds >= limit:
                 self._patience.note(case.entry)
-            running.pool.abandon()
+            with interrupts_ignored():
+                self._ending += running.pool.kill()
         else:
             self._idle.append(running.pool)
 
@@ -183,88 +183,10 @@ class _Lanes:
         """End every worker and pass the error on, an interrupt with where they were."""
         where = []
         if isinstance(error, KeyboardInterrupt):
-            with _interrupts_ignored():
+            with interrupts_ignored():
                 where = [place for running in self._running.values() for place in running.pool.standing()]
         for pool in [*(running.pool for running in self._running.values()), *self._idle]:
             pool.abandon()
         if where:
             raise KeyboardInterrupt("; ".join(where)) from error
         raise error
-
-
-class _Pool:
-    """Worker processes, and the pipe on which they say where they are."""
-
-    def __init__(self, settings: RunSettings, workers: int) -> None:
-        # Spawned, not forked: a CUDA context and the threads of a progress bar do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        self._answers, sender = context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)
-        )
-
-    def submit(self, case: Case) -> Future[tuple[CaseResult, bool]]:
-        """Queue a case: its result, and whether its worker can run no more."""
-        return self._executor.submit(_run_in_worker, case)
-
-    def standing(self) -> list[str]:
-        """Where each worker is."""
-        return ask(list(self._executor._processes or {}), [self._answers])
-
-    def shutdown(self) -> None:
-        """Wait for the workers to end."""
-        self._executor.shutdown()
-
-    def abandon(self) -> None:
-        """End the workers where they are; a second Ctrl-C must not find this process waiting for them."""
-        with _interrupts_ignored():
-            workers = list((self._executor._processes or {}).values())
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            for worker in workers:
-                worker.kill()
-            for worker in workers:
-                worker.join(SECONDS_TO_END)
-
-    def abandon_for(self, error: BaseException) -> NoReturn:
-        """End the workers and pass the error on, an interrupt with where they were."""
-        where: list[str] = []
-        if isinstance(error, KeyboardInterrupt):
-            with _interrupts_ignored():
-                where = self.standing()
-        self.abandon()
-        if where:
-            raise KeyboardInterrupt("; ".join(where)) from error
-        raise error
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile (in the main thread, which alone may say so)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-
-
-def _start_worker(settings: RunSettings, answers: Connection) -> None:
-    global _runner
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
-    _end_with_parent()
-    _runner = CaseRunner(settings)
-    answer_requests(answers, _runner.standing)
-
-
-def _end_with_parent() -> None:
-    """A parent that was terminated has no time to end its workers; Linux does it then."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _run_in_worker(case: Case) -> tuple[CaseResult, bool]:
-    if _runner is None:
-        raise RuntimeError("the worker was not started with settings")
-    return _runner.run(case), _runner.poisoned

@@ -86,8 +86,8 @@ class Measurement:
 
     ``graph``: calls in a replayed CUDA graph that rotates over ``pools`` copies of the data. ``cold``: one call with
     the L2 cache flushed before it; ``warm_seconds``: the same call back to back; ``sm_clock_hz``: the SMs' mean
-    clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is ``a``,
-    ``b``, ``c`` for decode forms, ``peer`` for another library's kernel, else the entry's or variant's name.
+    clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is
+    the label of a decode form (``b``), ``peer`` for another library's kernel, else the entry's or variant's name.
     """
 
     id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -166,6 +167,15 @@ def test_every_entry_traps_once_and_every_geometry_can() -> None:
     assert {case.id for case in every} == {
         f"trap/{geometry.name}/{form}/{name}" for geometry in geometries for form, name in names
     }
+
+
+def test_smoke_calls_every_entry_and_shows_it_once() -> None:
+    for geometry in GEOMETRIES.values():
+        cases = gate_cases([geometry], every_trap=True)
+        served = {entry.name for entry in entries() if entry.serves(geometry)}
+        assert {case.entry for case in cases if not case.id.startswith("serve/")} == served
+        shown = [key for key, _ in itertools.groupby((case.id.split("/")[0], case.entry) for case in cases)]
+        assert len(set(shown)) == len(shown)
 
 
 def test_smoke_s_traps_are_of_the_one_table() -> None:

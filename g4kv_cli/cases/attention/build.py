@@ -9,6 +9,7 @@ from typing import Any
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import Geometry
 
 MAX_SPAN = 256
@@ -68,7 +69,7 @@ class CaseBuilder:
         """A case of these requests."""
         return AttentionCase(
             id=f"attention/{self.geometry.name}/{form.form}/{name}",
-            entry=form.name,
+            entry=entry_for(geometry, "merge", "merge").name if rest.get("check") == "merge" else form.name,
             geometry=geometry,
             form=form.form,
             kind=kind,

@@ -15,7 +15,6 @@ from g4kv_cli.cases.attention.case import AttentionCase
 from g4kv_cli.cases.attention.inputs import AttentionTensors
 from g4kv_cli.cases.session import Session
 from g4kv_cli.device.interface import DeviceArray
-from g4kv_cli.entries.table import entry_for
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.oracle.attention import visible_keys
 
@@ -33,7 +32,7 @@ def launch_merge(session: Session, case: AttentionCase, tensors: AttentionTensor
         session.upload(partial_max, "partial_max"),
         session.upload(partial_sum, "partial_sum"),
     )
-    entry_for(case.geometry, "merge", "merge")(
+    case.row(
         session.library,
         workspace=workspace,
         num_splits=case.num_splits,

@@ -1,0 +1,107 @@
+"""Worker processes that run cases, and the pipe on which they say where they are."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import NoReturn
+
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.run import CaseRunner, RunSettings
+from g4kv_cli.cases.standing import answer_requests, ask
+from g4kv_cli.records.run import CaseResult
+
+SECONDS_TO_END = 5
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
+_runner: CaseRunner | None = None
+"""The runner of a worker process."""
+
+
+class WorkerPool:
+    """Worker processes, and the pipe on which they say where they are."""
+
+    def __init__(self, settings: RunSettings, workers: int) -> None:
+        # Spawned, not forked: a CUDA context and the threads of a progress bar do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._answers, sender = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)
+        )
+
+    def submit(self, case: Case) -> Future[tuple[CaseResult, bool]]:
+        """Queue a case: its result, and whether its worker can run no more."""
+        return self._executor.submit(_run_in_worker, case)
+
+    def standing(self) -> list[str]:
+        """Where each worker is."""
+        return ask(list(self._executor._processes or {}), [self._answers])
+
+    def shutdown(self) -> None:
+        """Wait for the workers to end."""
+        self._executor.shutdown()
+
+    def abandon(self) -> None:
+        """End the workers where they are; a second Ctrl-C must not find this process waiting for them."""
+        with interrupts_ignored():
+            for worker in self.kill():
+                worker.join(SECONDS_TO_END)
+
+    def kill(self) -> list[BaseProcess]:
+        """Kill the workers; they are given back, for they may take their time to end."""
+        workers: list[BaseProcess] = list((self._executor._processes or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        return workers
+
+    def abandon_for(self, error: BaseException) -> NoReturn:
+        """End the workers and pass the error on, an interrupt with where they were."""
+        where: list[str] = []
+        if isinstance(error, KeyboardInterrupt):
+            with interrupts_ignored():
+                where = self.standing()
+        self.abandon()
+        if where:
+            raise KeyboardInterrupt("; ".join(where)) from error
+        raise error
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile (in the main thread, which alone may say so)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def _start_worker(settings: RunSettings, answers: Connection) -> None:
+    global _runner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
+    _end_with_parent()
+    _runner = CaseRunner(settings)
+    answer_requests(answers, _runner.standing)
+
+
+def _end_with_parent() -> None:
+    """A parent that was terminated has no time to end its workers; Linux does it then."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _run_in_worker(case: Case) -> tuple[CaseResult, bool]:
+    if _runner is None:
+        raise RuntimeError("the worker was not started with settings")
+    return _runner.run(case), _runner.poisoned
