@@ -34,6 +34,7 @@ _PREFILL_LSE = "if (p.lse != nullptr && part == 0"
 _ROW = "return ((long long)token * p.num_qo_heads + head) * kHeadDim;"
 _PARTIAL = "*reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) = merged;"
 _MERGE_PART = "(row * p.num_splits + split) * kHeadDim"
+_RAW_ROW = "const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;"
 _PREP_PAGE = "p.page_indices[row_begin + (logical_page - origin)];"
 _PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
 _TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
@@ -162,6 +163,11 @@ FAULTS = (
         ),
         _prep("pool/page-ids-past-16-bits"),
         ("in the pool",),
+    ),
+    Fault(
+        "int32 offsets of raw rows and q_out",
+        ((PREP, _RAW_ROW, "const long long rows_offset = (token * num_heads + first_head) * kHeadDim;"),),
+        (*_prep("rows/past-int32"), "prep/e2b-local/contiguous/rows/past-int32"),
     ),
     Fault(
         "RoPE rows end at 4095",

@@ -4,7 +4,7 @@ process can run it."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from g4kv_cli.cases.case import OfOneEntry, RunContext
@@ -42,6 +42,7 @@ class PrepCase(OfOneEntry):
     """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
     the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. ``requests``
     (start_pos, q_len) are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind them.
+    With ``judges_ends`` only the first and the last token have inputs, and are looked at.
     """
 
     id: str
@@ -58,12 +59,26 @@ class PrepCase(OfOneEntry):
     golden: Path | None = None
     requests: tuple[tuple[int, int], ...] = ()
     padding_rows: int = 0
+    judges_ends: bool = False
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_prep_case."""
         from g4kv_cli.cases.prep.run import run_prep_case  # late: what runs a case knows the case
 
         return run_prep_case(self, context.library, context.rerun(self.id))
+
+    @property
+    def ends(self) -> PrepCase:
+        """The case with its first and its last token alone."""
+        place, requests = self.placement, self.requests
+        if place is not None and self.form != "prefill":
+            first, last = self.token_rows[0], self.token_rows[-1]
+            rows, origins = (place.rows[first], place.rows[last]), (place.origins[first], place.origins[last])
+            place = replace(place, rows=rows, origins=origins)
+        positions = (self.positions[0], self.positions[-1])
+        if requests:
+            requests = tuple((position, 1) for position in positions)
+        return replace(self, positions=positions, requests=requests, placement=place)
 
     @property
     def token_rows(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ exchange of heads shows only with more of them: five are no multiple of what a w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from g4kv_cli.cases.prep.build import CaseBuilder
 from g4kv_cli.cases.prep.case import PrepCase
@@ -21,14 +22,22 @@ PAST_UINT16 = 1 << 16
 MANY_KV_HEADS = 5
 TOKENS = 4
 FEW_REQUESTS = 100
+MAX_SPAN = 256
+"""Pools of a page for each of many tokens have pages up to this size."""
+KV_HEADS_OF_MANY_ROWS = 64
+GROUP_OF_MANY_ROWS = 16
+MANY_ROWS = "rows/past-int32"
 
 
 def extreme_cases(geometry: Geometry, *, seed: int, page_size: int) -> Iterator[PrepCase]:
     """The extreme cases of one geometry, form by form."""
     one_head = geometry.with_heads(1)
-    table = _Table(CaseBuilder(one_head, seed, page_size),
-                   CaseBuilder(one_head, seed, page_size, first_page=PAST_UINT16),
-                   CaseBuilder(geometry.with_heads(MANY_KV_HEADS), seed, page_size))  # fmt: skip
+    table = _Table(
+        near=CaseBuilder(one_head, seed, page_size),
+        past=CaseBuilder(one_head, seed, page_size, first_page=PAST_UINT16),
+        heads=CaseBuilder(geometry.with_heads(MANY_KV_HEADS), seed, page_size),
+        rows=CaseBuilder(geometry.with_heads(KV_HEADS_OF_MANY_ROWS, GROUP_OF_MANY_ROWS), seed, page_size),
+    )
     forms = {entry.form for entry in entries_for(geometry, "prep")}
     for form, cases in (
         ("contiguous", table.contiguous),
@@ -41,10 +50,13 @@ def extreme_cases(geometry: Geometry, *, seed: int, page_size: int) -> Iterator[
 
 
 class _Table:
-    """``near`` draws pages from the first on, ``past`` from where 16 bits end; ``heads`` has many KV heads."""
+    """``near`` draws pages from the first on, ``past`` from where 16 bits end; ``heads`` has many KV heads, ``rows`` so
+    many heads that few tokens have rows past int32."""
 
-    def __init__(self, near: CaseBuilder, past: CaseBuilder, heads: CaseBuilder) -> None:
-        self.near, self.past, self.heads = near, past, heads
+    def __init__(self, near: CaseBuilder, past: CaseBuilder, heads: CaseBuilder, rows: CaseBuilder) -> None:
+        self.near, self.past, self.heads, self.rows = near, past, heads, rows
+        # The last token's row of q begins where int32 ends, or behind that.
+        self.many_tokens = (1 << 31) // (rows.geometry.num_qo_heads * rows.geometry.head_dim) + 1
         self.size = near.page_size
         # A row of so many pages is far into the request, and a few tokens cross into its last page.
         self.long_start = LONG_ROW_PAGES * self.size - 2
@@ -54,6 +66,7 @@ class _Table:
             yield self.near.contiguous_case(f"position/past-{bits}-bits", "random", tokens=TOKENS, start=_across(bits))
         yield self.heads.contiguous_case(_heads(), "closed-form", tokens=TOKENS)
         yield self.heads.contiguous_case(_heads(wide=True), "random", tokens=self._wide("contiguous"))
+        yield _of_ends(self.rows.contiguous_case(MANY_ROWS, "random", tokens=self.many_tokens))
 
     def prefill(self) -> Iterator[PrepCase]:
         for bits in BITS:
@@ -64,6 +77,7 @@ class _Table:
         yield self.past.prefill_case("pool/page-ids-past-16-bits", "random", tokens=TOKENS, start=max(self.size - 2, 0))
         yield self.heads.prefill_case(_heads(), "closed-form", tokens=TOKENS)
         yield self.heads.prefill_case(_heads(wide=True), "random", tokens=self._wide("prefill"))
+        yield _of_ends(self.rows.prefill_case(MANY_ROWS, "random", tokens=self.many_tokens))
 
     def decode(self) -> Iterator[PrepCase]:
         positions = [_across(bits) + step for bits in BITS for step in (1, 2)]
@@ -76,6 +90,9 @@ class _Table:
         # Many requests take small pages, one page each.
         size = self.size if wide < FEW_REQUESTS else min(self.size, 2)
         yield self.heads.decode_case(_heads(wide=True), "random", range(wide), page_size=size, origins="last")
+        if self.size <= MAX_SPAN:
+            tokens = range(self.many_tokens)
+            yield _of_ends(self.rows.decode_case(MANY_ROWS, "random", tokens, origins="last"))
 
     def batch_prefill(self) -> Iterator[PrepCase]:
         far = tuple((_across(bits), TOKENS) for bits in BITS)
@@ -85,6 +102,7 @@ class _Table:
         yield self.past.batch_case("pool/page-ids-past-16-bits", "random", ((self.size - 1, 2), (0, 1)))
         yield self.heads.batch_case(_heads(), "closed-form", ((1, 2), (self.size - 1, 3)))
         yield self.heads.batch_case(_heads(wide=True), "random", ((3, 2), (0, self._wide("batch_prefill"))))
+        yield _of_ends(self.rows.batch_case(MANY_ROWS, "random", ((0, self.many_tokens),)))
 
     def _wide(self, form: str) -> int:
         """Tokens from which on a warp serves several head rows."""
@@ -96,6 +114,10 @@ class _Table:
 def _across(bits: int) -> int:
     """The start of tokens of which some lie before that power of two and some behind."""
     return (1 << bits) - TOKENS // 2
+
+
+def _of_ends(case: PrepCase) -> PrepCase:
+    return replace(case, judges_ends=True)
 
 
 def _heads(*, wide: bool = False) -> str:

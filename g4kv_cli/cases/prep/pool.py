@@ -79,7 +79,7 @@ class PoolCheck:
         device.synchronize()
         written = device.written_ranges(pool)
         stray = self._stray_in_chunks(device, pool) if written is None else self._stray_ranges(written)
-        rows = [self._read_rows(device, pool, kv, written) for kv in (0, 1)]
+        rows = [self.read_rows(device, pool, kv, written) for kv in (0, 1)]
         total = hashlib.sha256(rows[0].tobytes() + rows[1].tobytes())
         return Stored(rows[0], rows[1], total.digest(), stray)
 
@@ -112,7 +112,7 @@ class PoolCheck:
         begin = np.concatenate(begins)
         return np.stack([begin, begin + self.shape[5]], axis=1)
 
-    def _read_rows(
+    def read_rows(
         self, device: Device, pool: DeviceArray, kv: int, written_bytes: npt.NDArray[np.int64] | None
     ) -> Array:
         """The tokens' rows; where the device knows that nobody wrote (it was never filled), they read as poison."""

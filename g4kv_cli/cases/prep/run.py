@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.prep.case import Placement, PrepCase
+from g4kv_cli.cases.prep.ends import EndRows
 from g4kv_cli.cases.prep.pool import PoolCheck
 from g4kv_cli.cases.prep.problem import Problem, build_problem
 from g4kv_cli.cases.session import Session, Skip, run_session
@@ -60,13 +61,18 @@ def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseRes
         contract = library.contract_of(case.entry)
         if case.placement is not None and any(case.placement.origins) and not contract.page_origin:
             raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
-        return _Run(library=library, case=case, problem=build_problem(case, contract))
+        return _Run(
+            library=library, case=case, problem=build_problem(case.ends if case.judges_ends else case, contract)
+        )
 
     return run_session(case, rerun, library, make, _execute)
 
 
 def _execute(run: _Run) -> None:
     case, problem = run.case, run.problem
+    if case.judges_ends:
+        _run_ends(run, EndRows(run, len(case.positions)))
+        return
     arguments = _inputs_on_device(run, problem.inputs)
     q_out = run.poisoned((len(case.positions) + case.padding_rows, *problem.inputs.q.shape[1:]), "q_out")
     arguments["q_out"] = q_out
@@ -87,16 +93,9 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
     case, device, problem = run.case, run.device, run.problem
     check = PoolCheck(case, placement, run.library.pool_order)
     pool = run.keep(check.allocate(device))
-    paged = arguments | _pool_arguments(run, placement, pool)
-    metadata = entry_named(case.entry).metadata
-    if metadata == "page_row":
-        paged["start_pos"] = case.positions[0]
-        paged["page_row"] = _page_row(run, placement)
-        paged["page_origin"] = placement.origins[0]
-    elif metadata == "batch":
-        paged["batch"] = _batch(run, placement)
-    else:
-        paged["plan"] = _plan(run, placement)
+    paged = arguments | _pool_arguments(run, placement, pool) | _metadata(run, placement)
+    if run.problem.inputs.v is not None:
+        paged["v"] = run.upload(_padded(run, run.problem.inputs.v), "v")
     entry_named(case.entry)(run.library, **paged)
 
     rows = device.read(q_out)
@@ -120,10 +119,48 @@ def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[
         num_kv_heads=run.case.geometry.num_kv_heads,
         head_dim=run.case.geometry.head_dim,
     )
-    arguments: dict[str, Any] = {"pool": PagedPool(layout, pool), "layer": placement.layer}
-    if run.problem.inputs.v is not None:
-        arguments["v"] = run.upload(_padded(run, run.problem.inputs.v), "v")
-    return arguments
+    return {"pool": PagedPool(layout, pool), "layer": placement.layer}
+
+
+def _metadata(run: _Run, placement: Placement) -> dict[str, Any]:
+    """Where the tokens go, as the entry takes it."""
+    metadata = entry_named(run.case.entry).metadata
+    if metadata == "page_row":
+        start_pos, origin = run.case.positions[0], placement.origins[0]
+        return {"start_pos": start_pos, "page_row": _page_row(run, placement), "page_origin": origin}
+    return {"batch": _batch(run, placement)} if metadata == "batch" else {"plan": _plan(run, placement)}
+
+
+def _run_ends(run: _Run, rows: EndRows) -> None:
+    """The first and the last of many tokens."""
+    case, device, problem = run.case, run.device, run.problem
+    inputs, place = problem.inputs, case.ends.placement
+    arguments = _tables_on_device(run, inputs)
+    given = {"q": inputs.q, "k": inputs.k} | ({} if inputs.v is None else {"v": inputs.v})
+    arguments |= {name: rows.upload(values, name) for name, values in given.items()}
+    q_out = arguments["q_out"] = rows.make(inputs.q.shape[1:], "q_out")
+    check, pool, k_out = None, None, None
+    if case.placement is None or place is None:
+        k_out = arguments["k_out"] = rows.make(inputs.k.shape[1:], "k_out")
+        arguments["start_pos"] = case.positions[0]
+    else:
+        check = PoolCheck(case.ends, place, run.library.pool_order)
+        pool = run.keep(check.allocate(device))
+        arguments |= _pool_arguments(run, case.placement, pool) | _metadata(run, case.placement)
+    with device.only_the_ends():
+        entry_named(case.entry)(run.library, **arguments)
+    for one in problem.q:
+        rows.judge("q_out", rows.read(q_out), one, must_be_there=True)
+    if k_out is not None:
+        for one in problem.k:
+            rows.judge("k_out", rows.read(k_out), one, must_be_there=False)
+    if check is not None and pool is not None:
+        device.synchronize()
+        written = device.written_ranges(pool)
+        for kv, expected in enumerate((problem.k, problem.v)):
+            stored = check.read_rows(device, pool, kv, written)
+            for one in expected:
+                rows.judge(f"{'KV'[kv]} in the pool", stored, one, must_be_there=False)
 
 
 def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: Array, check: PoolCheck) -> None:
@@ -168,9 +205,12 @@ def _token_axes(run: _Run) -> Axes:
 
 
 def _inputs_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
+    rows = {"q": run.upload(_padded(run, inputs.q), "q"), "k": run.upload(_padded(run, inputs.k), "k")}
+    return rows | _tables_on_device(run, inputs)
+
+
+def _tables_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
     return {
-        "q": run.upload(_padded(run, inputs.q), "q"),
-        "k": run.upload(_padded(run, inputs.k), "k"),
         "q_norm_weight": run.upload(inputs.q_weight, "q_norm_weight"),
         "k_norm_weight": run.upload(inputs.k_weight, "k_norm_weight"),
         "rope": RopeTables(_table(run, inputs, inputs.cos, "cos"), _table(run, inputs, inputs.sin, "sin")),
