@@ -197,7 +197,7 @@ FAULTS = (
         ((PREP, "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, first_head);",
           "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, p.v == nullptr && p.num_kv_heads % 4 != 0 ? "
           "p.num_kv_heads - 1 - first_head : first_head);"),),
-        tuple(f"prep/12b-global/{form}/kv-heads5/closed-form" for form in PREP_FORMS),
+        tuple(f"prep/12b-global/{form}/kv-heads5/few-tokens" for form in PREP_FORMS),
         ("V in the pool",),
     ),
 )  # fmt: skip

@@ -121,4 +121,4 @@ def _of_ends(case: PrepCase) -> PrepCase:
 
 
 def _heads(*, wide: bool = False) -> str:
-    return f"kv-heads{MANY_KV_HEADS}/{'many-tokens' if wide else 'closed-form'}"
+    return f"kv-heads{MANY_KV_HEADS}/{'many-tokens' if wide else 'few-tokens'}"
