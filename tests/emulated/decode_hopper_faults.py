@@ -11,13 +11,13 @@ from pathlib import Path
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 
-BODY = "decode_hopper_body.cuh"
+SOURCES = tuple(f"decode_hopper_{part}.cuh" for part in ("body", "merge", "shape", "tile"))
 LOCAL, GLOBAL = "attention/12b-local", "attention/12b-global"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``old`` becomes ``new`` in the kernels' body; each of ``cases`` goes red."""
+    """``old`` becomes ``new`` in the one header that has it; each of ``cases`` goes red."""
 
     name: str
     old: str
@@ -30,13 +30,14 @@ class Fault:
         return tuple(case for case in self.cases if "/decode-split/" not in case)
 
     def overlay(self, directory: Path) -> Path:
-        """A directory with the body that has the fault."""
-        text = (BUILT_IN_KERNELS_DIRECTORY / BODY).read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: the text to replace stands {text.count(self.old)} times in {BODY}")
+        """A directory with the header that has the fault."""
+        texts = {name: (BUILT_IN_KERNELS_DIRECTORY / name).read_text(encoding="utf-8") for name in SOURCES}
+        found = [name for name, text in texts.items() for _ in range(text.count(self.old))]
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: the text to replace stands {len(found)} times in {', '.join(SOURCES)}")
         kernels = directory / "kernels"
         kernels.mkdir()
-        (kernels / BODY).write_text(text.replace(self.old, self.new), encoding="utf-8")
+        (kernels / found[0]).write_text(texts[found[0]].replace(self.old, self.new), encoding="utf-8")
         return kernels
 
 
@@ -49,8 +50,8 @@ FAULTS = (
     ),
     Fault(
         "scores read before the other warps wrote them",
-        "          make_float4(scores[0], scores[1], scores[2], scores[3]);\n      sync_team<kTeamWarps>(team);",
-        "          make_float4(scores[0], scores[1], scores[2], scores[3]);",
+        "        make_float4(scores[0], scores[1], scores[2], scores[3]);\n    sync_team<Shape::kTeamWarps>(team);",
+        "        make_float4(scores[0], scores[1], scores[2], scores[3]);",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(
@@ -97,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         "unwritten slots weighed by zero",
-        "*reinterpret_cast<uint4*>(shared + at + lane % 8 * kChunkBytes) = make_uint4(0u, 0u, 0u, 0u);",
-        "",
+        "if ((key < begin || key >= end) && lane < kWarpColumns / 8) {",
+        "if (false) {",
         (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/ragged"),
     ),
     Fault(
