@@ -36,6 +36,15 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def forms_a_b_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table as if these were all decode forms: for tests whose cells and times are theirs."""
+    from g4kv_cli.entries import table
+
+    known = tuple(entry for entry in table.ENTRIES if entry.label in ("", "a", "b", "c"))
+    monkeypatch.setattr(table, "ENTRIES", known)
+
+
+@pytest.fixture
 def cuda_device() -> Iterator[object]:
     """The first CUDA GPU. Without one the test is skipped with the reason, or fails under G4KV_REQUIRE_GPU=1."""
     from g4kv_cli.device.cuda import CudaDevice

@@ -16,6 +16,8 @@ from g4kv_cli.commands.bench import bench
 from g4kv_cli.device.cuda_driver import count_gpus
 from g4kv_cli.errors import DeviceUnavailable
 
+pytestmark = pytest.mark.usefixtures("forms_a_b_c")
+
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
 RECORDS = DATA.parents[2] / "results" / "nvidia-h200" / "2026-11-29-fea666b"
 SAMPLE, LATER = str(DATA / "sample.json"), str(DATA / "later.json")

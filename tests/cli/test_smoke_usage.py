@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from g4kv_cli.model.geometry import GEOMETRIES
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 EMULATED = ("--device", "emulated")
 
@@ -79,8 +81,7 @@ def test_list_of_all_geometries_and_ranks(run_g4kv) -> None:
     done = run_g4kv("smoke", "--list", "--geometry", "all", "--tp", "2", "--case", "*/prefill/closed-form")
     assert done.returncode == 0
     names = [line.split("/")[1] for line in done.stdout.splitlines()]
-    assert len(names) == 10
-    assert all(name.endswith("@tp2") for name in names)
+    assert names == [f"{name}@tp2" for name in GEOMETRIES]
 
 
 def test_help_names_the_default_and_the_exit_codes(run_g4kv) -> None:

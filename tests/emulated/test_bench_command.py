@@ -28,6 +28,8 @@ from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.records.bench import Ceilings, read_bench_record
 
+pytestmark = pytest.mark.usefixtures("forms_a_b_c")
+
 
 class FakeGraph:
     def __init__(self, device: FakeCuda) -> None:

@@ -17,6 +17,7 @@ from g4kv_cli.cases.attention.merge import partial_results
 from g4kv_cli.cases.attention.pool import other_pages, places_of
 from g4kv_cli.cases.attention.table import GROUPS, PAGE_SIZES, SPLIT_SWEEP, attention_cases
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
+from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
@@ -157,15 +158,18 @@ def test_what_a_few_bits_or_splits_do_not_hold_is_run_in_every_form(geometry: st
         assert keys >= (128 if case.check == "merge" else 127 * 16 + 1)
 
 
+def _forms_of(stem: str) -> set[str]:
+    """The attention forms of a recording's geometry, which its file name begins with."""
+    geometry = GEOMETRIES[stem.partition("_")[0]]
+    return {entry.form for entry in entries_for(geometry, "attention")}
+
+
 def test_recorded_attention_of_every_file_that_has_it() -> None:
     cases = recorded_cases(GOLDEN)
     stems = {path.stem for path in GOLDEN.glob("*.npz")}
     attention = {case.id for case in cases if "/attention-" in case.id}
     assert attention == {
-        f"golden/{stem}/attention-{form}"
-        for stem in stems
-        if not stem.endswith("far")
-        for form in ("prefill", "decode", "decode-split")
+        f"golden/{stem}/attention-{form}" for stem in stems if not stem.endswith("far") for form in _forms_of(stem)
     }
     for case in attention_golden_cases(GOLDEN):
         _check(case)

@@ -26,6 +26,8 @@ from g4kv_cli.report.bench_html import page
 from g4kv_cli.report.bench_plots import Plot, plots_of, render
 from g4kv_cli.report.bench_store import BenchStore
 
+pytestmark = pytest.mark.usefixtures("forms_a_b_c")
+
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
 
 

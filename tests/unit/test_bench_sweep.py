@@ -14,6 +14,8 @@ from g4kv_cli.errors import DeviceFault, DeviceUnavailable
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.bench import Ceilings, Measurement, Shape
 
+pytestmark = pytest.mark.usefixtures("forms_a_b_c")
+
 CEILINGS = Ceilings(read_bytes_per_second=4.7e12, copy_bytes_per_second=4.28e12)
 GEOMETRY = GEOMETRIES["12b-local"]
 

@@ -21,6 +21,8 @@ from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, select_geometries
 from g4kv_cli.records.bench import Ceilings
 
+pytestmark = pytest.mark.usefixtures("forms_a_b_c")
+
 L12, G12, G31 = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"], GEOMETRIES["31b-global"]
 CEILINGS = Ceilings(4e12, 3e12, 500e12, 1e-6)
 

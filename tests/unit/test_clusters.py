@@ -23,7 +23,11 @@ from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.oracle.bfloat16 import BF16
 
-DECODE = tuple(entry.name for entry in entries("attention") if entry.one_token_each)
+DECODE = tuple(
+    entry.name
+    for entry in entries("attention")
+    if entry.one_token_each and any(kernel.arch for kernel in entry.kernels)
+)
 LAYOUT = KvLayout.derive(page_size=48, num_layers=3, num_kv_heads=4, head_dim=512)
 
 

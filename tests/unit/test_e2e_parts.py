@@ -21,6 +21,7 @@ from g4kv_cli.cases.e2e.replay import companions_of
 from g4kv_cli.cases.e2e.table import replay_cases
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -215,8 +216,10 @@ def test_every_way_of_serving_has_its_cases() -> None:
         settings = [case.settings for case in mine.values()]
         assert mine["default"].steps == 48
         assert {one.prefill_chunk for one in settings} == {0, 1, 5, 16}
-        assert {one.decode_form for one in settings} == {"a", "b", "c"}
-        assert len({one.num_splits for one in settings if one.decode_form == "c"}) >= 3
+        assert {one.decode_form for one in settings} == {form.label for form in decode_forms()}
+        for form in decode_forms():
+            splits = {one.num_splits for one in settings if one.decode_form == form.label}
+            assert len(splits) >= (3 if form.takes_splits else 1)
         assert {one.page_size for one in settings} == {1, 16, 64}
         batches = [case for case in mine.values() if case.companions]
         assert [case.companions for case in batches] == [1, 2]

@@ -20,8 +20,12 @@ from g4kv_cli.model import geometry as registry
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry, model_families, select_geometries
 from g4kv_cli.model.slots import model_pools
 
-LOCAL_ONLY = replace(GEOMETRIES["12b-local"], name="9b-local", model="9b", num_qo_heads=12, num_kv_heads=4)
-GLOBAL_ONLY = replace(GEOMETRIES["31b-global"], name="9b-global", model="9b", num_qo_heads=12, num_kv_heads=4)
+LOCAL_ONLY = replace(
+    GEOMETRIES["12b-local"], name="of-a-test-local", model="of-a-test", num_qo_heads=12, num_kv_heads=4
+)
+GLOBAL_ONLY = replace(
+    GEOMETRIES["31b-global"], name="of-a-test-global", model="of-a-test", num_qo_heads=12, num_kv_heads=4
+)
 
 
 @pytest.fixture(params=[LOCAL_ONLY, GLOBAL_ONLY], ids=lambda one: one.name)
@@ -52,15 +56,17 @@ def test_cases_of_a_geometry_do_not_depend_on_the_registry(added: Geometry, monk
 
 
 def test_commands_know_it(added: Geometry) -> None:
-    assert select_geometries("9b") == model_families("9b") == (added,)
-    listed = CliRunner().invoke(smoke, ["--geometry", "9b", "--list"], standalone_mode=False, catch_exceptions=False)
+    assert select_geometries("of-a-test") == model_families("of-a-test") == (added,)
+    listed = CliRunner().invoke(
+        smoke, ["--geometry", "of-a-test", "--list"], standalone_mode=False, catch_exceptions=False
+    )
     assert f"serve/{added.name}/interleaved" in listed.stdout.splitlines()
     contradictions = CliRunner().invoke(
         reject, ["--geometry", added.name, "--list"], standalone_mode=False, catch_exceptions=False
     )
     entries = {line.split("/")[1] for line in contradictions.stdout.split()}
     assert entries == {entry.name for entry in entries_for(added)}
-    pools = model_pools("9b", context_tokens=2048, slots=2, page_size=16)
+    pools = model_pools("of-a-test", context_tokens=2048, slots=2, page_size=16)
     assert [pool.geometry for pool in pools.families] == [added]
     assert (pools.windowed is None) == (added.window is None)
     shown = CliRunner().invoke(

@@ -135,7 +135,7 @@ def test_pools_of_one_rank() -> None:
         ({"step_tokens": 0}, "--step-tokens must be at least 1"),
         ({"step_tokens": 101}, "--step-tokens 101 is more than the context"),
         ({"page_size": 0}, "page_size must be at least 1"),
-        ({"model": "13b"}, "unknown model '13b': .*known are e2b, e4b, 12b, 26b-a4b, 31b"),
+        ({"model": "13b"}, "unknown model '13b': .*known are .*12b"),
     ],
 )
 def test_numbers_out_of_range(change: dict[str, object], words: str) -> None:
