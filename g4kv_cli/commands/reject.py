@@ -61,8 +61,8 @@ def reject(
 
     Each case spoils one thing in a valid request of one entry. It passes only if the error has the rule's code and
     names the field, nothing was launched, every buffer is bit-equal to what it was, and the same request just inside
-    the limit launches and writes exactly its rows. A trap case hands the kernel what the host would refuse, in a
-    process of its own; it passes only if that trap stops it before its block writes to the pool.
+    the limit launches and writes exactly its rows. A trap case hands the kernel what the host would refuse, on a fresh
+    device (on a GPU in a process of its own); it passes only if that trap stops it before its block writes to the pool.
 
     \b
     In CI, without a GPU, in seconds:
