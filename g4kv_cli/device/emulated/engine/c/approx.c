@@ -28,26 +28,35 @@ INLINE i64 floored(f64 value) {
 }
 INLINE int is_subnormal(u32 bits) { return (bits & INFINITY32) == 0 && (bits & ~SIGN) != 0; }
 
-// 2^x: the fraction of |x| is cut to 23 bits, a negative x takes its one's complement.
-INLINE u32 ex2_lane(const Launch *c, u32 bits) {
-  f32 x = as_float(bits);
-  if (x != x) return NAN32;
-  x = x < -200.0f ? -200.0f : x > 200.0f ? 200.0f : x;  // beyond, the result is 0 or infinity anyway
-  i32 fixed = (i32)(x * 8388608.0f);
-  fixed -= fixed < 0 && (fixed & 0x7fffff) != 0;
-  u32 mantissa = (u32)fixed & 0x7fffffu;
-  i32 power = fixed >> 23;
-  if (power < -126) return 0;
-  if (power > 127) return INFINITY32;
-  i32 value = (i32)segment_value(c->ex2_table, 64, mantissa >> 17, mantissa & 0x1ffffu, c->square_table);
-  return ((u32)(power + 126) << 23) + (u32)value;
+// 2^x: the fraction of |x| is cut to 23 bits, a negative x takes its one's complement. Only the look-up goes lane by
+// lane.
+INLINE U32 ex2(const Launch *c, U32 a) {
+  const F32 x = (F32)a;
+  const U32 nan = (U32)(x != x);
+  // Beyond 200 the result is 0 or infinity anyway, and the product fits.
+  const U32 low = (U32)(x < -200.0f), high = (U32)(x > 200.0f);
+  const U32 inside = select32(low, (U32)(F32)(-200.0f), select32(high, (U32)(F32)(200.0f), a)) & ~nan;
+  I32 fixed = __builtin_convertvector((F32)inside * 8388608.0f, I32);
+  fixed += (I32)((U32)(fixed < 0) & (U32)((fixed & 0x7fffff) != 0));
+  const U32 mantissas = (U32)fixed & 0x7fffffu;
+  u32 mantissa[LANES], value[LANES];
+  COPY(mantissa, &mantissas, sizeof mantissa);
+  for (int l = 0; l < LANES; l++) {
+    const u32 segment = mantissa[l] >> 17, rest = mantissa[l] & 0x1ffffu;
+    value[l] = (u32)(i32)segment_value(c->ex2_table, 64, segment, rest, c->square_table);
+  }
+  U32 values;
+  COPY(&values, value, sizeof value);
+  const I32 power = fixed >> 23;
+  U32 result = ((U32)(power + 126) << 23) + values;
+  result = select32((U32)(power > 127), (U32)(INFINITY32), result) & ~(U32)(power < -126);
+  return select32(nan, (U32)(NAN32), result);
 }
 // Below -126 the form without .ftz halves the argument and squares the result.
-INLINE u32 ex2_full_lane(const Launch *c, u32 bits) {
-  f32 x = as_float(bits);
-  if (!(x < -126.0f)) return ex2_lane(c, bits);
-  f32 root = as_float(ex2_lane(c, as_bits(x * 0.5f)));
-  return as_bits(root * root);
+INLINE U32 ex2_full(const Launch *c, U32 a) {
+  const U32 is_low = (U32)((F32)a < -126.0f);
+  const U32 power = ex2(c, select32(is_low, (U32)((F32)a * 0.5f), a));
+  return select32(is_low, (U32)((F32)power * (F32)power), power);
 }
 
 INLINE u32 rsqrt_lane(const Launch *c, u32 bits) {
@@ -109,8 +118,14 @@ INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
     COPY(frame + i->field[0], result, sizeof result);                  \
     return done(i);                                                    \
   }
-APPROXIMATE(ex2_approx_ftz_f32, ex2_lane)
-APPROXIMATE(ex2_approx_f32, ex2_full_lane)
+HANDLER(ex2_approx_ftz_f32) {
+  AT(U32, 0) = ex2(w->launch, AT(U32, 1));
+  return done(i);
+}
+HANDLER(ex2_approx_f32) {
+  AT(U32, 0) = ex2_full(w->launch, AT(U32, 1));
+  return done(i);
+}
 APPROXIMATE(rsqrt_approx_ftz_f32, rsqrt_lane)
 APPROXIMATE(rsqrt_approx_f32, rsqrt_full_lane)
 APPROXIMATE(sqrt_approx_ftz_f32, sqrt_lane)

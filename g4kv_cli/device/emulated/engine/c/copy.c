@@ -21,7 +21,9 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
 
 // Fields: shared address, offset, site, address is 64 bits wide, global address, offset, source bytes. 16 bytes a lane.
 HANDLER(copy_async_16) {
-  Launch *c = w->launch;
+  const Launch *c = w->launch;
+  const Shared s = shared_of(c);
+  const Marks marks = marks_of(w);
   const int site = i->field[2];
   Range *hint = &c->hints[site];
   if (UNLIKELY(w->copy_count >= c->copies_each)) {
@@ -49,11 +51,11 @@ HANDLER(copy_async_16) {
   }
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, to[l], 16, site, 1u << l)) return done(i);
+    if (!check_shared(w, s, to[l], 16, site, 1u << l)) return done(i);
     copy->to[l] = (u32)to[l];
     const u32 bytes = sizes[l] < 16 ? sizes[l] : 16;
     if (!in_a_row && !read_source(w, hint, from[l], bytes, 16, site, l, copy->data[l])) return done(i);
-    note_write(w, to[l], 16, site, 1u << l);
+    note_write(w, marks, to[l], 16, site, 1u << l);
   }
   return done(i);
 }
@@ -67,7 +69,8 @@ HANDLER(copy_commit) {
 // Completes the copies of these lanes but for the latest open groups; -1: those of no group too. Field: open groups.
 HANDLER(copy_wait) {
   (void)frame;
-  const Launch *c = w->launch;
+  const Shared s = shared_of(w->launch);
+  const Marks marks = marks_of(w);
   const int open = i->field[0];
   i64 kept = 0;
   for (i64 number = 0; number < w->copy_count; number++) {
@@ -78,9 +81,9 @@ HANDLER(copy_wait) {
     COPY(to, &copy->to, sizeof to);
     for (int l = 0; l < LANES; l++) {
       if (!(ready >> l & 1)) continue;
-      COPY(c->shared + to[l], copy->data[l], 16);
-      __builtin_memset(c->shared_state + to[l], (int)(c->generation & 255u), 16);
-      note_write(w, to[l], 16, copy->site, 1u << l);
+      COPY(s.data + to[l], copy->data[l], 16);
+      mark_shared_written(s, to[l], 16);
+      note_write(w, marks, to[l], 16, copy->site, 1u << l);
     }
     copy->lanes &= ~ready;
     if (copy->lanes) {

@@ -49,8 +49,18 @@ INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, 
   return 1;
 }
 
-INLINE int check_shared(Warp *w, i64 at, int size, int site, Mask lanes) {
-  if (UNLIKELY(at < 0 || at + size > w->launch->shared_bytes)) {
+// Shared memory of the block that runs, held in registers over the lanes of an instruction.
+typedef struct {
+  u8 *data, *state;
+  i64 nbytes;
+  u64 generation;
+} Shared;
+INLINE Shared shared_of(const Launch *c) {
+  const Shared shared = {c->shared, c->shared_state, c->shared_bytes, c->generation};
+  return shared;
+}
+INLINE int check_shared(Warp *w, Shared s, i64 at, int size, int site, Mask lanes) {
+  if (UNLIKELY(at < 0 || at + size > s.nbytes)) {
     raise_fault(w, FAULT_SHARED_BOUNDS, site, lanes, (u64)at);
     return 0;
   }
@@ -60,10 +70,12 @@ INLINE int check_shared(Warp *w, i64 at, int size, int site, Mask lanes) {
   }
   return 1;
 }
-INLINE void check_shared_written(Warp *w, i64 at, int size, int site, Mask lanes) {
-  Launch *c = w->launch;
-  if (UNLIKELY(!state_is(c->shared_state + at, size, c->generation)))
+INLINE void check_shared_written(Warp *w, Shared s, i64 at, int size, int site, Mask lanes) {
+  if (UNLIKELY(!state_is(s.state + at, size, s.generation)))
     raise_fault(w, FAULT_SHARED_UNINITIALISED, site, lanes, (u64)at);
+}
+INLINE void mark_shared_written(Shared s, i64 at, int size) {
+  for (int k = 0; k < size; k += size < 8 ? size : 8) COPY(s.state + at + k, &s.generation, size < 8 ? size : 8);
 }
 // Shared offsets of all lanes; a 32-bit base does not wrap here: what would wrap is out of bounds and so looked at
 // again.

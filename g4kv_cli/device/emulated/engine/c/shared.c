@@ -5,17 +5,18 @@
 // Fields: address, offset, site, address is 64 bits wide, registers. Elements are 32 or 64 bits, or smaller ones
 // extended to 32.
 INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, int count, int is_signed) {
-  const Launch *c = w->launch;
+  const Shared s = shared_of(w->launch);
+  const Marks marks = marks_of(w);
   const int size = bytes * count, site = i->field[2];
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, at[l], size, site, 1u << l)) return;
-    check_shared_written(w, at[l], size, site, 1u << l);
-    note_read(w, at[l], size, site, 1u << l);
+    if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
+    check_shared_written(w, s, at[l], size, site, 1u << l);
+    note_read(w, marks, at[l], size, site, 1u << l);
     for (int k = 0; k < count; k++) {
-      const u8 *from = c->shared + at[l] + k * bytes;
+      const u8 *from = s.data + at[l] + k * bytes;
       char *to = frame + i->field[4 + k];
       if (bytes >= 4)
         COPY(to + bytes * l, from, bytes);
@@ -30,16 +31,17 @@ INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, i
 }
 
 INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
-  const Launch *c = w->launch;
+  const Shared s = shared_of(w->launch);
+  const Marks marks = marks_of(w);
   const int size = bytes * count, site = i->field[2], stride = bytes == 8 ? 8 : 4;
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, at[l], size, site, 1u << l)) return;
-    for (int k = 0; k < count; k++) COPY(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
-    __builtin_memset(c->shared_state + at[l], (int)(c->generation & 255u), (size_t)size);
-    note_write(w, at[l], size, site, 1u << l);
+    if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
+    for (int k = 0; k < count; k++) COPY(s.data + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
+    mark_shared_written(s, at[l], size);
+    note_write(w, marks, at[l], size, site, 1u << l);
   }
   if (w->mask == ALL_LANES) {  // ascending addresses cannot collide
     int ascends = 1;
@@ -50,8 +52,7 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     if (!(w->mask >> l & 1)) continue;
     int is_lost = 0;
     for (int k = 0; k < count; k++)
-      is_lost |=
-          __builtin_memcmp(c->shared + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
+      is_lost |= __builtin_memcmp(s.data + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
     if (UNLIKELY(is_lost)) {
       raise_fault(w, FAULT_LOST_WRITE, site, 1u << l, (u64)at[l]);
       return;
@@ -89,7 +90,8 @@ SIGNED_SHARED(v1_16, 2, 1)
 // m. Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
 HANDLER(load_matrix) {
   typedef u16 Matrix __attribute__((ext_vector_type(64), aligned(2)));
-  const Launch *c = w->launch;
+  const Shared s = shared_of(w->launch);
+  const Marks marks = marks_of(w);
   const int site = i->field[2];
   i64 at[LANES];
   if (UNLIKELY(w->mask != ALL_LANES)) {
@@ -101,10 +103,10 @@ HANDLER(load_matrix) {
     u16 rows[8][8];
     for (int r = 0; r < 8; r++) {
       const int lane = 8 * m + r;
-      if (!check_shared(w, at[lane], 16, site, 1u << lane)) return done(i);
-      check_shared_written(w, at[lane], 16, site, 1u << lane);
-      note_read(w, at[lane], 16, site, 1u << lane);
-      COPY(rows[r], c->shared + at[lane], 16);
+      if (!check_shared(w, s, at[lane], 16, site, 1u << lane)) return done(i);
+      check_shared_written(w, s, at[lane], 16, site, 1u << lane);
+      note_read(w, marks, at[lane], 16, site, 1u << lane);
+      COPY(rows[r], s.data + at[lane], 16);
     }
     char *to = frame + i->field[6 + m];
     if (i->field[4]) {
