@@ -6,12 +6,12 @@ was recorded.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,6 @@ class EmulatedDevice(Device):
         )
         self.launch_count = 0
         self._machine = Machine()
-        self._modules: dict[bytes, Module] = {}
         self._allocations: list[Allocation] = []
         self._fault: G4kvError | None = None
         self._closed = False
@@ -185,11 +184,8 @@ class EmulatedDevice(Device):
         self._require_usable()
         if image.kind != "ptx":
             raise CompileError(f"the emulated device runs PTX, not the {image.kind} of {image.name}")
-        key = hashlib.sha256(image.data).digest()
         try:
-            module = self._modules.get(key)
-            if module is None:
-                module = self._modules[key] = Module(image.data.decode(), image.name)
+            module = _module(image.data, image.name)
             if name not in module.kernel_names:
                 names = ", ".join(module.kernel_names) or "none"
                 raise CompileError(f"{image.name} has no kernel {name}; it has {names}")
@@ -329,7 +325,6 @@ class EmulatedDevice(Device):
         for allocation in self._allocations:
             allocation.freed = True
         self._allocations.clear()
-        self._modules.clear()
         del self._machine
 
     def _reserve(self, nbytes: int, label: str, sparse: bool) -> int:
@@ -356,6 +351,12 @@ def _ends(grid: tuple[int, int, int]) -> list[range]:
     """The numbers of all blocks with the first x of a grid, and of those with the last."""
     # block[z][y][x]
     return [range(x, math.prod(grid), grid[0]) for x in sorted({0, grid[0] - 1})]
+
+
+@lru_cache(maxsize=64)
+def _module(ptx: bytes, name: str) -> Module:
+    """The module of a PTX image. Devices come and go with the faults of a run; what was translated is kept for all."""
+    return Module(ptx.decode(), name)
 
 
 def report_line(fault: Fault) -> str:
