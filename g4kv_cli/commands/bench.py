@@ -104,6 +104,7 @@ def _report_record(console: BenchConsole, path: Path, options: BenchOptions) -> 
 
 def _show_plan(console: BenchConsole, options: BenchOptions, request: Request) -> int:
     """The cells with bytes, FLOPs and floors, on the ceilings of an H200."""
+    options.baseline_record()
     if options.alternates:
         options.baseline_kernels()
     plan = make_plan(request)

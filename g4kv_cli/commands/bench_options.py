@@ -17,6 +17,7 @@ from g4kv_cli.commands.options import device_options, kernels_option, variant_op
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_layout import INT32_MAX
+from g4kv_cli.records.bench import BenchRecord, read_bench_record
 
 BUILT_IN = "built-in"
 DEFAULT_THRESHOLD = "5%"
@@ -65,6 +66,10 @@ class BenchOptions:
     def alternates(self) -> bool:
         """True if the run takes turns with other kernels."""
         return self.baseline is not None and not self.baseline_is_record
+
+    def baseline_record(self) -> BenchRecord | None:
+        """The record to hold the run against, if it is one. Raises UsageError."""
+        return read_bench_record(Path(str(self.baseline)), "--baseline") if self.baseline_is_record else None
 
     def baseline_kernels(self) -> tuple[Path | None, str]:
         """The baseline's directory and variant, as a KernelLibrary takes them. Raises UsageError."""

@@ -34,7 +34,7 @@ from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, sources_of
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
-from g4kv_cli.records.bench import BenchRecord, read_bench_record
+from g4kv_cli.records.bench import BenchRecord
 from g4kv_cli.records.run import RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_store import BenchStore
@@ -44,9 +44,9 @@ EXIT_INTERRUPTED = 130
 
 def measure(console: BenchConsole, options: BenchOptions, request: Request) -> int:
     """Measure every cell of the plan; the command's exit code."""
-    old_record = None
-    if options.baseline is not None and options.baseline_is_record:
-        old_record = read_bench_record(Path(options.baseline), "--baseline")
+    old_record = options.baseline_record()
+    if options.alternates:
+        options.baseline_kernels()
     opened = open_gpu(options.device)
     try:
         libraries = _compiled(opened, options)

@@ -145,7 +145,7 @@ def read_manifest(file: Path) -> Manifest:
         text = data.decode()
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no TOML: {error}") from error
+        raise UsageError(f"{file} is no TOML: {error}; name a manifest of kernels") from error
     root = Table(Document(file, values, lines_of(text)), values)
     folder = file.resolve().parent
     name = root.text("provider")

@@ -186,6 +186,8 @@ def test_peers_are_listed_with_how_to_get_them() -> None:
         (["--compare", SAMPLE], "'--compare' requires 2 arguments; see g4kv bench --help"),
         (["--compare", SAMPLE, "nowhere.json"], "--compare nowhere.json: cannot read"),
         (["--from", str(DATA / "tables.txt")], "not JSON"),
+        (["--baseline", "nowhere"], "--baseline nowhere: neither a directory of kernels nor a record"),
+        (["--dry-run", "--baseline", str(DATA / "tables.txt")], "not JSON"),
         (["--from", SAMPLE, "--html", "/nowhere/page.html"], "--html /nowhere/page.html: cannot write"),
         (["--geometry", "13b-local", "--dry-run"], "unknown geometry '13b-local'"),
     ],
