@@ -293,22 +293,29 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
         )
         return
     arguments: tuple[AttentionParameters | Argument, ...] = (parameters,)
-    cluster = max(1, kernel.cluster_tiles)
-    if kernel.cluster_tiles:
+    if kernel.cluster_tiles or kernel.resident_tiles:
         arguments += kv_box_maps(request.inputs["pool"], parameters)
     launch(
         request.library,
         kernel.source,
         kernel.symbol,
-        grid=(-(-blocks // cluster) * cluster * parameters.num_kv_heads, parameters.num_splits, 1),
+        grid=(_grid_blocks(request.library, kernel, blocks, parameters.num_kv_heads), parameters.num_splits, 1),
         block=(kernel.threads, 1, 1),
         arguments=arguments,
-        cluster=(cluster, 1, 1),
+        cluster=(max(1, kernel.cluster_tiles), 1, 1),
         dynamic_shared_bytes=kernel.shared_bytes,
         must_write=_written(request, must_write),
         paged_reads=(request.paged_reads,),
         arch_specific=bool(kernel.arch),
     )
+
+
+def _grid_blocks(library: KernelLibrary, kernel: KernelVariant, tiles: int, num_kv_heads: int) -> int:
+    """Blocks along x: one a tile (or request) and KV head, in whole clusters, or as many as stay."""
+    if kernel.resident_tiles:
+        return min(-(-tiles // kernel.resident_tiles) * num_kv_heads, library.device.limits.multiprocessors)
+    cluster = max(1, kernel.cluster_tiles)
+    return -(-tiles // cluster) * cluster * num_kv_heads
 
 
 def _launch_merge(

@@ -57,7 +57,9 @@ class KernelVariant:
     ``same_bits_as``: the symbol of another kernel that gives the same bits, by design; empty for none.
 
     ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
-    read by tensor maps (entries/kv_boxes.py); 0 for kernels that take pointers alone.
+    read by tensor maps (entries/kv_boxes.py). ``resident_tiles``: blocks stay, one a multiprocessor, and take so many
+    neighbouring tiles at a time, read by tensor maps too. Both are 0 for kernels that take pointers alone.
+    ``on_request``: kinds of device where the kernel is taken only if it is asked for.
     """
 
     symbol: str
@@ -76,6 +78,8 @@ class KernelVariant:
     alone_shared_bytes: int = 0
     cluster_tiles: int = 0
     same_bits_as: str = ""
+    resident_tiles: int = 0
+    on_request: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -234,7 +238,7 @@ def choose_variant(
     named = [kernel for name in forced.split(",") for kernel in fitting if name in (kernel.path, kernel.symbol)]
     passed_over = _passed_over(entry, replaced) if replaced is not None and not forced else frozenset()
     for kernel in named or fitting:
-        if kernel.source in passed_over:
+        if kernel.source in passed_over or (not named and device.info.kind in kernel.on_request):
             continue
         lacking = kernel.lacking(target) or kernel.refuses(page_size, group)
         if not lacking:

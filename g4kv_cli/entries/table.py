@@ -53,6 +53,8 @@ _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230
                   device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                  page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol),)
+_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 216472, tile_rows=64, arch="sm_90a",
+                 page_multiple=BOX_SLOTS, resident_tiles=2, one_request_a_block=False, on_request=("emulated",)),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
 _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
              _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))
@@ -131,9 +133,9 @@ ENTRIES: tuple[Entry, ...] = (
           "qkv_norm_rope_paged_decode_hd512_plain_into"),
     _prep("qk_norm_rope_paged_batch_prefill_hd512_k_eq_v_plain_into", 512, "batch_prefill", "raw_k", _BATCH,
           "qk_norm_rope_paged_decode_hd512_k_eq_v_plain_into"),
-    _prefill("batch_prefill_paged_window_hd256_into", 256, (*_ROWS_256, *_KEYS_256),
+    _prefill("batch_prefill_paged_window_hd256_into", 256, (*_PAIRS_256, *_ROWS_256, *_KEYS_256),
              "A ragged batch of chunks with history, local family."),
-    # Without clusters it is slower, but runs on the emulated device, with the same bits.
+    # Without clusters it is slower, but the emulated device can run it, to the same bits.
     _prefill("batch_prefill_paged_hd512_into", 512, (*_HOPPER_512, *_ROWS_512, *_ALONE_512, *_KEYS_512),
              "A ragged batch of chunks with history, global family."),
     _decode("batch_decode_paged_window_hd256_into", 256, (*_HOPPER_KEYS_256, *_KEYS_256, *_emulated(_HOPPER_KEYS_256)),

@@ -17,6 +17,7 @@
 
 #include "attention_tile.cuh"
 #include "hopper.cuh"
+#include "page_boxes.cuh"
 #include "wgmma.cuh"
 
 namespace g4kv {
@@ -27,8 +28,6 @@ struct HopperPrefill {
   static constexpr int kRows = 64;
   static constexpr int kKeys = 128;      // of a block of keys
   static constexpr int kHalfKeys = 64;   // of which weights are handed over at a time
-  static constexpr int kBoxKeys = 16;    // one copy: the slots lie in one page whatever its size, a multiple of 16
-  static constexpr int kBlockColumns = 64;  // columns of a 128-byte row
   static constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   static constexpr int kBoxesOfKeys = kKeys / kBoxKeys;
   static constexpr int kKeyStages = 5;
@@ -77,8 +76,6 @@ struct HopperTile {
   bool is_shared;
 };
 
-__device__ __forceinline__ int ceil_divide(int value, int divisor) { return (value + divisor - 1) / divisor; }
-
 // False: the last cluster has a block more than there are tiles.
 template <int kClusterBlocks>
 __device__ __forceinline__ bool locate_hopper_tile(const AttentionParams& p, HopperTile& found) {
@@ -120,50 +117,6 @@ __device__ __forceinline__ int first_block_key(const HopperTile& t) {
   return t.begin / kKeys * kKeys;
 }
 
-// Where 16 neighbouring keys lie.
-struct BoxPlace {
-  int page;
-  int slot;
-};
-
-// The pages of a tile's request.
-struct PageRow {
-  const int* pages;  // by logical page
-  int first_key;     // of the first and of the last box with keys of the tile
-  int last_key;
-
-  __device__ __forceinline__ PageRow(const AttentionParams& p, const HopperTile& t) {
-    constexpr int kBoxKeys = HopperPrefill<1>::kBoxKeys;
-    // page_indices[request row][logical page - origin]
-    pages = p.page_indices + p.page_indptr[t.tile.request] - p.page_origins[t.tile.request];
-    first_key = t.begin / kBoxKeys * kBoxKeys;
-    last_key = max(t.end - 1, t.begin) / kBoxKeys * kBoxKeys;
-  }
-
-  // Other keys are none of the tile's: the nearest box takes their place, and whoever reads hides them.
-  __device__ __forceinline__ BoxPlace place_of(const AttentionParams& p, int key) const {
-    const int nearest = min(max(key, first_key), last_key);
-    const int logical_page = nearest / p.layout.page_size;
-    BoxPlace place;
-    place.page = pages[logical_page];
-    place.slot = nearest - logical_page * p.layout.page_size;
-    return place;
-  }
-};
-
-// One more than the last stage is the first, a phase later.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // K, a stage: [128 keys][64 columns]. Lane l copies keys [16 l, 16 l + 16) of it.
 template <int kClusterBlocks>
 __device__ __forceinline__ void produce_keys(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
@@ -175,8 +128,8 @@ __device__ __forceinline__ void produce_keys(const AttentionParams& p, const Ten
   const bool copies = lane < kBoxes && (!t.is_shared || lane / (kBoxes / 2) == (int)t.rank);
   const int first_column_block = t.tile.kv_head * Shape::kColumnBlocks;
   RingPlace<Shape::kKeyStages> ring;
-  int key = first_block_key<kClusterBlocks>(t) + box * Shape::kBoxKeys;
-  const PageRow row(p, t);
+  int key = first_block_key<kClusterBlocks>(t) + box * kBoxKeys;
+  const PageRow row(p, t.tile.request, t.begin, t.end);
   BoxPlace place = row.place_of(p, key);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -214,8 +167,8 @@ __device__ __forceinline__ void produce_values(const AttentionParams& p, const T
   const int box = lane % kBoxes;
   const int first_column_block = t.tile.kv_head * Shape::kColumnBlocks;
   RingPlace<Shape::kValueStages> ring;
-  int key = first_block_key<kClusterBlocks>(t) + box * Shape::kBoxKeys;
-  const PageRow row(p, t);
+  int key = first_block_key<kClusterBlocks>(t) + box * kBoxKeys;
+  const PageRow row(p, t.tile.request, t.begin, t.end);
   BoxPlace place = row.place_of(p, key);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -441,7 +394,7 @@ __device__ __forceinline__ void copy_swizzled_queries(const AttentionParams& p, 
     for (int step = 0; step < Shape::kHeadDim / 8 / kWarpSize; ++step) {
       const int chunk = step * kWarpSize + lane;
       const unsigned at = shared + Shape::kQueries + chunk / 8 * Shape::kQueryBlockBytes;
-      copy_async(at + swizzled<Shape::kBlockColumns>(row, chunk % 8), source + chunk * 8, valid);
+      copy_async(at + swizzled<kBlockColumns>(row, chunk % 8), source + chunk * 8, valid);
     }
   }
   commit_copies();
@@ -458,7 +411,7 @@ __device__ __forceinline__ void clear_unseen_values(const HopperTile& t, unsigne
 #pragma unroll 1
   for (int stage = 0; stage < Shape::kValueStages; ++stage) {
     barrier_wait(values_there + stage * 8, parity);
-    const int key = first_key + stage * Shape::kBoxKeys + thread / 8;
+    const int key = first_key + stage * kBoxKeys + thread / 8;
     if (key >= t.tile.begin && key < t.tile.end) continue;
 #pragma unroll
     for (int column_block = 0; column_block < Shape::kColumnBlocks / 2; ++column_block) {

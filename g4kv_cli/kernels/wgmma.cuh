@@ -43,56 +43,84 @@ __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, int lead
 
 constexpr unsigned kDescriptorHigh = 1u << 30 | kSwizzleAtomBytes >> 4;  // 128-byte swizzle, and from atom to atom
 
-// Sixteen 8-column tiles of accumulators as asm operands.
+// 8-column tiles of accumulators as asm operands.
 #define G4KV_TILE(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define G4KV_TILES_4(d, n) G4KV_TILE(d, n), G4KV_TILE(d, n + 1), G4KV_TILE(d, n + 2), G4KV_TILE(d, n + 3)
-#define G4KV_TILES_16(d) G4KV_TILES_4(d, 0), G4KV_TILES_4(d, 4), G4KV_TILES_4(d, 8), G4KV_TILES_4(d, 12)
-#define G4KV_SUMS_128                                                                                             \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define G4KV_TILES_8(d, n) G4KV_TILES_4(d, n), G4KV_TILES_4(d, n + 4)
+#define G4KV_TILES_16(d, n) G4KV_TILES_8(d, n), G4KV_TILES_8(d, n + 8)
+#define G4KV_TILES_32(d, n) G4KV_TILES_16(d, n), G4KV_TILES_16(d, n + 16)
+#define G4KV_SUMS_0_31                                                              \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define G4KV_SUMS_32_63                                                             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define G4KV_SUMS_64_95                                                             \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define G4KV_SUMS_96_127                                                                      \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// sum[64 rows][128 columns] (+)= A[64][16] B[128][16]^T, both K-major in shared memory, kOffsetBytes behind what the
-// descriptors name. Asynchronous. The offset is added in here: the compiler would keep all sums in registers.
-template <int kOffsetBytes, bool kAccumulate>
-__device__ __forceinline__ void multiply_rows_128(float (&sum)[16][4], unsigned a, unsigned b) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 low_a, low_b;\n"
-      ".reg .b64 a, b;\n"
-      ".reg .pred accumulate;\n"
-      "add.u32 low_a, %64, %66;\n"
-      "add.u32 low_b, %65, %66;\n"
-      "mov.b64 a, {low_a, %67};\n"
-      "mov.b64 b, {low_b, %67};\n"
-      "setp.ne.b32 accumulate, %68, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " G4KV_SUMS_128 ", a, b, accumulate, 1, 1, 0, 0;\n"
-      "}"
-      : G4KV_TILES_16(sum)
-      : "r"(a), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh), "n"(kAccumulate ? 1 : 0)
-      : "memory");
-}
+// sum[64 rows][N columns] (+)= A[64][16] B[N][16]^T, both K-major in shared memory, kOffsetBytes behind what the
+// descriptors name. Asynchronous. The offset is added in here: the compiler would keep all addresses in registers.
+#define G4KV_MULTIPLY_ROWS(columns, tiles, operands, sums, a_at, b_at, offset_at, high_at, accumulate_at)             \
+  template <int kOffsetBytes, bool kAccumulate>                                                                       \
+  __device__ __forceinline__ void multiply_rows_##columns(float(&sum)[tiles][4], unsigned a, unsigned b) {            \
+    asm volatile(                                                                                                     \
+        "{\n"                                                                                                         \
+        ".reg .b32 low_a, low_b;\n"                                                                                   \
+        ".reg .b64 a, b;\n"                                                                                           \
+        ".reg .pred accumulate;\n"                                                                                    \
+        "add.u32 low_a, " a_at ", " offset_at ";\n"                                                                   \
+        "add.u32 low_b, " b_at ", " offset_at ";\n"                                                                   \
+        "mov.b64 a, {low_a, " high_at "};\n"                                                                          \
+        "mov.b64 b, {low_b, " high_at "};\n"                                                                          \
+        "setp.ne.b32 accumulate, " accumulate_at ", 0;\n"                                                             \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" sums "}, a, b, accumulate, 1, 1, 0, 0;\n"  \
+        "}"                                                                                                           \
+        : operands(sum, 0)                                                                                            \
+        : "r"(a), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh), "n"(kAccumulate ? 1 : 0)                      \
+        : "memory");                                                                                                  \
+  }
 
-// sum[64 rows][128 columns] += A[64][16] B[16][128], A in registers, B MN-major in shared memory, kOffsetBytes behind
-// what the descriptor names. Asynchronous.
-template <int kOffsetBytes>
-__device__ __forceinline__ void multiply_columns_128(float (&sum)[16][4], const unsigned (&a)[4], unsigned b) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 low_b;\n"
-      ".reg .b64 b;\n"
-      "add.u32 low_b, %68, %69;\n"
-      "mov.b64 b, {low_b, %70};\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " G4KV_SUMS_128 ", {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n"
-      "}"
-      : G4KV_TILES_16(sum)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh)
-      : "memory");
-}
+G4KV_MULTIPLY_ROWS(64, 8, G4KV_TILES_8, G4KV_SUMS_0_31, "%32", "%33", "%34", "%35", "%36")
+G4KV_MULTIPLY_ROWS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, "%64", "%65", "%66", "%67", "%68")
 
-#undef G4KV_SUMS_128
+// sum[64 rows][N columns] += A[64][16] B[16][N], A in registers, B MN-major in shared memory, kOffsetBytes behind what
+// the descriptor names. Asynchronous.
+#define G4KV_MULTIPLY_COLUMNS(columns, tiles, operands, sums, a_at, b_at, offset_at, high_at)                         \
+  template <int kOffsetBytes>                                                                                         \
+  __device__ __forceinline__ void multiply_columns_##columns(float(&sum)[tiles][4], const unsigned(&a)[4],            \
+                                                             unsigned b) {                                            \
+    asm volatile(                                                                                                     \
+        "{\n"                                                                                                         \
+        ".reg .b32 low_b;\n"                                                                                          \
+        ".reg .b64 b;\n"                                                                                              \
+        "add.u32 low_b, " b_at ", " offset_at ";\n"                                                                   \
+        "mov.b64 b, {low_b, " high_at "};\n"                                                                          \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" sums "}, {" a_at "}, b, 1, 1, 1, 1;\n"     \
+        "}"                                                                                                           \
+        : operands(sum, 0)                                                                                            \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh)            \
+        : "memory");                                                                                                  \
+  }
+
+G4KV_MULTIPLY_COLUMNS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, "%64, %65, %66, %67", "%68", "%69",
+                      "%70")
+G4KV_MULTIPLY_COLUMNS(256, 32, G4KV_TILES_32,
+                      G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63 ", " G4KV_SUMS_64_95 ", " G4KV_SUMS_96_127,
+                      "%128, %129, %130, %131", "%132", "%133", "%134")
+
+#undef G4KV_MULTIPLY_COLUMNS
+#undef G4KV_MULTIPLY_ROWS
+#undef G4KV_SUMS_96_127
+#undef G4KV_SUMS_64_95
+#undef G4KV_SUMS_32_63
+#undef G4KV_SUMS_0_31
+#undef G4KV_TILES_32
 #undef G4KV_TILES_16
+#undef G4KV_TILES_8
 #undef G4KV_TILES_4
 #undef G4KV_TILE
 

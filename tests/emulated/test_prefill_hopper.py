@@ -1,24 +1,33 @@
 """The warpgroup kernels of prefill on the emulated device, whole and with one fault each.
 
-The emulated device has no clusters, so what runs here is the variant whose blocks stand alone; the one in clusters has
-the same source and runs on a GPU (tests/gpu).
+The emulated device has no clusters, so what runs here at head_dim 512 is the form whose blocks stand alone; the one in
+clusters has the same source and runs on a GPU (tests/gpu).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from g4kv_cli.cases.attention.run import run_attention_case
+from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.main import run as g4kv
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.records.run import CaseResult
 
-BODY, WGMMA = "prefill_hopper_body.cuh", "wgmma.cuh"
-CASES = "attention/31b-global/prefill"
-ALONE_512 = "batch_prefill_paged_hd512_tile64_cluster1"
+BODY, PAIRS = "prefill_hopper_body.cuh", "prefill_hopper_hd256_body.cuh"
+GLOBAL, LOCAL = "attention/31b-global/prefill", "attention/31b-local/prefill"
+KERNEL_OF = {
+    GLOBAL: "batch_prefill_paged_hd512_tile64_cluster1",
+    LOCAL: "batch_prefill_paged_hd256_tile64_pairs",
+}
 
 
 def _smoke(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -40,8 +49,8 @@ def _smoke(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(record.read_text())
 
 
-def _chosen(*cases: str) -> list[str]:
-    return [argument for case in cases for argument in ("--case", f"{CASES}/{case}")]
+def _chosen(family: str, *cases: str) -> list[str]:
+    return [argument for case in cases for argument in ("--case", f"{family}/{case}")]
 
 
 WHOLE = (
@@ -54,21 +63,29 @@ WHOLE = (
 )
 
 
-def test_the_cases_of_the_portable_kernel_are_green(tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path, *_chosen(*WHOLE))
+@pytest.mark.parametrize(
+    ("family", "cases"),
+    [
+        (GLOBAL, WHOLE),
+        (LOCAL, (*WHOLE[1:4], "large-tile/needle/window1024", "large-tile/chunk-past-the-window", "page-size/64")),
+    ],
+)
+def test_the_cases_of_the_portable_kernel_are_green(family: str, cases: tuple[str, ...], tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path, *_chosen(family, *cases))
     assert code == 0
     assert {case["id"]: case["kernels"] for case in record["cases"]} == {
-        f"{CASES}/{case}": [ALONE_512] for case in WHOLE
+        f"{family}/{case}": [KERNEL_OF[family]] for case in cases
     }
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 100])
-def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(page_size: int, tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path, *_chosen(f"page-size/{page_size}"))
+@pytest.mark.parametrize("family", [GLOBAL, LOCAL])
+@pytest.mark.parametrize("page_size", [1, 100])
+def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(family: str, page_size: int, tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path, *_chosen(family, f"page-size/{page_size}"))
     assert code == 0
     (case,) = record["cases"]
     assert case["kernels"]
-    assert ALONE_512 not in case["kernels"]
+    assert KERNEL_OF[family] not in case["kernels"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,10 @@ class Fault:
     new: str
     case: str
     words: str = "out"
+
+    @property
+    def family(self) -> str:
+        return LOCAL if self.source == PAIRS else GLOBAL
 
 
 _KEYS_WAIT = "barrier_wait(shared + Shape::kKeysThere + ring.stage * 8, ring.parity);"
@@ -126,6 +147,32 @@ FAULTS = (
           "    if (true) {\n      const uint4 packed", "large-tile/group/5", "FAILED"),
     Fault("log-sum-exp of the first row for both", BODY, "log_sum_exp(max[i], sum[i], p.scale_log2);",
           "log_sum_exp(max[0], sum[0], p.scale_log2);", "large-tile/group/2", "lse"),
+    Fault("pairs: K not waited for", PAIRS,
+          "barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);\n    stages", "stages",
+          "large-tile/group/2", "FAILED"),
+    Fault("pairs: V not waited for", PAIRS, "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, "
+          "rings.values.parity);\n  // stage", "  // stage", "large-tile/group/2", "FAILED"),
+    Fault("pairs: queries not waited for", PAIRS, "    wait_copies<0>();\n    fence_async_copies();\n    for",
+          "    for", "large-tile/group/2", "FAILED"),
+    Fault("pairs: window one more", PAIRS, "rows.newest[i] - p.window_left);", "rows.newest[i] - p.window_left - 1);",
+          "large-tile/needle/window40"),
+    Fault("pairs: one key too many behind the query", PAIRS, "oldest, rows.newest[i], first_key",
+          "oldest, rows.newest[i] + 1, first_key", "large-tile/group/2"),
+    Fault("pairs: blocks at the window's edge not masked", PAIRS, "task.oldest_whole = first_visible(tile, "
+          "position_of(tile, Shape::kRows - 1));", "task.oldest_whole = 0;", "large-tile/needle/window333"),
+    Fault("pairs: the first row's newest key for the whole tile", PAIRS, "task.newest_whole = position_of(tile, 0);",
+          "task.newest_whole = position_of(tile, Shape::kRows - 1);", "large-tile/needle/window333"),
+    Fault("pairs: V of nobody kept", PAIRS, "if (key >= walk.oldest && key < walk.kv_len) continue;", "continue;",
+          "large-tile/group/2"),
+    Fault("pairs: V at the window's edge kept", PAIRS, "const bool is_whole = first_key >= walk.oldest && first_key",
+          "const bool is_whole = first_key", "large-tile/needle/window40"),
+    Fault("pairs: pages of the block before", PAIRS, "        first_key += Shape::kKeys;\n        place = next;",
+          "        first_key += Shape::kKeys;", "page-size/64"),
+    Fault("pairs: output not rescaled", PAIRS, "  rescale(out, factor[0], factor[1]);\n", "", "page-size/64"),
+    Fault("pairs: words of a quad not exchanged", PAIRS, "      transpose_quad(words, lane);\n", "",
+          "large-tile/group/2"),
+    Fault("pairs: rows behind the last stored", PAIRS, "      if (out_row >= 0) {", "      {", "large-tile/group/5",
+          "FAILED"),
 )  # fmt: skip
 
 
@@ -136,8 +183,61 @@ def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
     (kernels / fault.source).write_text(text.replace(fault.old, fault.new))
-    code, record = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(fault.case))
+    code, record = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(fault.family, fault.case))
     shown = capsys.readouterr().out
     assert code == 1, shown
     assert [case["status"] for case in record["cases"]] == ["failed"], shown
     assert fault.words in shown
+
+
+# --- blocks that stay and take pair after pair ----------------------------------------------------------------------
+
+
+def _run_on_two_multiprocessors(kernels: Path | None) -> CaseResult:
+    """Five tiles of three requests, so three pairs, the first and the second of different requests, for two blocks."""
+    (window333,) = (
+        case
+        for case in attention_cases(GEOMETRIES["31b-local"], seed=1)
+        if case.id == f"{LOCAL}/large-tile/needle/window333"
+    )
+    first, *others = window333.requests
+    case = replace(window333, requests=(replace(first, q_len=20), *others))
+    device = EmulatedDevice("sm_90")
+    device.limits = replace(device.limits, multiprocessors=2)
+    try:
+        result = run_attention_case(case, KernelLibrary(device, kernels, "sm_90a,portable"), "")
+    finally:
+        device.close()
+    assert result.kernels == (KERNEL_OF[LOCAL],)
+    return result
+
+
+def test_a_block_takes_pair_after_pair() -> None:
+    assert _run_on_two_multiprocessors(None).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(
+            "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);\n  if",
+            "  if",
+            id="a block released that was not waited for",
+        ),
+        pytest.param(
+            "task.skip_behind = which == 0 && pair.has_second ? pair.walk(p, 1).blocks() : 0;",
+            "task.skip_behind = 0;",
+            id="the second tile's blocks not skipped by the first",
+        ),
+        pytest.param(
+            "task.skip_before = which == 0 ? 0 : walk.blocks();",
+            "task.skip_before = 0;",
+            id="the first tile's blocks not skipped by the second",
+        ),
+    ],
+)
+def test_a_seeded_fault_between_pairs_is_seen(old: str, new: str, tmp_path: Path) -> None:
+    text = (BUILT_IN_KERNELS_DIRECTORY / PAIRS).read_text()
+    assert text.count(old) == 1
+    (tmp_path / PAIRS).write_text(text.replace(old, new))
+    assert _run_on_two_multiprocessors(tmp_path).status == "failed"

@@ -12,7 +12,7 @@ from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.main import run as g4kv
 
 pytestmark = pytest.mark.gpu
-HOPPER = [kernel.symbol for kernel in kernel_variants().values() if kernel.cluster_tiles]
+HOPPER = [kernel.symbol for kernel in kernel_variants().values() if kernel.cluster_tiles or kernel.resident_tiles]
 
 
 @pytest.mark.parametrize("symbol", HOPPER)

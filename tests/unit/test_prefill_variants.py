@@ -15,6 +15,7 @@ from g4kv_cli.records.run import DeviceInfo
 
 KIB = 1024
 GLOBAL = entry_named("batch_prefill_paged_hd512_into")
+LOCAL = entry_named("batch_prefill_paged_window_hd256_into")
 
 
 @dataclass
@@ -61,6 +62,16 @@ def test_the_emulated_device_has_no_clusters_and_runs_the_other_form_when_asked(
     assert cluster_tiles(EMULATED, forced="sm_90a,portable") == 1
     with pytest.raises(DeviceUnavailable, match="cluster2 runs on cuda only"):
         chosen(EMULATED, forced="batch_prefill_paged_hd512_tile64_cluster2")
+
+
+def test_windowed_layers_have_one_kernel_which_the_emulated_device_runs_when_asked() -> None:
+    def resident_tiles(device: Any, page_size: int = 16, forced: str = "") -> int:
+        return choose_variant(LOCAL, device, tile_rows=64, page_size=page_size, forced=forced).resident_tiles
+
+    assert [resident_tiles(HOPPER, size) for size in (16, 64, 100)] == [2, 2, 0]
+    assert resident_tiles(HOPPER, forced="portable") == 0
+    assert resident_tiles(EMULATED) == 0
+    assert resident_tiles(EMULATED, forced="sm_90a,portable") == 2
 
 
 def test_names_stand_in_the_order_of_preference() -> None:

@@ -80,13 +80,18 @@ class AttentionPool:
             image[pages, self.case.layer, kv, positions % self.case.page_size] = bits(np.array(value, BF16))
 
     def _upload_rows(self, device: Device) -> DeviceArray:
-        """A pool that is never made on the host. What is not written stays poison on a GPU, and uninitialised on the
-        emulated device, which reports a read of it."""
+        """A pool that is never made on the host. What is not written is poison on a GPU, and uninitialised on the
+        emulated device, which reports a read of it; in the pages of a request it is poison there too, since a kernel
+        may copy more slots than it uses."""
         shape = self.case.pool_shape
         pool = device.allocate((int(np.prod(shape, dtype=np.int64)),), BF16, "pool", sparse=True)
         if device.info.kind == "cuda":
             device.fill(pool, POISON_BYTE)
         for index, request in enumerate(self.case.requests):
+            if device.info.kind != "cuda":
+                for page in request.pages:
+                    begin = int(np.ravel_multi_index((page, self.case.layer, 0, 0, 0, 0), shape))
+                    device.fill(pool.view(shape[2:], offset_elems=begin), POISON_BYTE)
             pages, slots = places_of(request, self.tensors.first_keys[index], self.case.page_size)
             for kv, rows in enumerate((self.tensors.k[index], self.tensors.v[index])):
                 heads = np.arange(shape[4])
