@@ -227,31 +227,31 @@ FAULTS = (
         "missing trap: page id",
         _edit(_PAGE_TRAP, ""),
         "trap/12b-local/prefill/page-id-past-pool",
-        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+        ("a fault of kind global_out_of_bounds came before the trap: ",),
     ),
     Fault(
         "missing trap: page origin",
         _edit("if (origin < 0 || logical_page < origin) __trap();", "if (logical_page < origin) __trap();"),
         "trap/12b-local/decode/origin-negative",
-        ("no trap: the kernel ran to its end",),
+        ("trapped elsewhere than prep_body.cuh:",),
     ),
     Fault(
         "missing trap: row too short",
         _edit("if (logical_page - origin >= row_end - row_begin) __trap();", ""),
         "trap/12b-global/decode/row-too-short",
-        ("no trap: the kernel ran to its end",),
+        ("the kernel ran to its end, want a trap",),
     ),
     Fault(
         "missing trap: request",
         _edit("if (request < 0 || request >= p.num_requests) __trap();", "if (request < 0) __trap();"),
         "trap/e2b-global/batch_prefill/request-past-the-batch",
-        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+        ("a fault of kind global_out_of_bounds came before the trap: ",),
     ),
     Fault(
         "missing trap: position",
         _edit(_POSITION_TRAP, "if (position < 0) __trap();"),
         "trap/e2b-global/decode/position-past-table",
-        ("a trap was due, but the device reports:", "global_out_of_bounds: "),
+        ("trapped elsewhere than prep_body.cuh:",),
     ),
     Fault(
         "a trap after the first store",
@@ -260,7 +260,7 @@ FAULTS = (
             (BODY, "  if (is_v) {\n#pragma unroll", f"  {_LATE_TRAP}\n  if (is_v) {{\n#pragma unroll"),
         ),
         "trap/12b-local/prefill/page-id-negative",
-        ("trapped after it had written",),
+        ("written before the trap",),
     ),
 )  # fmt: skip
 
