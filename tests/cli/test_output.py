@@ -117,20 +117,20 @@ def test_a_closed_output_is_an_error_and_a_closed_stderr_none() -> None:
 
 
 @pytest.fixture
-def disk_full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """From the given write on there is no space for result files."""
+def disk_full_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """From the given write on there is no space for files in ``tmp_path``; the kernel cache lies elsewhere."""
 
     def fill(whole_writes: int) -> None:
         move, done = os.replace, []
 
         def replace(source: str, target: str) -> None:
-            done.append(target)
-            if len(done) > whole_writes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if Path(target).parent == tmp_path:
+                done.append(target)
+                if len(done) > whole_writes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             move(source, target)
 
         monkeypatch.setattr(files.os, "replace", replace)
-        monkeypatch.setenv("G4KV_CACHE_DIR", "")
 
     return fill
 
