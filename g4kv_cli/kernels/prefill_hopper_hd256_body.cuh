@@ -419,10 +419,16 @@ __device__ __forceinline__ void step_block(float (&out)[32][4], unsigned (&weigh
   start_scores(scores, shared, queries, rings, stages);
   start_sums(out, weights, shared, rings);
   wait_wgmma<1>();
+  hold_order(scores);
   release_keys(shared, stages, lane);
   float factor[2];
   weigh_block<kMasked>(scores, rows, factor, p, first_key, lane);
+  hold_order(scores);
+  hold_before_wait(rows.sum[0] + rows.sum[1], shared);
   wait_wgmma<0>();
+  hold_order(out);
+#pragma unroll
+  for (int key16 = 0; key16 < 4; ++key16) hold_registers(weights[key16], shared, p.num_tiles < 0);
   release_values(shared, rings, lane);
   rescale(out, factor[0], factor[1]);
   pack_weights(weights, scores);
@@ -537,6 +543,7 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
       int stages[Shape::kKeyStagesOfBlock];
       start_scores(scores, shared, queries, rings, stages);
       wait_wgmma<0>();
+      hold_order(scores);
       release_keys(shared, stages, lane);
       float factor[2];  // of nothing
       weigh_block<true>(scores, rows, factor, p, first_key, lane);
@@ -560,6 +567,7 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
     synchronize_warpgroup(1 + which);  // nobody reads the queries any more
     copy_next();
     wait_wgmma<0>();
+    hold_order(out);
     release_values(shared, rings, lane);
     for (int blocks = task.skip_behind; blocks > 0; --blocks) skip_block(shared, rings, lane);
     store_pair_rows(p, task, out, rows, first_row, lane);

@@ -34,6 +34,43 @@ __device__ __forceinline__ void wait_wgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Keeps what is computed from these values, and what they are computed from, on its own side of this place: a wait names
+// no registers, and the compiler moves arithmetic past it.
+template <int kTiles>
+__device__ __forceinline__ void hold_order(float (&values)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(values[n][i])::"memory");
+  }
+}
+
+// Keeps operands of a multiplication that is still on its way in their registers: to the assembler they are free once it
+// has begun, and it waits for its end before it puts anything else there. `never`: false, which nobody can tell before.
+__device__ __forceinline__ void hold_registers(const unsigned (&a)[4], unsigned address, bool never) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p st.shared.v4.b32 [%4], {%0, %1, %2, %3};\n"
+      "}" ::"r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(address), "r"((int)never)
+      : "memory");
+}
+
+// Has a value worked out before a wait that follows: the assembler would do it behind the wait, and nothing would run
+// beside the multiplication. The value is never negative, so nothing is stored.
+__device__ __forceinline__ void hold_before_wait(float not_negative, unsigned address) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.lt.f32 p, %0, 0f00000000;\n"
+      "@p st.shared.f32 [%1], %0;\n"
+      "}" ::"f"(not_negative),
+      "r"(address)
+      : "memory");
+}
+
 // Lower half of the matrix descriptor of a swizzled operand; the upper half is the same for all. K-major: [rows][64
 // columns], eight rows a kSwizzleAtomBytes. MN-major: [column block][k][64 columns], `leading_bytes` from one column
 // block to the next (K-major: not used). An operand kBytes further on has kBytes / 16 more.
