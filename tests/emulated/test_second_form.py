@@ -35,14 +35,14 @@ from g4kv_cli.report.bench_plots import lines_of_forms
 
 ROOT = Path(__file__).resolve().parents[2]
 L12 = GEOMETRIES["12b-local"]
-SOURCE = "twin.cu"
-NAME = "batch_decode_twin_paged_window_hd256_into"
+SOURCE = "of_a_test.cu"
+NAME = "batch_decode_of_a_test_paged_window_hd256_into"
 
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
     """The decode kernel under another name, in a file of its own."""
-    line = "G4KV_DECODE(twin_hd256_groups4, 256, 4, 1, false, 2, 74240)\n"
+    line = "G4KV_DECODE(of_a_test_hd256_groups4, 256, 4, 1, false, 2, 74240)\n"
     text = find_source("decode.cu").text
     macro = text[: text.index("G4KV_DECODE(paged_decode_hd256_groups4")]
     (tmp_path / SOURCE).write_text(macro + line, encoding="utf-8")
@@ -53,8 +53,8 @@ def kernels(tmp_path: Path) -> Path:
 def twin(monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The row, for the local family alone; preferred to none."""
     like = entry_named("batch_decode_paged_window_hd256_into")
-    kernel = replace(like.kernels[0], symbol="twin_hd256_groups4", source=SOURCE)
-    row = replace(like, name=NAME, form="decode-twin", label="d", preference=9, kernels=(kernel,), what="A twin.")
+    kernel = replace(like.kernels[0], symbol="of_a_test_hd256_groups4", source=SOURCE)
+    row = replace(like, name=NAME, form="decode-of-a-test", label="d", preference=9, kernels=(kernel,), what="A twin.")
     monkeypatch.setattr(table, "ENTRIES", (*table.ENTRIES, row))
     return row
 
@@ -82,12 +82,12 @@ def test_smoke_runs_it(twin: Entry, runner: CaseRunner, kernels: Path) -> None:
     usual = {case.id for case in gate_cases([L12]) if f"/{twin.form}/" not in case.id}
     own = {case.id: case for case in gate_cases([L12]) if case.entry == NAME}
     like = {case_id for case_id in usual if case_id.startswith("attention/12b-local/decode/")}
-    assert set(own) == {case_id.replace("/decode/", "/decode-twin/") for case_id in like}
+    assert set(own) == {case_id.replace("/decode/", "/decode-of-a-test/") for case_id in like}
     device = open_device("emulated")
     compile_for(device, kernels, list(own.values()))
     device.close()
     for name in ("kv-len-one", "companions"):
-        result = runner.run(own[f"attention/12b-local/decode-twin/{name}"])
+        result = runner.run(own[f"attention/12b-local/decode-of-a-test/{name}"])
         assert (result.status, result.entry) == ("passed", NAME)
 
 
@@ -95,14 +95,14 @@ def test_a_wrong_one_is_seen_by_the_case_that_compares_forms(twin: Entry, runner
     forms_agree = next(case for case in gate_cases([L12]) if case.id.endswith("/decode/forms-agree"))
     assert runner.run(forms_agree).status == "passed"
     body = find_source("decode_body.cuh").text.replace("1.0f / sum : 0.0f", "1.5f / sum : 0.0f")
-    (kernels / "twin_body.cuh").write_text(body, encoding="utf-8")
-    text = (kernels / SOURCE).read_text(encoding="utf-8").replace('"decode_body.cuh"', '"twin_body.cuh"')
+    (kernels / "of_a_test_body.cuh").write_text(body, encoding="utf-8")
+    text = (kernels / SOURCE).read_text(encoding="utf-8").replace('"decode_body.cuh"', '"of_a_test_body.cuh"')
     (kernels / SOURCE).write_text(text, encoding="utf-8")
     wrong = CaseRunner(runner.settings)
     result = wrong.run(forms_agree)
     wrong.close()
     assert result.status == "failed"
-    assert any("decode-twin" in mismatch.operation for mismatch in result.mismatches)
+    assert any("decode-of-a-test" in mismatch.operation for mismatch in result.mismatches)
 
 
 class CountingDevice(EmulatedDevice):
@@ -141,7 +141,7 @@ def test_serving_takes_turns_with_it(twin: Entry, runner: CaseRunner, monkeypatc
 
 def test_end_to_end_decodes_with_it(twin: Entry) -> None:
     cases = {case.id: case for case in replay_cases(ROOT / "tests" / "golden" / "greedy")}
-    own = [case for case_id, case in cases.items() if case_id.endswith("/decode/decode-twin")]
+    own = [case for case_id, case in cases.items() if case_id.endswith("/decode/decode-of-a-test")]
     assert own
     assert {case.settings.decode_form for case in own} == {twin.label}
     # The family that has no such form decodes with its preferred one.
@@ -178,7 +178,7 @@ def test_bench_times_it_and_the_verdict_ranks_it(twin: Entry) -> None:
 
 def test_plots_and_records_know_it(twin: Entry, kernels: Path) -> None:
     lines = lines_of_forms()
-    assert lines["d"].label == "d, decode-twin"
+    assert lines["d"].label == "d, decode-of-a-test"
     assert len({(line.color, line.style) for line in lines.values()}) == len(lines)
     assert SOURCE in sources_of(table.entries())
     device = open_device("emulated")
