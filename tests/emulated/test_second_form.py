@@ -53,7 +53,8 @@ def kernels(tmp_path: Path) -> Path:
 def twin(monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The row, for the local family alone; preferred to none."""
     like = entry_named("batch_decode_paged_window_hd256_into")
-    kernel = replace(like.kernels[0], symbol="of_a_test_hd256_groups4", source=SOURCE)
+    portable = next(kernel for kernel in like.kernels if not kernel.arch)
+    kernel = replace(portable, symbol="of_a_test_hd256_groups4", source=SOURCE)
     row = replace(like, name=NAME, form="decode-of-a-test", label="d", preference=9, kernels=(kernel,), what="A twin.")
     monkeypatch.setattr(table, "ENTRIES", (*table.ENTRIES, row))
     return row
