@@ -61,6 +61,8 @@ from g4kv_cli.errors import (
 from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 
 DEFAULT_ARCH = "sm_90"
+FRESH_MACHINE_BYTES = 1 << 38
+"""Address space after which a device without live memory starts over; the arena has four times as much."""
 ARITHMETIC_ARCH = "sm_90"
 
 
@@ -328,7 +330,12 @@ class EmulatedDevice(Device):
         del self._machine
 
     def _reserve(self, nbytes: int, label: str, sparse: bool) -> int:
-        """Address space is never used twice, so that a late access is seen; start afresh once nothing is live."""
+        """Address space is never used twice, so that a late access is seen; start afresh once nothing is live.
+
+        That is done early: a call that needs much of it must not run out half-way.
+        """
+        if not self._allocations and self._machine.used_bytes > FRESH_MACHINE_BYTES:
+            self._machine = Machine()
         try:
             return self._machine.allocate(nbytes, label, sparse)
         except EmulatorError as error:

@@ -153,6 +153,7 @@ def _squares_of_alike(shares: Float64, scores: Float64) -> Float64:
     so_far = np.minimum(np.maximum.accumulate(rows, axis=-1), np.maximum.accumulate(rows[:, ::-1], axis=-1)[:, ::-1])
     below = np.minimum((rows.max(axis=-1, keepdims=True) - rows) / (2 * HALF_ULP_RELATIVE), _ALIKE_BINS - 1)
     below[rows >= so_far - 2 * HALF_ULP_RELATIVE] = 0
+    below[np.isnan(below)] = 0  # a row that holds a NaN has no limit to be within
     bins = below.astype(np.int64) + _ALIKE_BINS * np.arange(len(flat))[:, None]
     used, at = np.unique(bins, return_inverse=True)
     together = np.square(np.bincount(at.reshape(-1), flat.reshape(-1)))

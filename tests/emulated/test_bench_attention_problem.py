@@ -14,6 +14,7 @@ from g4kv_cli.bench.attention_problem import (
     AttentionProblem,
     attention_problem,
     pool_elems_of,
+    wrong_rows,
 )
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
@@ -25,6 +26,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.oracle.attention_limits import Rounding
 
 LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
 FORMS = tuple(entry.form for entry in decode_entries(LOCAL))
@@ -111,8 +113,16 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
 
 def test_rows_that_are_all_a_little_too_small_are_seen(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
-    right = _out(problem, library, 0).astype(np.float32)
-    assert problem.check(right * np.float32(0.996), 0).startswith("the checked rows are off together")
+    assert problem.check(_out(problem, library, 0), 0) == ""
+    expected = problem._expected[0]
+    # As many rows as a bench's cells have: each alone is within what roundings may do to it.
+    want = np.concatenate([expected.value] * 16)
+    one = expected.rounding[OWN_ROUNDINGS]
+    rounding = Rounding(*(np.concatenate([each] * 16) for each in (one.limit, one.scale_variance, one.scale_bias)))
+    rows = problem.rows * 16
+    assert wrong_rows(want, want, rounding, rows) == ""
+    assert wrong_rows(want * 0.996, want, rounding, rows).startswith("the checked rows are off together")
+    assert wrong_rows(expected.value * 0.996, expected.value, one, problem.rows) == ""
 
 
 def test_a_window_of_other_length_is_seen(library: KernelLibrary) -> None:

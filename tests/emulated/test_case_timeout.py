@@ -328,7 +328,7 @@ def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_pat
     cases = ["prep/e2b-local/decode/closed-form", "prep/e2b-local/decode/rotary64"]
     if name == "reject":
         cases = [case.id for case in reject_cases() if case.entry == "qkv_norm_rope_paged_decode_hd256_plain_into"][:1]
-    words = [name, "--device", "emulated", "--kernels", str(kernels), "--case-timeout", "0"]
+    words = [name, "--device", "emulated", "--kernels", str(kernels), "--case-timeout", "200"]
     words += ["--jobs", jobs[0]] if jobs else []
     record, junit = tmp_path / "run.json", tmp_path / "run.xml"
     words += ["--json", str(record), "--junit", str(junit)]
@@ -346,7 +346,7 @@ def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_pat
         until = time.monotonic() + 100
         begun: dict[str, float] = {}
         while len(begun) < spinning or any(_cpu_seconds(pid) < at + SECONDS_TO_THE_LOOP for pid, at in begun.items()):
-            assert process.poll() is None
+            assert process.poll() is None, process.communicate()
             assert time.monotonic() < until
             time.sleep(0.05)
             for path in tmp_path.glob("launched-*"):

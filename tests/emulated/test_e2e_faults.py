@@ -215,7 +215,7 @@ def test_the_command_names_the_place_on_one_screen(tmp_path: Path, capsys: pytes
         "recorded trace of layer 5, step 0: q_raw 0.",
         "recomputed from its inputs, token ",
         "v is off: prep (norm, source or slot of V)",
-        f"again  g4kv smoke --device emulated:sm_90 --model-golden {MODELS / 'e4b_p23.npz'} --kernels {tmp_path}",
+        f"again  g4kv smoke --device emulated:sm_90 --kernels {tmp_path} --model-golden {MODELS / 'e4b_p23.npz'}",
     ):
         assert words in shown, shown
 

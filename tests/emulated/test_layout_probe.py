@@ -119,8 +119,10 @@ def test_the_command_proves_it_by_default() -> None:
     assert int(last[-5]) > 1260 + 2048
 
 
-def test_json_of_the_probe() -> None:
-    probe = json.loads(invoke("--geometry", "12b-local", "--json").stdout)["probe"]
+def test_json_of_the_probe(tmp_path: Path) -> None:
+    file = tmp_path / "layout.json"
+    assert invoke("--geometry", "12b-local", "--json", str(file)).exit_code == 0
+    probe = json.loads(file.read_text())["probe"]
     assert probe["device"]["kind"] == "emulated"
     assert probe["agreeing"] == probe["coordinates"] == sum(group["total"] for group in probe["groups"])
     assert [group["mismatches"] for group in probe["groups"]] == [[], [], [], []]
@@ -166,9 +168,10 @@ def overlay(directory: Path, old: str, new: str) -> Path:
 
 
 def probe_with(directory: Path) -> dict[str, Any]:
-    result = invoke("--geometry", "12b-local", "--kernels", str(directory), "--json")
+    file = directory / "layout.json"
+    result = invoke("--geometry", "12b-local", "--kernels", str(directory), "--json", str(file))
     assert result.exit_code == 1
-    probe: dict[str, Any] = json.loads(result.stdout)["probe"]
+    probe: dict[str, Any] = json.loads(file.read_text())["probe"]
     return probe
 
 

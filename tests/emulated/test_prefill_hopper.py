@@ -22,7 +22,7 @@ from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.run import CaseResult
 
-BODY, PAIRS = "prefill_hopper_body.cuh", "prefill_hopper_hd256_body.cuh"
+BODY, PAIRS, BOXES = "prefill_hopper_body.cuh", "prefill_hopper_hd256_body.cuh", "page_boxes.cuh"
 GLOBAL, LOCAL = "attention/31b-global/prefill", "attention/31b-local/prefill"
 KERNEL_OF = {
     GLOBAL: "batch_prefill_paged_hd512_tile64_cluster1",
@@ -131,7 +131,7 @@ FAULTS = (
           "if (key >= t.tile.begin && key < t.tile.end - 1) continue;", "large-tile/needle/causal"),
     Fault("pages of the block before", BODY, "    place = next;\n  }\n}\n\n// V, a stage",
           "  }\n}\n\n// V, a stage", "page-size/64"),
-    Fault("the page after", BODY, "place.page = pages[logical_page];",
+    Fault("the page after", BOXES, "place.page = pages[logical_page];",
           "place.page = pages[logical_page == last_key / p.layout.page_size ? logical_page : logical_page + 1];",
           "large-tile/ragged"),
     Fault("half of the output not rescaled", BODY, "rescale(out[1], factor0, factor1);", "", "page-size/64"),
@@ -141,8 +141,8 @@ FAULTS = (
     Fault("column blocks of V one apart", BODY, "matrix_descriptor(values + stage * Shape::kStageBytes, "
           "Shape::kColumnBlockBytes);", "matrix_descriptor(values + stage * Shape::kStageBytes, "
           "2 * Shape::kColumnBlockBytes);", "large-tile/group/2"),
-    Fault("another swizzle of Q", BODY, "swizzled<Shape::kBlockColumns>(row, chunk % 8)",
-          "swizzled<Shape::kBlockColumns>(row + 1, chunk % 8) - 128", "large-tile/group/2"),
+    Fault("another swizzle of Q", BODY, "swizzled<kBlockColumns>(row, chunk % 8)",
+          "swizzled<kBlockColumns>(row + 1, chunk % 8) - 128", "large-tile/group/2"),
     Fault("rows behind the last stored", BODY, "    if (row < tile.num_rows) {\n      const uint4 packed",
           "    if (true) {\n      const uint4 packed", "large-tile/group/5", "FAILED"),
     Fault("log-sum-exp of the first row for both", BODY, "log_sum_exp(max[i], sum[i], p.scale_log2);",

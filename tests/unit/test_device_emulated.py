@@ -350,3 +350,13 @@ def test_a_tensor_map_is_an_argument_or_refused(device: EmulatedDevice) -> None:
     assert (made.kind, len(made.data)) == ("tensor_map", 128)
     with pytest.raises(ContractError, match="strides"):
         device.tensor_map(array, TensorMapShape((64, 64), (100,), (64, 16)))
+
+
+def test_a_device_without_live_memory_starts_over_before_its_addresses_run_out(device: EmulatedDevice) -> None:
+    """A call of several arrays must not find the address space used up by the calls before it."""
+    for _ in range(40):
+        arrays = [
+            device.allocate((1 << 34,), np.uint8, name, sparse=True) for name in ("q", "out", "m", "s", "partial_out")
+        ]
+        for array in arrays:
+            device.free(array)

@@ -69,6 +69,11 @@ class Machine:
         """
         return self._memory.allocate(nbytes, label or f"allocation {len(self._memory.allocations)}", sparse).begin
 
+    @property
+    def used_bytes(self) -> int:
+        """Address space taken so far; what was freed stays taken."""
+        return self._memory.used_bytes
+
     def free(self, address: int) -> None:
         """End an allocation; later kernel accesses are ``use_after_free`` faults."""
         self._memory.free(address)
