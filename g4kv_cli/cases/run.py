@@ -54,9 +54,9 @@ def device_spec_of(device: Device) -> str:
     return f"cuda:{getattr(device, 'ordinal', 0)}"
 
 
-def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[Case]) -> None:
+def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[Case], variant: str = "") -> None:
     """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
-    compile_sources(device, kernels_directory, (source for case in cases for source in case.sources))
+    compile_sources(device, kernels_directory, (source for case in cases for source in case.sources), variant)
 
 
 class CaseRunner:

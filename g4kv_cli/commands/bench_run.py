@@ -87,7 +87,7 @@ def _compiled(opened: Device, options: BenchOptions) -> Sequence[KernelLibrary]:
     if options.alternates:
         libraries.append(KernelLibrary(opened, *options.baseline_kernels()))
     for library in libraries:
-        compile_sources(opened, library.kernels_directory, sources_of(entries()))
+        compile_sources(opened, library.kernels_directory, sources_of(entries()), library.variant)
     return libraries
 
 

@@ -84,7 +84,7 @@ def run_gate(
         run = collect_run_info(opened, options.kernels, seed, options.providers)
         before(run)
         if not options.providers:
-            compile_for(opened, options.kernels, cases)
+            compile_for(opened, options.kernels, cases, options.variant)
         spec = device_spec_of(opened)
         how = RunSettings(
             device_spec=spec,

@@ -42,10 +42,11 @@ def stated_shared_bytes(source: SourceFile, symbol: str) -> int | None:
     return None if stated is None else int(stated[1])
 
 
-def compile_sources(device: Device, kernels_directory: Path | None, names: Iterable[str]) -> None:
+def compile_sources(device: Device, kernels_directory: Path | None, names: Iterable[str], forced: str = "") -> None:
     """Compile these sources for the device, so that a broken one is an error of the run, not of each case.
 
-    A source none of whose kernels the device can run is left out. Kernels of a directory must have the blocks that
+    A source none of whose kernels the device can run is left out, and one whose kernels it runs on request alone unless
+    ``forced`` (see choose_variant) names them. Kernels of a directory must have the blocks that
     the table launches them with. Raises CompileError; UsageError.
     """
     for name in dict.fromkeys(names):
@@ -53,7 +54,9 @@ def compile_sources(device: Device, kernels_directory: Path | None, names: Itera
         kernels = [kernel for kernel in kernel_variants().values() if kernel.source == name]
         by_arch: dict[str, list[KernelVariant]] = {}
         for kernel in kernels:
-            if device.info.kind in kernel.device_kinds and kernel.suits(device.info.arch):
+            asked = not {kernel.path, kernel.symbol}.isdisjoint(forced.split(","))
+            wanted = asked or device.info.kind not in kernel.on_request
+            if wanted and device.info.kind in kernel.device_kinds and kernel.suits(device.info.arch):
                 by_arch.setdefault(kernel.arch_on(device.info.arch), []).append(kernel)
         for arch, built in by_arch.items():
             compile_image(source, arch=arch, kind=device.image_kind)

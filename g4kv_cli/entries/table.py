@@ -40,8 +40,8 @@ def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -
 
 
 def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
-    """GPUs' kernels as the emulated device has them: behind the portable ones, for calls that name them."""
-    return tuple(replace(kernel, device_kinds=("emulated",)) for kernel in kernels)
+    """GPUs' kernels as the emulated device has them: for calls that name them."""
+    return tuple(replace(kernel, device_kinds=("emulated",), on_request=("emulated",)) for kernel in kernels)
 
 
 # fmt: off
@@ -52,7 +52,8 @@ _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824
 _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                   device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
-                 page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol),)
+                 page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
+                 on_request=("emulated",)),)
 _PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 216472, tile_rows=64, arch="sm_90a",
                  page_multiple=BOX_SLOTS, resident_tiles=2, one_request_a_block=False, on_request=("emulated",)),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
