@@ -176,6 +176,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (BUILT_IN_KERNELS_DIRECTORY / fault.source).read_text()
