@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from g4kv_cli.cases import run_info
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_the_digest_follows_what_is_launched_and_nothing_else(tmp_path: Path) -> None:
@@ -32,11 +36,23 @@ def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch: pytest.Monk
     device.close()
 
 
-def test_without_being_told_the_commit_is_the_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("G4KV_GIT_COMMIT", raising=False)
-    root = Path(run_info.__file__).resolve().parents[2]
-    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    device = open_device("emulated")
-    commit = run_info.collect_run_info(device, None, 1).git_commit
-    assert commit.removesuffix("-dirty") == (asked.stdout.strip() if asked.returncode == 0 else "")
-    device.close()
+def test_without_being_told_the_commit_is_the_checkouts() -> None:
+    program = (
+        "from g4kv_cli.cases.run_info import collect_run_info\n"
+        "from g4kv_cli.device.open import open_device\n"
+        "device = open_device('emulated')\n"
+        "print(collect_run_info(device, None, 1).git_commit)\n"
+        "device.close()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "G4KV_GIT_COMMIT"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],  # finds the package of the checkout, not the one that was installed
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    expected = asked.stdout.strip() if (REPOSITORY / ".git").exists() else ""
+    assert done.stdout.strip().removesuffix("-dirty") == expected
