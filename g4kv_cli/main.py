@@ -69,6 +69,11 @@ COMMANDS: dict[str, CommandEntry] = {
         "provider",
         "Check a manifest of other people's kernels, or begin one for a library.",
     ),
+    "merge": CommandEntry(
+        "g4kv_cli.commands.merge",
+        "merge",
+        "Put the records of a run's parts (--shard) together again.",
+    ),
 }
 
 

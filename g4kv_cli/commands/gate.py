@@ -17,7 +17,7 @@ from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import case_timeout_words, require_two_files
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS
-from g4kv_cli.records.run import CaseResult, RunInfo, summarise
+from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo, summarise
 from g4kv_cli.report.json import NO_SETTINGS
 from g4kv_cli.report.result_files import ResultFiles
 
@@ -33,7 +33,7 @@ class GateConsole(Protocol):
 
     def start(self, run: RunInfo) -> None: ...
     def add(self, result: CaseResult) -> None: ...
-    def finish(self) -> None: ...
+    def finish(self, seconds: float | None = None) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -52,6 +52,7 @@ class GateOptions:
     junit_path: Path | None
     providers: tuple[Path, ...] = ()
     here: bool = False
+    shard: ShardInfo | None = None
 
     def rerun(self, device_spec: str) -> list[str]:
         """The words of the command that runs on the same device with the same kernels, up to ``--case``."""
@@ -97,7 +98,7 @@ def run_gate(
         seconds_between = SECONDS_BETWEEN_RECORDS if len(cases) > MANY_CASES else 0.0
         files = ResultFiles(
             options.json_path, options.junit_path, run, len(cases), command=options.command,
-            seconds_between_records=seconds_between, settings=settings,
+            seconds_between_records=seconds_between, settings=settings, shard=options.shard,
         )  # fmt: skip
         results: list[CaseResult] = []
         console.start(run)
@@ -119,7 +120,7 @@ def run_gate(
     finally:
         opened.close()
     files.require_whole()
-    return _exit_code(results)
+    return exit_code_of_results(results)
 
 
 def _default_jobs(kind: str) -> int:
@@ -129,7 +130,8 @@ def _default_jobs(kind: str) -> int:
     return min(MAX_DEFAULT_JOBS[kind], cores)
 
 
-def _exit_code(results: Sequence[CaseResult]) -> int:
+def exit_code_of_results(results: Sequence[CaseResult]) -> int:
+    """The command's exit code; says on stderr where nothing was checked."""
     summary = summarise(list(results))
     if summary.failed:
         return EXIT_FINDINGS

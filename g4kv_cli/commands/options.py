@@ -108,6 +108,24 @@ def provider_option(function: _Function) -> _Function:
     )(function)
 
 
+def shard_option(function: _Function) -> _Function:
+    """Add ``--shard`` (argument ``shard: Shard | None``): a part of the cases, for machines that run side by side."""
+
+    def _part(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Any:
+        if value is None:
+            return None
+        from g4kv_cli.cases.shard import Shard  # late: --help needs no cases
+
+        return Shard.parse(value)
+
+    return click.option(
+        "--shard",
+        callback=_part,
+        metavar="I/N",
+        help="Only the I-th of N parts of these cases; g4kv merge puts the parts' records together.",
+    )(function)
+
+
 def kernels_option(function: _Function, *, with_own: bool = False) -> _Function:
     """Add ``--kernels DIR`` (argument ``kernels: Path | None``), a directory that replaces some built-in file.
 

@@ -10,9 +10,10 @@ from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.reject.run import reject_cases
 from g4kv_cli.cases.reject.valid import SEED
 from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.shard import Shard
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.commands.gate import GateOptions, run_gate
-from g4kv_cli.commands.options import case_timeout_option, device_options, kernels_option
+from g4kv_cli.commands.options import case_timeout_option, device_options, kernels_option, shard_option
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.report.reject import RejectConsole
@@ -32,6 +33,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("--list", "list_only", is_flag=True, help="List the case ids and run nothing.")
 @click.option("--host-only", is_flag=True, help="Leave out the traps: only what the host must refuse.")
 @kernels_option
+@shard_option
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record, again and again as it runs.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
 @click.option(
@@ -50,6 +52,7 @@ def reject(
     list_only: bool,
     host_only: bool,
     kernels: Path | None,
+    shard: Shard | None,
     json_path: Path | None,
     junit_path: Path | None,
     jobs: int | None,
@@ -79,13 +82,17 @@ def reject(
     geometries = None if geometry is None else select_geometries(geometry)
     cases: list[Case] = [*reject_cases(geometries), *([] if host_only else trap_cases(geometries))]
     chosen = select_cases(cases, case, "g4kv reject --list shows all ids")
+    part = None
+    if shard is not None:
+        chosen, part = shard.of(chosen)
     if list_only:
         click.echo("\n".join(one.id for one in chosen))
         return 0
     if no_isolate and (len(chosen) != 1 or not chosen[0].traps):
         raise UsageError("--no-isolate runs one trap in this process: name it with --case")
     options = GateOptions(
-        "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path, here=no_isolate
-    )
+        "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path,
+        here=no_isolate, shard=part,
+    )  # fmt: skip
     rerun = ["--geometry", geometry] if geometry is not None else []
     return run_gate(chosen, options, RejectConsole(quiet=quiet), seed=SEED, rerun=rerun)

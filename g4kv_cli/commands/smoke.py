@@ -13,12 +13,14 @@ from g4kv_cli.cases.e2e.every import end_to_end_cases, is_end_to_end
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
 from g4kv_cli.cases.prep.table import DEFAULT_SEED
 from g4kv_cli.cases.select import select_cases
+from g4kv_cli.cases.shard import Shard
 from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
     kernels_option,
     provider_option,
+    shard_option,
     variant_option,
 )
 from g4kv_cli.entries.table import arithmetic_of
@@ -92,6 +94,7 @@ class Request:
     help="Replay recorded models (.npz) end to end; without it, --case 'e2e/*' replays those of the checkout, or of "
     "tests/golden/greedy here.",
 )
+@shard_option
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record; whole after every case.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
 @click.option(
@@ -117,6 +120,7 @@ def smoke(
     variant: str,
     golden: Path | None,
     model_golden: Path | None,
+    shard: Shard | None,
     json_path: Path | None,
     junit_path: Path | None,
     same_bits_as: Path | None,
@@ -130,12 +134,15 @@ def smoke(
     """
     request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as)
     cases = _cases(request)
+    part = None
+    if shard is not None:
+        cases, part = shard.of(cases)
     if list_only:
         click.echo("\n".join(one.id for one in cases))
         return 0
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
     options = GateOptions(
-        "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider
+        "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider, shard=part
     )
     return run_gate(
         cases,

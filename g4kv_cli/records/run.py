@@ -62,6 +62,20 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """Which part of a table of cases a run was: the ``index``-th (from 1) of ``count``.
+
+    ``places`` are those of its cases in the table, in which there are ``total``; ``table`` is the SHA-256 of its ids.
+    """
+
+    index: int
+    count: int
+    total: int
+    table: str
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """A wrong result: which operation, how many elements, and the first and the worst one in logical terms.
 
@@ -116,6 +130,19 @@ class Summary:
     error: int = 0
     skipped: int = 0
     not_covered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """All that the file of a run says. ``command`` is empty in records of before it was written down."""
+
+    run: RunInfo
+    settings: dict[str, Any]
+    cases: tuple[CaseResult, ...]
+    planned: int
+    ended: str
+    command: str = ""
+    shard: ShardInfo | None = None
 
 
 def summarise(results: list[CaseResult]) -> Summary:

@@ -63,13 +63,14 @@ class SmokeConsole:
         self._done.append(result)
         self._show_progress()
 
-    def finish(self) -> None:
-        """The last group and the closing summary."""
+    def finish(self, seconds: float | None = None) -> None:
+        """The last group and the closing summary. ``seconds``: how long it took, where that was not now."""
         self._close_group()
         self._stop_progress()
         summary = summarise(self._done)
         good = summary.passed == len(self._done)
-        seconds = time.perf_counter() - self._begin
+        if seconds is None:
+            seconds = time.perf_counter() - self._begin
         text = (
             f"{summary_text(summary, every=True)} of {count_text(len(self._done), 'case')}"
             f"{self._files_text()} in {seconds_text(seconds)}"

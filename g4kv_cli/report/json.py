@@ -1,7 +1,8 @@
 """The JSON record of a run: ``schema_version``, ``run``, ``settings``, ``cases``, ``summary``. Whole after every case.
 
 ``settings`` holds what was asked for that changes outputs without changing a case's id (``page_size``). ``planned`` is
-how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one.
+how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one. ``command`` is what ran;
+``shard`` is there if it was asked for a part of its cases (``--shard``), and says which.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, summarise, to_json
+from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, RunRecord, ShardInfo, summarise, to_json
+from g4kv_cli.records.schema import SchemaError, record_from
 from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"
@@ -38,8 +40,12 @@ class JsonRecord:
         planned: int,
         every_seconds: float = 0.0,
         settings: Mapping[str, int | None] = NO_SETTINGS,
+        command: str = "smoke",
+        shard: ShardInfo | None = None,
     ) -> None:
         self._path = path
+        part = f'  "shard": {json.dumps(to_json(shard))},\n' if shard is not None else ""
+        self._head = f'  "command": {json.dumps(command)},\n{part}'
         self._settings = json.dumps(dict(settings))
         self._planned = planned
         self._ended = "still running, or killed"
@@ -68,12 +74,39 @@ class JsonRecord:
         run = self._run.replace("\n", "\n  ")
         text = (
             f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "run": {run},\n'
-            f'  "settings": {self._settings},\n'
+            f'{self._head}  "settings": {self._settings},\n'
             f'  "cases": [{cases}\n  ],\n  "summary": {summary},\n'
             f'  "planned": {self._planned},\n  "ended": {json.dumps(self._ended)}\n}}\n'
         )
         write_whole(self._path, text, OPTION)
         self._written = time.monotonic()
+
+
+def read_run(path: Path, option: str) -> RunRecord:
+    """All of a record. Raises UsageError, naming ``option``, if it is none."""
+
+    def fail(what: str) -> UsageError:
+        return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
+
+    record = dict(_read_json(path, fail))
+    record.pop("schema_version"), record.pop("summary", None)
+    try:
+        return record_from(RunRecord, record)
+    except SchemaError as error:
+        raise fail(str(error)) from error
+
+
+def _read_json(path: Path, fail: Callable[[str], UsageError]) -> Mapping[str, Any]:
+    """The object in a file, of this schema version. Raises what ``fail`` makes of the reason."""
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise fail(f"cannot read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise fail(f"not JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
+        raise fail(f"not a record of schema version {SCHEMA_VERSION}")
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +132,7 @@ def read_record(path: Path, option: str) -> EarlierRun:
     def fail(what: str) -> UsageError:
         return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
 
-    try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise fail(f"cannot read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise fail(f"not JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
-        raise fail(f"not a record of schema version {SCHEMA_VERSION}")
+    record = _read_json(path, fail)
     try:
         run = record["run"]
         digests = {str(case["id"]): str(case.get("output_digest", "")) for case in record["cases"]}

@@ -44,8 +44,8 @@ class RejectConsole:
         if self._shown_failures <= MAX_SHOWN_FAILURES:
             write_result(self._out, result)
 
-    def finish(self) -> None:
-        """The tables and the closing line."""
+    def finish(self, seconds: float | None = None) -> None:
+        """The tables and the closing line. ``seconds``: how long it took, where that was not now."""
         hidden = self._shown_failures - MAX_SHOWN_FAILURES
         if hidden > 0:
             self._out.print(Text(f"    and {count_text(hidden, 'case')} more that did not pass: see --json or --junit"))
@@ -56,8 +56,8 @@ class RejectConsole:
         good = summary.passed == len(self._done)
         traps = sum(_is_trap(result) for result in self._done)
         kinds = f"{count_text(len(self._done) - traps, 'host rejection')}, {count_text(traps, 'trap')}"
-        seconds = seconds_text(time.perf_counter() - self._begin)
-        text = f"{summary_text(summary, every=True)}: {kinds} in {seconds}"
+        took = seconds_text(time.perf_counter() - self._begin if seconds is None else seconds)
+        text = f"{summary_text(summary, every=True)}: {kinds} in {took}"
         print_line(self._out, "", text, "bold green" if good else "bold red")
 
     def abort(self) -> None:

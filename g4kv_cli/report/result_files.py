@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records.run import CaseResult, RunInfo
+from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo
 from g4kv_cli.report.json import NO_SETTINGS, JsonRecord
 from g4kv_cli.report.junit import write_junit
 from g4kv_cli.report.output import outlive_reader
@@ -29,6 +29,7 @@ class ResultFiles:
         command: str,
         seconds_between_records: float = 0.0,
         settings: Mapping[str, int | None] = NO_SETTINGS,
+        shard: ShardInfo | None = None,
     ) -> None:
         outlive_reader(json_path, junit_path)
         self._run, self._planned, self._command = run, planned, command
@@ -37,7 +38,7 @@ class ResultFiles:
         self._failure: UsageError | None = None
         self._record: JsonRecord | None = None
         if json_path is not None:
-            self._record = JsonRecord(json_path, run, planned, seconds_between_records, settings)
+            self._record = JsonRecord(json_path, run, planned, seconds_between_records, settings, command, shard)
         if junit_path is not None:
             self._write_junit(junit_path)
 
@@ -50,10 +51,10 @@ class ResultFiles:
             except UsageError as error:
                 self._failure = error
 
-    def finish(self, interrupted_at: str = "") -> None:
-        """Write both for good, and how the run ended: whole, early, and where an interrupt found it."""
+    def finish(self, interrupted_at: str = "", because: str = "") -> None:
+        """Write both for good, and how the run ended: whole, early, and where an interrupt found it or why."""
         self._failure = None
-        where = f": interrupted at {interrupted_at}" if interrupted_at else ""
+        where = f": interrupted at {interrupted_at}" if interrupted_at else f": {because}" if because else ""
         if self._record is not None:
             try:
                 self._record.finish("finished" if len(self._results) == self._planned else f"ended early{where}")
