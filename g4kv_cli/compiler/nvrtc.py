@@ -7,7 +7,8 @@ The architecture is always explicit, so the result does not depend on the machin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from g4kv_cli.compiler import toolkit
@@ -21,21 +22,50 @@ _MISSING_HEADER = re.compile(r'^(.*?)\(\d+\): .*cannot open source file "([^"\n]
 _ERROR_LINE = re.compile(r"^.*?\(\d+\): (?:catastrophic )?error.*$", re.MULTILINE)
 
 
-def options_for(arch: str, kind: ImageKind, defines: Mapping[str, str]) -> tuple[str, ...]:
-    """The compiler's options without the include directories. Raises UsageError for an arch that is none."""
+def target_of(arch: str, kind: ImageKind) -> str:
+    """What the compiler calls ``arch``: itself for a cubin, the virtual one for PTX. UsageError if it is none."""
     matched = _ARCH.fullmatch(arch)
     if matched is None:
         raise UsageError(f"unknown architecture {arch!r}; write it as sm_80, sm_90a, sm_120, ...")
-    target = arch if kind == "cubin" else f"compute_{matched.group(1)}{matched.group(2)}"
-    options = ["--std=c++17", "--fmad=false", "-lineinfo", f"--gpu-architecture={target}"]
+    return arch if kind == "cubin" else f"compute_{matched.group(1)}{matched.group(2)}"
+
+
+def options_for(arch: str, kind: ImageKind, defines: Mapping[str, str]) -> tuple[str, ...]:
+    """The compiler's options without the include directories. Raises UsageError for an arch that is none."""
+    options = ["--std=c++17", "--fmad=false", "-lineinfo", f"--gpu-architecture={target_of(arch, kind)}"]
     if kind == "cubin":
         options.append("--ptxas-options=-v")  # prints registers, stack and spills: see usage.py
     options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
     return tuple(options)
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compilation made: the image's bytes, the log, and the symbol of each name expression."""
+
+    data: bytes
+    log: str
+    symbols: Mapping[str, str]
+
+
 def compile_unit(source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]) -> tuple[bytes, str]:
     """Compile; the image's bytes and the log. Raises CompileError with source, line, arch and log."""
+    made = compile_program(source, arch, kind, options)
+    return made.data, made.log
+
+
+def compile_program(
+    source: SourceFile,
+    arch: str,
+    kind: ImageKind,
+    options: tuple[str, ...],
+    expressions: Sequence[str] = (),
+    header_hint: str = toolkit.OVERLAY_HINT,
+) -> Compiled:
+    """Compile, with the symbols of name expressions (``scale<float>``, ``&ns::table``), which are instantiated.
+
+    ``header_hint`` says where a missing header of one's own belongs. Raises CompileError with source, line, arch, log.
+    """
     nvrtc = toolkit.load_nvrtc()
     includes = tuple(f"-I{directory}" for directory in toolkit.include_directories())
     names = [header.name.encode() for header in source.headers]
@@ -45,14 +75,22 @@ def compile_unit(source: SourceFile, arch: str, kind: ImageKind, options: tuple[
         "create",
     )
     try:
+        for expression in expressions:
+            _checked(nvrtc.nvrtcAddNameExpression(program, expression.encode()), f"take {expression!r} into")
         arguments = [option.encode() for option in (*options, *includes)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
         log = _text(nvrtc, program, "ProgramLog")
         if int(result) != 0:
-            raise _compile_error(source, arch, result.name, log)
+            raise _compile_error(source, arch, result.name, log, header_hint)
+        symbols = {
+            expression: _checked(
+                nvrtc.nvrtcGetLoweredName(program, expression.encode()), "name the kernels of"
+            ).decode()
+            for expression in expressions
+        }
         if kind == "cubin":
-            return _bytes(nvrtc, program, "CUBIN"), log
-        return _with_bare_file_names(_bytes(nvrtc, program, "PTX")), log
+            return Compiled(_bytes(nvrtc, program, "CUBIN"), log, symbols)
+        return Compiled(_with_bare_file_names(_bytes(nvrtc, program, "PTX")), log, symbols)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -62,7 +100,7 @@ def _with_bare_file_names(ptx: bytes) -> bytes:
     return _FILE_DIRECTIVE.sub(lambda found: found[1] + found[2].rpartition(b"/")[2] + found[3], ptx.rstrip(b"\0"))
 
 
-def _compile_error(source: SourceFile, arch: str, result: str, log: str) -> CompileError:
+def _compile_error(source: SourceFile, arch: str, result: str, log: str, header_hint: str) -> CompileError:
     who = f"NVRTC {toolkit.nvrtc_version()}"
     known = toolkit.supported_archs()
     if known and int(arch.removeprefix("sm_").rstrip("af")) not in known:
@@ -71,7 +109,7 @@ def _compile_error(source: SourceFile, arch: str, result: str, log: str) -> Comp
     errors = _ERROR_LINE.findall(log)
     what = errors[0].strip() if errors else result
     if missing := _MISSING_HEADER.search(what):
-        what = f"{what}; {toolkit.missing_header_hint(missing[2], missing[1])}"
+        what = f"{what}; {toolkit.missing_header_hint(missing[2], missing[1], header_hint)}"
     return CompileError(f"{who} refuses {source.name} for {arch}: {what}", log)
 
 

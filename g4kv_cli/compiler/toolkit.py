@@ -27,6 +27,7 @@ _HEADER_PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """By the first letters of a header: one that its package always has, and the package."""
+OVERLAY_HINT = "a header of your own lies in the --kernels directory and is included with quotes"
 _MARKER_HEADER = "cuda_bf16.h"
 _SYSTEM_TOOLKIT = Path("/usr/local/cuda")  # where NVIDIA's own installers put it
 
@@ -94,8 +95,9 @@ def headers_version() -> str:
     return " ".join(number for number in stated if number)
 
 
-def missing_header_hint(name: str, included_by: str) -> str:
-    """What to do about a header that NVRTC cannot open in the file ``included_by``."""
+def missing_header_hint(name: str, included_by: str, own_hint: str = OVERLAY_HINT) -> str:
+    """What to do about a header that NVRTC cannot open in the file ``included_by``; ``own_hint`` where headers of one's
+    own belong."""
     for prefix, (marker, package) in _HEADER_PACKAGES.items():
         if name.startswith(prefix) and not _has_header(marker):
             return f"install it with: python -m pip install '{package}'"
@@ -105,7 +107,7 @@ def missing_header_hint(name: str, included_by: str) -> str:
     for twin in (f"cuda/std/{bare}", f"cuda/std/c{bare}"):
         if _has_header(twin):
             return f"NVRTC has no headers of the host's compiler; include <{twin}> and write cuda::std::"
-    return f'a header of your own lies in the --kernels directory and is included with quotes: "{name}"'
+    return f'{own_hint}: "{name}"'
 
 
 def _has_header(name: str) -> bool:

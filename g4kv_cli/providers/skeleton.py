@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from g4kv_cli.compiler.fatbin import ptx_of_library
 from g4kv_cli.device.emulated import EmulatorError
 from g4kv_cli.device.emulated.ptx.parse import parse_module, parse_parameters
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
-from g4kv_cli.providers.cudart.fatbin import ptx_of_library
 from g4kv_cli.providers.cudart.library import read_library
 
 _COMPILERS_OWN = ("_Z", "__", "_init", "_fini")

@@ -45,6 +45,7 @@ def test_the_import_contracts_hold() -> None:
             "In the emulator state lies below",
         ),
         ("cases/__init__.py", "import g4kv_cli.device.cuda", "Only device.open chooses"),
+        ("emulator/device.py", "import g4kv_cli.model.geometry", "The library for any kernel"),
     ],
 )
 def test_a_forbidden_import_breaks_its_contract(tmp_path: Path, module: str, line: str, contract: str) -> None:

@@ -21,6 +21,23 @@ FATAL_KINDS = frozenset(
 )
 """Kinds that stop the launch at once and poison the machine, as a sticky CUDA error does."""
 
+CHECKED_KINDS = frozenset(
+    {
+        "barrier_count",
+        "block_write_conflict",
+        "divergent_barrier",
+        "exited_lane_shuffle",
+        "foreign_read",
+        "shared_race",
+        "shared_uninitialised_read",
+        "unfinished_copy",
+        "uninitialised_read",
+        "unwritten_output",
+    }
+)
+"""Kinds that hardware would not notice: the launch runs to its end and raises then."""
+FAULT_KINDS = FATAL_KINDS | CHECKED_KINDS
+
 
 class EmulatorError(Exception):
     """Base of every error of the emulator; ``str(error)`` is one readable line."""
@@ -91,9 +108,7 @@ class LaunchInterrupted(KeyboardInterrupt):
 class Fault:
     """One broken rule, where it was first seen.
 
-    ``kind`` is one of FATAL_KINDS, or of those that hardware would not notice, where the launch runs to its end and
-    raises then: uninitialised_read, unwritten_output, block_write_conflict, shared_uninitialised_read, shared_race,
-    divergent_barrier, barrier_count, exited_lane_shuffle, unfinished_copy, foreign_read.
+    ``kind`` is one of FATAL_KINDS or CHECKED_KINDS.
 
     ``source_line`` is the innermost line of inlined code and ``call_line`` the line that it was inlined into;
     both come from ``-lineinfo`` and are None without it. ``block`` and ``thread`` are (x, y, z) of the first lane;
@@ -141,11 +156,12 @@ class LaunchFault(EmulatorError):
     """A launch broke one or more rules.
 
     ``faults`` are in the order found, one for each kind and instruction; ``fatal`` is the one that stopped the
-    launch, or None when it ran to its end.
+    launch, or None when it ran to its end. ``report`` says what the launch did until then.
     """
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[Fault], report: LaunchReport) -> None:
         self.faults = list(faults)
+        self.report = report
         self.fatal = next((fault for fault in self.faults if fault.is_fatal), None)
         shown = self.fatal or self.faults[0]
         more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
@@ -159,7 +175,7 @@ class LaunchFault(EmulatorError):
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """What a clean launch did. ``thread_instructions`` counts PTX instructions times active threads."""
+    """What a launch did. ``thread_instructions`` counts PTX instructions times active threads."""
 
     kernel: str
     blocks: int

@@ -184,12 +184,7 @@ class Machine:
             self.poisoned_by = ended
             raise
         self._written.add(outcome.ranges, self._memory)
-        if outcome.faults:
-            error = LaunchFault(outcome.faults)
-            if error.fatal is not None:
-                self.poisoned_by = error
-            raise error
-        return LaunchReport(
+        report = LaunchReport(
             kernel.name,
             grid[0] * grid[1] * grid[2],
             block[0] * block[1] * block[2],
@@ -197,6 +192,24 @@ class Machine:
             int((outcome.ranges[:, 1] - outcome.ranges[:, 0]).sum()),
             kernel.shared_total(dynamic_shared_bytes),
         )
+        if outcome.faults:
+            error = LaunchFault(outcome.faults, report)
+            if error.fatal is not None:
+                self.poisoned_by = error
+            raise error
+        return report
+
+    def symbol(self, module: Module, name: str) -> tuple[int, int]:
+        """(address, bytes) of a module's ``__device__`` or ``__constant__`` variable. Raises EmulatorError."""
+        variable = module.parsed.variables.get(name)
+        if variable is None or variable.space == "shared":
+            raise EmulatorError(f"the module has no global or constant variable {name}")
+        return self._place(module, name), variable.nbytes
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether any module's variable has memory here."""
+        return any(self._modules.values())
 
     def standing(self) -> Standing | None:
         """Where the launch in progress stands, for a signal handler; None where there is none."""

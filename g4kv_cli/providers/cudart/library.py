@@ -58,18 +58,6 @@ def read_library(path: Path) -> LibraryFacts:
     return LibraryFacts(path, tuple(needed), frozenset(undefined), tuple(sorted(functions)), has_device_code)
 
 
-def section_of(path: Path, name: str) -> bytes:
-    """The bytes of a section, empty if the library has none of this name. Raises UsageError."""
-    try:
-        with path.open("rb") as file:
-            section = ELFFile(file).get_section_by_name(name)
-            return b"" if section is None else bytes(section.data())
-    except OSError as error:
-        raise UsageError(f"library {path} cannot be read: {error.strerror}") from error
-    except ELFError as error:
-        raise UsageError(f"{path} is no shared library of Linux: {error}") from error
-
-
 def stand_in_for(path: Path) -> tuple[str, Path]:
     """The stand-in that a library has to find loaded: its name and file. Raises CompileError where none can serve."""
     facts = read_library(path)

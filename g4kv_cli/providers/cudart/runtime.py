@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from g4kv_cli.compiler.fatbin import ptx_texts
 from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, DeviceUnavailable, G4kvError
-from g4kv_cli.providers.cudart.fatbin import ptx_texts
 from g4kv_cli.providers.cudart.library import stand_in_for
 from g4kv_cli.records.run import KernelImage
 

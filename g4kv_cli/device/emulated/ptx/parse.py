@@ -49,6 +49,8 @@ class Parameter:
     kind: str = "b8"
     """The PTX type of an element."""
     is_array: bool = False
+    is_pointer: bool = False
+    """Whether the PTX says ``.ptr``; NVRTC's does not, Triton's does."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", re.S)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _PARAMETER = re.compile(
-    r"^\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s*(?:\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s*([\w$]+)(?:\[(\d+)\])?$"
+    r"^\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s*(\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s*([\w$]+)(?:\[(\d+)\])?$"
 )
 _VARIABLE = re.compile(
     r"^((?:\.(?:visible|extern|weak|common)\s+)*)\.(global|const|shared|local)\s+"
@@ -182,10 +184,10 @@ def parse_parameters(text: str, line: int) -> list[Parameter]:
             raise UnsupportedOpcode(declaration, line, "parameter declaration not understood")
         element_bytes = TYPE_BYTES[match.group(2)]
         align = int(match.group(1) or element_bytes)
-        nbytes = element_bytes * int(match.group(4) or 1)
+        nbytes = element_bytes * int(match.group(5) or 1)
         offset = -(-offset // align) * align
-        is_array = match.group(4) is not None
-        parameters.append(Parameter(match.group(3), offset, nbytes, align, match.group(2), is_array))
+        is_array, is_pointer = match.group(5) is not None, match.group(3) is not None
+        parameters.append(Parameter(match.group(4), offset, nbytes, align, match.group(2), is_array, is_pointer))
         offset += nbytes
     return parameters
 

@@ -6,8 +6,10 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from g4kv_cli.errors import CompileError
-from g4kv_cli.providers.cudart.library import section_of
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from g4kv_cli.errors import CompileError, UsageError
 
 _MAGIC_BYTES = struct.pack("<I", 0xBA55ED50)
 _PTX = 1
@@ -35,7 +37,7 @@ class _Contents:
 
 def ptx_of_library(path: Path) -> list[str]:
     """Every PTX text that a shared library embeds. Raises CompileError where there is none that can be read."""
-    data = section_of(path, ".nv_fatbin")
+    data = _section_of(path, ".nv_fatbin")
     contents = _Contents()
     at = data.find(_MAGIC_BYTES)
     while at >= 0:
@@ -52,6 +54,18 @@ def ptx_texts(data: bytes, name: str) -> list[str]:
     contents = _Contents()
     _read(data, contents)
     return contents.texts(name)
+
+
+def _section_of(path: Path, name: str) -> bytes:
+    """The bytes of a section, empty if the library has none of this name. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            section = ELFFile(file).get_section_by_name(name)
+            return b"" if section is None else bytes(section.data())
+    except OSError as error:
+        raise UsageError(f"library {path} cannot be read: {error.strerror}") from error
+    except ELFError as error:
+        raise UsageError(f"{path} is no shared library of Linux: {error}") from error
 
 
 def _read(data: bytes, contents: _Contents) -> None:

@@ -1,0 +1,98 @@
+"""Anybody's CUDA source to PTX or a cubin: NVRTC's own defaults, with the caller's options, include directories and
+name expressions.
+
+Nothing is forced on a source but the architecture, C++17 unless it asks for another, and line numbers, which findings
+are told by. In particular contraction is NVRTC's default (``--fmad=true``). CCCL's headers are found without an option.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from g4kv_cli.compiler import cache, nvrtc, toolkit
+from g4kv_cli.compiler.sources import SourceFile
+from g4kv_cli.errors import CompileError, UsageError
+from g4kv_cli.records.run import ImageKind
+
+HEADER_HINT = (
+    "name the directory of a header of your own as an include path; code for the host stands between "
+    "#ifndef __CUDACC_RTC__ and #endif"
+)
+_ARCH_OPTION = re.compile(r"--?(gpu-architecture|arch)\b")
+_STANDARD_OPTION = re.compile(r"--?std\b")
+_LINES_OPTION = re.compile(r"-lineinfo|--generate-line-info|-G|--device-debug")
+_READS_FILES = re.compile(r"-I|--include-path|-include|--pre-include|--use-pch|--create-pch|--pch")
+_QUOTED_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+(?!<)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignProgram:
+    """An image, the compiler's log, and the symbol of each name expression (``scale<float>``: ``_Z5scaleIfEvPT_``)."""
+
+    data: bytes
+    log: str
+    symbols: Mapping[str, str]
+
+
+def compile_foreign(
+    name: str,
+    text: str,
+    *,
+    arch: str,
+    kind: ImageKind = "ptx",
+    options: Sequence[str] = (),
+    include: Sequence[Path] = (),
+    expressions: Sequence[str] = (),
+) -> ForeignProgram:
+    """Compile CUDA source for ``arch`` (``sm_90``). ``name`` is what the compiler calls it.
+
+    Kept in the kernel cache unless it may include files of its own, which NVRTC does not tell. Raises CompileError with
+    NVRTC's log, UsageError for a malformed arch, an option that says it twice, or an include path that is none.
+    """
+    for option in options:
+        if _ARCH_OPTION.match(option):
+            raise UsageError(f"option {option}: the architecture is an argument of its own, such as sm_90")
+    for directory in include:
+        if not directory.is_dir():
+            raise UsageError(f"include path {directory} is no directory; name the one that the headers lie in")
+    words = (*_own_options(arch, kind, options), *options, *(f"-I{directory}" for directory in include))
+    source = SourceFile(name, text)
+    is_whole = not (include or _QUOTED_INCLUDE.search(text) or any(_READS_FILES.match(option) for option in options))
+    if not is_whole:
+        return _compile(source, arch, kind, words, expressions)
+    version, headers = toolkit.nvrtc_version(), toolkit.headers_version()
+    key = cache.key_of(("foreign", source.digest, *words, "names", *expressions, version, headers, arch, kind))
+    entry = cache.read(key)
+    if entry is None:
+        made = _compile(source, arch, kind, words, expressions)
+        cache.write(key, cache.CacheEntry(made.data, json.dumps([made.log, dict(made.symbols)])))
+        return made
+    log, symbols = json.loads(entry.log)
+    return ForeignProgram(entry.data, log, symbols)
+
+
+def _own_options(arch: str, kind: ImageKind, options: Sequence[str]) -> list[str]:
+    """What is added to the caller's options: the target, and what they do not say."""
+    target = nvrtc.target_of(arch, kind)
+    added = [f"--gpu-architecture={target}"]
+    if not any(_STANDARD_OPTION.match(option) for option in options):
+        added.append("--std=c++17")
+    if not any(_LINES_OPTION.fullmatch(option) for option in options):
+        added.append("-lineinfo")
+    return added
+
+
+def _compile(
+    source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...], expressions: Sequence[str]
+) -> ForeignProgram:
+    made = nvrtc.compile_program(source, arch, kind, options, expressions, HEADER_HINT)
+    if kind == "ptx" and b".entry" not in made.data:
+        raise CompileError(
+            f"{source.name} has no kernel in its PTX: a kernel is a __global__ function, and a template needs a name "
+            "expression such as scale<float>"
+        )
+    return ForeignProgram(made.data, made.log, made.symbols)

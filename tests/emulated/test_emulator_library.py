@@ -1,0 +1,290 @@
+"""The library for any kernel: what it loads and launches, what comes back, and what becomes of findings."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from g4kv_cli import emulator
+from g4kv_cli.emulator import Emulator, Module
+
+SOURCE = """
+#include <cuda_bf16.h>
+#include <cuda/std/cstdint>
+struct Point { float* where; int n; };
+__constant__ float factors[4] = {1.f, 2.f, 3.f, 4.f};
+namespace counting { __device__ unsigned int calls; }
+
+template <class T> __global__ void scale(T* x, T by, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) counting::calls += 1;
+  if (i < n) x[i] *= by;  // scaled
+}
+__global__ void take(float* out, Point point, __nv_bfloat16 half, unsigned char byte, bool flag, long long wide,
+                     double real, short narrow) {
+  int i = threadIdx.x;
+  out[i] = float(half) + byte + flag + wide + real + narrow + factors[i & 3];
+  if (point.where != nullptr && i < point.n) point.where[i] = -1.f;
+}
+__global__ void copy(const __nv_bfloat16* from, __nv_bfloat16* to, int* count) {
+  to[threadIdx.x] = from[threadIdx.x];
+  if (count != nullptr) atomicAdd(count, 1);
+}
+extern "C" __global__ void last(float* x, int n) { x[n] = 1.f; }
+extern "C" __global__ void collide(int* x) { x[0] = blockIdx.x; }
+extern "C" __global__ void shared_sum(const int* x, int* out) {
+  extern __shared__ int tile[];
+  tile[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) { int sum = 0; for (int i = 0; i < blockDim.x; ++i) sum += tile[i]; *out = sum; }
+}
+extern "C" __global__ void forever(volatile int* flag) { while (*flag == 0) {} }
+extern "C" __global__ void through_both(float* a, float* b) { a[0] = 7.f; b[1] = b[0]; }
+"""
+SQUARE = (
+    'extern "C" __global__ void square(float* x) { x[threadIdx.x] = x[threadIdx.x] * x[threadIdx.x] + 1.0000001f; }\n'
+)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Module:
+    """The source, loaded once; ``module`` is a fresh device each time."""
+    return emulator.load(SOURCE, names=["scale<float>", "scale<int>"])
+
+
+@pytest.fixture
+def module(loaded: Module) -> Module:
+    loaded.emulator.reset()
+    return loaded
+
+
+class Point(ctypes.Structure):
+    """Twin of the source's."""
+
+    _fields_ = (("where", ctypes.c_uint64), ("n", ctypes.c_int32))
+
+
+def test_arrays_come_back_and_the_report_counts(module: Module) -> None:
+    x = np.arange(1000, dtype=np.float32)
+    report = module.launch("scale<float>", grid=4, block=256, args=[x, 2.0, 999])
+    np.testing.assert_array_equal(x, np.r_[np.arange(999) * 2, 999].astype(np.float32))
+    assert report.is_clean
+    assert report.ended_by is None
+    assert (report.kernel, report.grid, report.block) == ("scale<float>(float*, float, int)", (4, 1, 1), (256, 1, 1))
+    assert report.counts.stored_bytes == 999 * 4 + 4  # and the counter
+    assert str(report).startswith("scale<float>(float*, float, int): 4 blocks of 256 threads, ")
+
+
+def test_every_kind_of_argument_arrives(module: Module) -> None:
+    where = module.emulator.array(np.zeros(8, np.float32), "where")
+    values = [ml_dtypes.bfloat16(1.5), 200, True, -(1 << 40), 0.25, np.int16(-3)]
+    point = np.zeros((), np.dtype([("where", "u8"), ("n", "i4")], align=True))
+    point["where"], point["n"] = where.address, 5
+    want = 1.5 + 200 + 1 - float(1 << 40) + 0.25 - 3 + np.array([1, 2, 3, 4] * 8)
+    for by_value in (Point(where.address, 5), bytes(Point(where.address, 5)), point[()]):
+        out = np.zeros(32, np.float32)
+        module.launch("take", 1, 32, [out, by_value, *values])
+        np.testing.assert_array_equal(out, want.astype(np.float32))
+    np.testing.assert_array_equal(where.read(), [-1, -1, -1, -1, -1, 0, 0, 0])
+
+
+def test_bfloat16_arrays_null_pointers_and_one_array_twice(module: Module) -> None:
+    x = np.linspace(-2, 2, 32).astype(ml_dtypes.bfloat16)
+    kept = x.copy()
+    to, count = np.zeros(32, ml_dtypes.bfloat16), np.array(0, np.int32)
+    module.launch("copy", 1, 32, {"from": x, "to": to, "count": count})
+    assert (to == kept).all()
+    assert count == 32
+    one = np.zeros(2, np.float32)
+    module.launch("through_both", 1, 1, [one, one])
+    np.testing.assert_array_equal(one, [7, 7])
+
+
+def test_device_memory_stays_from_launch_to_launch(module: Module) -> None:
+    x = module.emulator.array(np.ones(64, np.float32), "x")
+    for _ in range(3):
+        module.launch("scale<float>", 1, 64, [x, np.float32(2), np.int32(64)])
+    module.launch("scale<float>", 1, 32, [x.at(32), 10.0, 32])
+    np.testing.assert_array_equal(x.read(), [8] * 32 + [80] * 32)
+    assert module.get("counting::calls", np.uint32) == 4
+    x.free()
+    with pytest.raises(emulator.ArgumentError, match="x was freed"):
+        module.launch("scale<float>", 1, 64, [x, 1.0, 64])
+
+
+def test_symbols_are_read_and_written(module: Module) -> None:
+    np.testing.assert_array_equal(module.get("factors", np.float32), [1, 2, 3, 4])
+    module.set("factors", np.full(4, 100, np.float32))
+    module.set("calls", np.uint32(41))
+    x = np.ones(4, np.float32)
+    module.launch("scale<float>", 1, 32, [x, 1.0, 4])
+    assert module.get("calls", np.uint32) == 42
+    out = np.zeros(4, np.float32)
+    module.launch("take", 1, 4, [out, bytes(16), ml_dtypes.bfloat16(0), 0, False, 0, 0.0, 0])
+    np.testing.assert_array_equal(out, [100] * 4)
+    module.emulator.reset()
+    np.testing.assert_array_equal(module.get("factors", np.float32), [1, 2, 3, 4])
+
+
+def test_dynamic_shared_memory_and_three_axes(module: Module) -> None:
+    x, out = np.arange(64, dtype=np.int32), np.zeros(1, np.int32)
+    report = module.launch("shared_sum", (1, 1, 1), (64, 1), [x, out], shared=256)
+    assert out[0] == 64 * 63 // 2
+    assert report.counts.shared_bytes == 256
+
+
+def test_a_finding_names_argument_line_block_and_thread_and_leaves_arrays_alone(module: Module) -> None:
+    values = np.ones(100, np.float32)
+    with pytest.raises(emulator.LaunchFailed) as caught:
+        module.launch("scale<float>", 1, 128, {"values": values, "by": 2.0, "n": 101})
+    (fault,) = caught.value.faults
+    line = next(number for number, text in enumerate(SOURCE.split("\n"), 1) if "// scaled" in text)
+    assert (fault.kind, fault.source_line, fault.block, fault.thread) == (
+        "global_out_of_bounds", line, (0, 0, 0), (100, 0, 0),
+    )  # fmt: skip
+    assert "past the end of 'values' (400 bytes)" in str(caught.value)
+    assert caught.value.report.ended_by == fault
+    assert (values == 1).all()
+    with pytest.raises(emulator.DeviceLost, match=r"reset\(\)"):
+        module.launch("scale<float>", 1, 32, [values, 2.0, 32])
+    module.emulator.reset()
+    assert module.launch("scale<float>", 1, 32, [values, 2.0, 32]).is_clean
+
+
+def test_the_policy_raises_reports_or_ignores_by_kind(module: Module) -> None:
+    x = np.zeros(1, np.int32)
+    with pytest.raises(emulator.LaunchFailed, match="block_write_conflict"):
+        module.launch("collide", 4, 1, [x])
+    assert x[0] == 0
+    report = module.launch("collide", 4, 1, [x], policy="report")
+    assert report.kinds == ["block_write_conflict"]
+    assert x[0] == 3
+    assert "block_write_conflict" in str(report)
+    ignoring = {"default": "report", "block_write_conflict": "ignore"}
+    report = module.launch("collide", 4, 1, [x], policy=ignoring, reverse_blocks=True)
+    assert report.is_clean
+    assert report.ignored == {"block_write_conflict": 1}
+    assert x[0] == 0
+    report = module.launch("last", 1, 1, [x.astype(np.float32), 5], policy="report")
+    assert report.ended_by is not None
+    assert report.ended_by.kind == "global_out_of_bounds"
+
+
+def test_ignore_as_the_default_still_raises_what_ends_a_launch(module: Module) -> None:
+    with pytest.raises(emulator.LaunchFailed, match="global_out_of_bounds"):
+        module.launch("last", 1, 1, [np.zeros(1, np.float32), 5], policy="ignore")
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"shared_rac": "report"}, "did you mean 'shared_race'"),
+        ({"shared_race": "warn"}, "it can be raise, report, ignore"),
+        ({"trap": "ignore"}, "cannot be ignored"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(policy: dict[str, str], words: str) -> None:
+    with pytest.raises(emulator.UsageError, match=words):
+        Emulator(policy)  # type: ignore[arg-type]
+
+
+def test_an_output_is_uninitialised_until_it_is_stored(module: Module) -> None:
+    x = np.ones(8, np.float32)
+    with pytest.raises(emulator.LaunchFailed, match="uninitialised_read"):
+        module.launch("scale<float>", 1, 8, [emulator.out(x), 2.0, 8])
+    to, source = np.zeros(40, ml_dtypes.bfloat16), np.ones(32, ml_dtypes.bfloat16)
+    with pytest.raises(emulator.LaunchFailed, match="unwritten_output: 16 of 80 bytes of 'to'"):
+        module.launch("copy", 1, 32, {"from": source, "to": emulator.out(to), "count": None})
+    module.launch("copy", 1, 32, [source, emulator.out(to[:32]), None])
+    assert to.tolist() == [1] * 32 + [0] * 8
+
+
+def test_a_read_only_array_is_an_input(module: Module) -> None:
+    source, to = np.ones(32, ml_dtypes.bfloat16), np.zeros(32, ml_dtypes.bfloat16)
+    source.flags.writeable = False
+    module.launch("copy", 1, 32, [source, to, None])
+    with pytest.raises(emulator.ArgumentError, match="read-only"):
+        module.launch("copy", 1, 32, [to, source, None])
+
+
+def test_a_launch_past_its_time_says_where_it_stood(module: Module) -> None:
+    with pytest.raises(emulator.LaunchTimedOut, match=r"forever had not ended after 0\.2 s: it stood at .*source\.cu:"):
+        module.launch("forever", 1, 1, [np.zeros(1, np.int32)], seconds=0.2)
+
+
+def test_contraction_is_nvrtcs_unless_told_otherwise() -> None:
+    x = np.float32(1) + np.arange(32, dtype=np.float32) * np.float32(2**-12)
+    squares = x.astype(np.float64) ** 2
+    want = (squares + np.float64(np.float32(1.0000001))).astype(np.float32)
+    fused, apart = x.copy(), x.copy()
+    emulator.load(SQUARE).launch("square", 1, 32, [fused])
+    emulator.load(SQUARE, options=["--fmad=false"]).launch("square", 1, 32, [apart])
+    np.testing.assert_array_equal(fused, want)
+    np.testing.assert_array_equal(apart, squares.astype(np.float32) + np.float32(1.0000001))
+    assert (fused != apart).any()
+
+
+def test_sources_of_every_kind(module: Module, tmp_path: Path) -> None:
+    ptx = module.ptx[0]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "scale.cuh").write_text("#define BY 3.f\n")
+    (tmp_path / "folder" / "more.cuh").write_text("#define MORE 1.f\n")
+    cuda = 'extern "C" __global__ void triple(float* x) { *x = *x * BY + MORE + D; }\n'
+    (tmp_path / "triple.cu").write_text('#include "scale.cuh"\n#include <more.cuh>\n' + cuda)
+    (tmp_path / "all.ptx").write_text(ptx)
+    x = np.ones(1, np.float32)
+    from_file = {"include": [tmp_path / "folder"], "options": ["-DD=2"]}
+    emulator.load(tmp_path / "triple.cu", **from_file).launch("triple", 1, 1, [x])
+    assert x[0] == 6
+    (tmp_path / "scale.cuh").write_text("#define BY 5.f\n")  # and no cache stands between
+    emulator.load(str(tmp_path / "triple.cu"), **from_file).launch("triple", 1, 1, [x])
+    assert x[0] == 33
+    for source in (ptx, ptx.encode(), ptx.encode() + b"\0", str(tmp_path / "all.ptx")):
+        x[0] = 7
+        emulator.load(source).launch("scale<float>", 1, 1, [x, 2.0, 1])
+        assert x[0] == 14
+
+
+def test_two_modules_share_a_device(module: Module) -> None:
+    device = Emulator()
+    x = device.array(np.ones(32, np.float32))
+    one, two = device.load(module.ptx[0]), device.load(module.ptx[0])
+    emulator.launch(one.kernel("scale<float>"), 1, 32, [x, 2.0, 32])
+    two.kernel("scale<float>").launch(1, 32, [x, 5.0, 32])
+    assert (x.read() == 10).all()
+    with pytest.raises(emulator.DeviceLost, match="another emulated device"):
+        device.launch(module.kernel("last"), 1, 1, [x, 0])
+    with pytest.raises(emulator.DeviceLost, match="another device"):
+        module.launch("last", 1, 1, [x, 0])
+
+
+def test_time_without_limit(module: Module) -> None:
+    x = np.ones(1, np.float32)
+    assert module.launch("scale<float>", 1, 1, [x, 2.0, 1], seconds=math.inf).is_clean
+    with pytest.raises(emulator.UsageError, match="above 0"):
+        module.launch("scale<float>", 1, 1, [x, 2.0, 1], seconds=0)
+
+
+def test_the_fixture_fails_a_test_whose_kernel_breaks_a_rule(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["g4kv_cli.emulator.fixture"]\n')
+    (tmp_path / "test_it.py").write_text(
+        "import numpy as np\n"
+        f"SOURCE = {SQUARE!r}\n"
+        "def test_good(emulated_device):\n"
+        "    assert emulated_device.load(SOURCE).launch('square', 1, 8, [np.zeros(8, np.float32)]).is_clean\n"
+        "def test_bad(emulated_device):\n"
+        "    emulated_device.load(SOURCE).launch('square', 1, 9, [np.zeros(8, np.float32)])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "LaunchFailed: global_out_of_bounds" in done.stdout
