@@ -27,6 +27,7 @@ from g4kv_cli.bench.workloads import (
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.entry import Target
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
@@ -67,7 +68,11 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
         raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
     shapes: list[Shape] = []
     for geometry in request.geometries:
+        require_served(geometry)
         shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
+    if not shapes:
+        names = ", ".join(geometry.name for geometry in request.geometries)
+        raise UsageError(f"no {request.workload} shape of {names} stays within its max_positions: give --kv-len")
     geometries = {geometry.name: geometry for geometry in request.geometries}
     variants: dict[str, dict[str, Variant]] = {}
     cells: list[Measurement] = []
@@ -86,7 +91,7 @@ def _overridden(request: Request, geometry: Geometry) -> list[Shape]:
     if not (request.batches or request.kv_lens):
         return []
     usual = shapes_of("decode", geometry, request.preset)
-    batches = request.batches or tuple(dict.fromkeys(shape.batch for shape in usual))
+    batches = request.batches or tuple(dict.fromkeys(shape.batch for shape in usual)) or (1,)
     lengths = request.kv_lens or tuple(dict.fromkeys(shape.kv_len for shape in usual))
     if max(lengths) > geometry.max_positions:
         raise UsageError(

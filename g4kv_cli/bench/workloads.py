@@ -72,13 +72,17 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Sh
             decode_shape(geometry, batch, kv_len)
             for kv_len in lengths
             for batch in batches
-            if geometry.window is not None or batch * kv_len <= MAX_PRESET_TOKENS
+            if kv_len <= geometry.max_positions and (geometry.window is not None or batch * kv_len <= MAX_PRESET_TOKENS)
         ]
     if workload in ("prefill", "all"):
-        found += [prefill_shape(geometry, chunk, history) for chunk, history in _PREFILL[preset]]
+        found += [
+            prefill_shape(geometry, chunk, history)
+            for chunk, history in _PREFILL[preset]
+            if chunk + history <= geometry.max_positions
+        ]
     if workload in ("prep", "all"):
         found += [prep_shape(geometry, entry, tokens) for entry in entries_for(geometry, "prep") for tokens in
-                  _PREP_TOKENS[preset]]  # fmt: skip
+                  _PREP_TOKENS[preset] if tokens <= geometry.max_positions]  # fmt: skip
     return found
 
 

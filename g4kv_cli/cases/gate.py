@@ -12,6 +12,7 @@ from g4kv_cli.cases.prep.golden import golden_cases
 from g4kv_cli.cases.prep.table import DEFAULT_SEED, MAX_PAGE_SIZE, prep_cases
 from g4kv_cli.cases.serve.table import serve_cases
 from g4kv_cli.cases.trap.table import smoke_traps
+from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
 
@@ -26,11 +27,14 @@ def gate_cases(
     """All cases of these geometries.
 
     ``page_size`` replaces the default and leaves only it in the page-size sweeps; traps have a small pool of their own.
-    A trap costs a GPU its context, so an entry traps in its first geometry only, unless ``every_trap``.
+    A trap costs a GPU its context, so an entry traps in its first geometry only, unless ``every_trap``. Raises
+    UsageError for a page size out of range and for a geometry that no kernel serves.
     """
     if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
         raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
     cases: list[Case] = []
+    for geometry in geometries:
+        require_served(geometry)
     for geometry in geometries:
         cases.extend(_by_entry(prep_cases(geometry, seed=seed, page_size=page_size)))
     for geometry in geometries:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
-from g4kv_cli.commands.options import device_options, kernels_option, variant_option
+from g4kv_cli.commands.options import device_options, geometry_option, kernels_option, variant_option
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_layout import INT32_MAX
@@ -143,13 +143,7 @@ def require_one_mode(ctx: click.Context) -> None:
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.argument("workload", type=click.Choice(["decode", "prefill", "prep", "all"]), default="decode"),
-    click.option(
-        "--geometry",
-        default="12b-local",
-        show_default=True,
-        metavar="NAME[,NAME...]",
-        help="12b-local, 31b-global, ..., a model (12b), or all.",
-    ),
+    geometry_option("", default="12b-local"),
     click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Heads of one of N ranks."),
     click.option(
         "--preset",

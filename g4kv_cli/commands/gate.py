@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.isolate import run_cases, run_here
@@ -70,7 +70,7 @@ def run_gate(
     *,
     seed: int,
     rerun: Sequence[str] = (),
-    settings: Mapping[str, int | None] = NO_SETTINGS,
+    settings: Mapping[str, Any] = NO_SETTINGS,
     before: Callable[[RunInfo], None] = lambda run: None,
     judge: Callable[[CaseResult], CaseResult] = lambda result: result,
 ) -> int:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from g4kv_cli.commands.layout_coordinates import PAGE_IDS, coordinate_of, offset_of, parse_coordinate
-from g4kv_cli.commands.options import device_options, kernels_option
+from g4kv_cli.commands.options import device_options, geometry_option, kernels_option
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
-from g4kv_cli.model.geometry import Geometry, select_geometries
+from g4kv_cli.model.geometry import MODELS, Geometry, select_geometries
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
@@ -28,14 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="layout")
-@click.option(
-    "--geometry",
-    "geometry_names",
-    default="12b-local",
-    show_default=True,
-    metavar="NAME[,NAME]",
-    help="e2b|e4b|12b|26b-a4b|31b with -local or -global (or neither: both), or all.",
-)
+@geometry_option("", name="geometry_names", default="12b-local")
 @click.option(
     "--page-size",
     type=int,
@@ -178,6 +171,8 @@ def layout(
                 page_size=page_size_tokens,
                 step_tokens=1 if step_tokens is None else step_tokens,
                 tp=tp,
+                # Of a built-in model both pools are shown, whichever was named.
+                families=None if model in MODELS else tuple(one for one in geometries if one.model == model),
             )
             report.add("pools", values.pools_json(pools))
             report.write(text.write_pools, pools)

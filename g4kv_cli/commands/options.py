@@ -21,6 +21,24 @@ def require_two_files(json_path: Path | None, junit_path: Path | None) -> None:
         raise UsageError(f"--json and --junit both name {json_path}; give each a file of its own")
 
 
+def geometry_option(
+    words: str, *, name: str = "geometry", default: str | None = None
+) -> Callable[[_Function], _Function]:
+    """Add ``--geometry`` (argument ``name: str``), names and files alike; see select_geometries, which checks it.
+
+    ``words``: what the command does without it, or with it.
+    """
+    return click.option(
+        "--geometry",
+        name,
+        default=default,
+        show_default=default is not None,
+        metavar="NAME|FILE.toml[,...]",
+        help="12b-local, 31b-global, ..., a model (12b), all, or a geometry of your own: a file (docs/geometry.md), "
+        f"FILE.toml:local for one of its families. {words}".strip(),
+    )
+
+
 def case_timeout_option(function: _Function) -> _Function:
     """Add ``--case-timeout`` (argument ``case_timeout: float``, seconds; infinite where 0 was given)."""
 

@@ -13,7 +13,13 @@ from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.shard import Shard
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.commands.gate import GateOptions, run_gate
-from g4kv_cli.commands.options import case_timeout_option, device_options, kernels_option, shard_option
+from g4kv_cli.commands.options import (
+    case_timeout_option,
+    device_options,
+    geometry_option,
+    kernels_option,
+    shard_option,
+)
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.report.reject import RejectConsole
@@ -22,11 +28,9 @@ _file = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option(
-    "--geometry",
-    metavar="NAME[,NAME...]",
-    help="Make the requests at these head counts; entries that serve none of them are left out.  [default: one of all, "
-    "spread over the entries]",
+@geometry_option(
+    "The requests are made at these head counts; entries that serve none of them are left out.  [default: one of all, "
+    "spread over the entries]"
 )
 @device_options
 @click.option("--case", multiple=True, metavar="ID", help="Only this case, or those a glob matches; repeatable.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,6 +20,7 @@ from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
+    geometry_option,
     kernels_option,
     provider_option,
     shard_option,
@@ -25,10 +28,10 @@ from g4kv_cli.commands.options import (
 )
 from g4kv_cli.entries.table import arithmetic_of
 from g4kv_cli.errors import UsageError
-from g4kv_cli.model.geometry import select_geometries
-from g4kv_cli.records.run import CaseResult, RunInfo
+from g4kv_cli.model.geometry import MODELS, names_file, select_geometries
+from g4kv_cli.records.run import CaseResult, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole
-from g4kv_cli.report.json import PAGE_SIZE, EarlierRun, read_record
+from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, EarlierRun, read_record
 
 DEFAULT_GEOMETRY = "12b-local"
 SAME_BITS_OPTION = "--same-bits-as"
@@ -57,19 +60,25 @@ class Request:
         elif self.model_golden is not None:
             words += ["--model-golden", str(self.model_golden)]
         else:
+            if self.geometry is not None and names_file(self.geometry):
+                words += ["--geometry", self.geometry]
             words += ["--tp", str(self.tp)] if self.tp != 1 else []
             words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
         words += ["--page-size", str(self.page_size)] if self.page_size is not None else []
         words += [SAME_BITS_OPTION, str(self.same_bits_as)] if self.same_bits_as is not None else []
         return words
 
+    def settings(self) -> dict[str, Any]:
+        """What a record says of the request: what changes outputs without changing a case's id."""
+        found: dict[str, Any] = {PAGE_SIZE: self.page_size}
+        if self.geometry is not None and names_file(self.geometry):
+            own = [one for one in select_geometries(self.geometry, self.tp) if one.model not in MODELS]
+            found[GEOMETRIES_OF_FILES] = {one.name: to_json(one) for one in own}
+        return found
+
 
 @click.command()
-@click.option(
-    "--geometry",
-    metavar="NAME[,NAME...]",
-    help=f"12b-local, 31b-global, ..., a model (12b), or all. Default: {DEFAULT_GEOMETRY}, or where --case says.",
-)
+@geometry_option(f"Default: {DEFAULT_GEOMETRY}, or where --case says.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Heads of one of N ranks.")
 @device_options
 @click.option("--case", multiple=True, metavar="ID", help="Only this case, or those a glob matches; repeatable.")
@@ -150,7 +159,7 @@ def smoke(
         SmokeConsole(len(cases), quiet=quiet, recorded=golden or model_golden),
         seed=seed,
         rerun=request.rerun(),
-        settings={PAGE_SIZE: page_size},
+        settings=request.settings(),
         before=lambda run: _require_comparable(earlier, run, request, cases),
         judge=lambda result: _judge_bits(result, earlier),
     )
@@ -208,6 +217,12 @@ def _require_comparable(earlier: EarlierRun | None, run: RunInfo, request: Reque
         )
     if earlier.seed != run.seed:
         raise UsageError(f"{SAME_BITS_OPTION} {earlier.path}: made with --seed {earlier.seed}; run with that seed")
+    for name, values in request.settings().items():
+        # A record of the same names: that they mean the same is what is asked here.
+        if name in OF_FILES and earlier.of_files.get(name) != json.loads(json.dumps(values)):
+            raise UsageError(
+                f"{SAME_BITS_OPTION} {earlier.path}: its {name} are not those of the files here; make the record again"
+            )
     if earlier.knows_page_size and earlier.page_size != request.page_size:
         how = "without --page-size" if earlier.page_size is None else f"with --page-size {earlier.page_size}"
         raise UsageError(f"{SAME_BITS_OPTION} {earlier.path}: made {how}; run it {how}")

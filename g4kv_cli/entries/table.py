@@ -171,6 +171,29 @@ def entry_for(geometry: Geometry, operation: Operation, form: str) -> Entry:
     return found[0]
 
 
+def require_served(geometry: Geometry) -> None:
+    """Raises UsageError for a geometry that no compiled kernel serves, with what is compiled."""
+    prep = entries("prep")
+    own = [entry for entry in prep if entry.has_pool and entry.serves(geometry)]
+    if not own:
+        values = "K = V" if geometry.k_eq_v else "a V of its own"
+        known = dict.fromkeys(
+            f"{entry.head_dim} with {'K = V' if entry.value_source == 'raw_k' else 'a V of its own'}"
+            for entry in prep
+            if entry.has_pool
+        )
+        raise UsageError(
+            f"{geometry.name}: no kernel writes the pool at head_dim {geometry.head_dim} with {values}: compiled are "
+            f"{', '.join(known)}"
+        )
+    largest = attention_request.MAX_GQA_GROUP
+    if geometry.gqa_group > largest:
+        raise UsageError(
+            f"{geometry.name}: {geometry.num_qo_heads} query heads on {geometry.num_kv_heads} KV heads are groups of "
+            f"{geometry.gqa_group}, and no attention kernel takes them: compiled are groups of 1 to {largest}"
+        )
+
+
 def entry_named(name: str) -> Entry:
     """The row of this name. KeyError if there is none."""
     for entry in ENTRIES:

@@ -1,4 +1,4 @@
-"""The registry of Gemma 4 geometries: one entry per model size and attention family, read-only.
+"""What a geometry is, and the registry of Gemma 4's: one entry per model size and attention family, read-only.
 
 Numbers are those of the published checkpoints' configurations (huggingface/transformers, conversion scripts
 of gemma4 and gemma4_unified). Common to all: norm weight is plain ``w``, eps 1e-6 inside the root, V gets a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 Family = Literal["local", "global"]
 FAMILIES: tuple[Family, ...] = ("local", "global")
-
+HEAD_DIMS = (256, 512)
+"""head_dim of the local and of the global family of every Gemma 4 size: what kernels are compiled for."""
+MAX_POSITIONS = 1 << 24
+"""Positions up to here are whole numbers in float32, in which a RoPE angle is one product."""
+INT32_MAX = (1 << 31) - 1
 
 ATTENTION_SCALE = 1.0
 """sm_scale of every Gemma 4 size: queries are normed, not scaled (Hugging Face transformers, models/gemma4)."""
@@ -118,6 +122,46 @@ class Geometry:
         )
 
 
+def contradictions(geometry: Geometry) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it) of everything in a geometry that no kernel could serve or that contradicts itself.
+
+    The built-in ones and those of files (geometry_file.py) pass through here alike.
+    """
+    one = geometry
+    for name in ("num_layers", "num_qo_heads", "num_kv_heads", "hidden_size", "max_positions", "rotary_dim"):
+        if not 1 <= getattr(one, name) <= INT32_MAX:
+            yield name, f"must be from 1 to {INT32_MAX}, got {getattr(one, name)}"
+            return
+    if one.num_qo_heads % one.num_kv_heads:
+        words = f"{one.num_kv_heads} KV heads do not divide {one.num_qo_heads} query heads: each serves a whole group"
+        yield "num_kv_heads", words
+    if one.head_dim not in HEAD_DIMS:
+        known = " and ".join(map(str, HEAD_DIMS))
+        yield "head_dim", f"no kernel is compiled for {one.head_dim}: compiled are {known}"
+    elif one.num_qo_heads * one.head_dim > INT32_MAX:
+        yield "num_qo_heads", f"a row of {one.num_qo_heads} x {one.head_dim} elements does not fit an int32"
+    if not 0 <= one.num_shared_kv_layers < one.num_layers:
+        words = f"must leave a layer that owns K/V: from 0 to {one.num_layers - 1}, got {one.num_shared_kv_layers}"
+        yield "num_shared_kv_layers", words
+    if one.max_positions > MAX_POSITIONS:
+        yield "max_positions", f"must be up to {MAX_POSITIONS} (2^24), got {one.max_positions}"
+    if (one.window is None) != (one.family == "global"):
+        words = "a global layer has none: what has one is local" if one.window is not None else "a local layer has one"
+        yield "window", words
+    elif one.window is not None and not 1 <= one.window <= one.max_positions:
+        yield "window", f"must be from 1 to the {one.max_positions} positions, got {one.window}"
+    if one.rotary_dim % 2 or one.rotary_dim > one.head_dim:
+        yield "rotary_dim", f"must be even and up to head_dim {one.head_dim}, got {one.rotary_dim}"
+    elif not 1 <= one.num_rotated_pairs <= one.rotary_dim // 2:
+        words = f"of {one.rotary_dim // 2} pairs must turn from 1 to all, got {one.num_rotated_pairs}"
+        yield "num_rotated_pairs", words
+    elif one.rotary_dim < one.head_dim and one.num_rotated_pairs != one.rotary_dim // 2:
+        words = f"a rotation of {one.rotary_dim} columns turns all of its {one.rotary_dim // 2} pairs"
+        yield "num_rotated_pairs", words
+    if not one.rope_theta > 1:
+        yield "rope_theta", f"must be above 1, got {one.rope_theta:g}"
+
+
 _LOCAL: dict[str, Any] = {
     "family": "local",
     "head_dim": 256,
@@ -202,14 +246,20 @@ def model_families(model: str, tp: int = 1) -> tuple[Geometry, ...]:
 
 
 def select_geometries(names: str, tp: int = 1) -> tuple[Geometry, ...]:
-    """The geometries of a comma list of names, or of ``all``, in the order asked for, each once.
+    """The geometries of a comma list of names, files, or of ``all``, in the order asked for, each once.
 
-    A model's name alone means all of its families. Raises UsageError on an unknown name, with the known ones
-    and the nearest match.
+    A model's name alone means all of its families, and so does a file of one (``my.toml``, geometry_file.py);
+    ``my.toml:local`` means one of them. Raises UsageError on an unknown name, with the known ones and the nearest
+    match, on a file that is no geometry, and on two geometries of one name.
     """
     selected: dict[str, Geometry] = {}
-    for name in (part.strip().lower() for part in names.split(",")):
-        if name == "all":
+    for part in (part.strip() for part in names.split(",")):
+        name = part.lower()
+        if is_geometry_file(part):
+            from g4kv_cli.model.geometry_file import read_geometries  # late: most runs read no file
+
+            found = list(read_geometries(part))
+        elif name == "all":
             found = list(GEOMETRIES.values())
         elif name in MODELS:
             found = list(model_families(name))
@@ -218,8 +268,21 @@ def select_geometries(names: str, tp: int = 1) -> tuple[Geometry, ...]:
         else:
             raise UsageError(_unknown("geometry", name, ("all", *MODELS, *GEOMETRIES)))
         for geometry in found:
-            selected.setdefault(geometry.name, geometry.for_rank(tp))
+            ranked = geometry.for_rank(tp)
+            if selected.setdefault(geometry.name, ranked) != ranked:
+                raise UsageError(f"--geometry {names}: two geometries are called {geometry.name}; rename one of them")
     return tuple(selected.values())
+
+
+def names_file(names: str) -> bool:
+    """True if one of a comma list of names is a file."""
+    return any(is_geometry_file(part.strip()) for part in names.split(","))
+
+
+def is_geometry_file(part: str) -> bool:
+    """True for what names a file, with a family behind it or not."""
+    file, _, family = part.rpartition(":")
+    return part.endswith(".toml") or (file.endswith(".toml") and family in FAMILIES)
 
 
 def _unknown(kind: str, name: str, known: tuple[str, ...]) -> str:

@@ -17,11 +17,9 @@ import numpy as np
 
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import F32_MAX, check_head_relation, finite_f32, require_i32, require_sequence
-from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
+from g4kv_cli.model.geometry import ATTENTION_SCALE, HEAD_DIMS, Geometry
 from g4kv_cli.model.rules import rule
 
-HEAD_DIMS = (256, 512)
-"""head_dim of the local and of the global family."""
 LOG2_E = math.log2(math.e)
 F32_MIN = 2.0**-149
 """The smallest positive float32, a subnormal one."""

@@ -135,14 +135,22 @@ def derived_layout(geometry: Geometry, page_size: int, num_layers: int | None = 
 
 
 def model_pools(
-    model: str, *, context_tokens: int, slots: int, page_size: int, step_tokens: int = 1, tp: int = 1
+    model: str,
+    *,
+    context_tokens: int,
+    slots: int,
+    page_size: int,
+    step_tokens: int = 1,
+    tp: int = 1,
+    families: tuple[Geometry, ...] | None = None,
 ) -> ModelPools:
-    """The pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each.
+    """The pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each. ``families`` are those of a
+    model that is not built in, for a rank.
 
     Local pages are capped by the window (``max_resident_pages``), global pages are all kept, each pool has
     the reserved padding page. Raises UsageError if a number is out of range for the model.
     """
-    families = model_families(model, tp)
+    families = model_families(model, tp) if families is None else families
     max_positions = min(geometry.max_positions for geometry in families)
     for name, value in (("--context", context_tokens), ("--slots", slots), ("--step-tokens", step_tokens)):
         if value < 1:

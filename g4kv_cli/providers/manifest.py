@@ -6,9 +6,9 @@ mean is known when an entry is called (providers/scope.py).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +16,9 @@ from typing import Any, Literal, get_args
 
 from g4kv_cli.device.arguments import ScalarKind
 from g4kv_cli.entries.contract import OUTPUTS, Contract
-from g4kv_cli.errors import UsageError
+from g4kv_cli.model.document import read_toml
 from g4kv_cli.providers.expression import Expression, ExpressionError
-from g4kv_cli.providers.locate import lines_of
-from g4kv_cli.providers.schema import Document, Table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from g4kv_cli.providers.schema import Table
 
 ImageKind = Literal["library", "ptx", "source", "cubin", "builder"]
 IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
@@ -137,23 +131,15 @@ class Manifest:
 
 def read_manifest(file: Path) -> Manifest:
     """Read and check a manifest. Raises UsageError with file, line and field."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"manifest {file} cannot be read: {error.strerror}; name a .toml file") from error
-    try:
-        text = data.decode()
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no TOML: {error}; name a manifest of kernels") from error
-    root = Table(Document(file, values, lines_of(text)), values)
+    document = read_toml(file, "manifest of kernels")
+    root = Table(dataclasses.replace(document, what="manifest"), document.values)
     folder = file.resolve().parent
     name = root.text("provider")
     images = root.mapping("image", lambda table, key: _image(table, key, folder))
     manifest = Manifest(
         name,
         file,
-        hashlib.sha256(data).hexdigest(),
+        hashlib.sha256(document.data).hexdigest(),
         root.texts("cases", ("*",)),
         images,
         _pool_axes(root),
@@ -252,7 +238,7 @@ def _entry(table: Table, images: dict[str, Image]) -> EntrySpec:
             conditions.append((only_if.parsed(text, text), only_if.text(text)))
     spec = EntrySpec(
         names,
-        table.document.lines.get(table.path, 1),
+        table.line,
         tuple(conditions),
         table.texts("requires"),
         tuple(table.mapping("let", _named_expression).items()),
@@ -302,7 +288,7 @@ def _step(table: Table, images: dict[str, Image]) -> Step:
         raise table.error("", "lacks 'symbol', a pattern of the kernel's name, or 'call'")
     step = Step(
         image,
-        table.document.lines.get(table.path, 1),
+        table.line,
         condition,
         call,
         symbol,

@@ -1,8 +1,9 @@
 """The JSON record of a run: ``schema_version``, ``run``, ``settings``, ``cases``, ``summary``. Whole after every case.
 
-``settings`` holds what was asked for that changes outputs without changing a case's id (``page_size``). ``planned`` is
-how many cases the run set out to run, ``ended`` whether it did: half a run is no whole one. ``command`` is what ran;
-``shard`` is there if it was asked for a part of its cases (``--shard``), and says which.
+``settings`` holds what was asked for that changes outputs without changing a case's id (``page_size``, and as data the
+``geometries`` and the ``workload`` that come from files). ``planned`` is how many cases the run set out to run,
+``ended`` whether it did: half a run is no whole one. ``command`` is what ran; ``shard`` is there if it was asked for a
+part of its cases (``--shard``), and says which.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,11 @@ from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"
 PAGE_SIZE = "page_size"
-NO_SETTINGS: Mapping[str, int | None] = MappingProxyType({})
+GEOMETRIES_OF_FILES = "geometries"
+WORKLOAD = "workload"
+OF_FILES = (GEOMETRIES_OF_FILES, WORKLOAD)
+"""Settings that hold what files said, as data."""
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class JsonRecord:
@@ -39,7 +44,7 @@ class JsonRecord:
         run: RunInfo,
         planned: int,
         every_seconds: float = 0.0,
-        settings: Mapping[str, int | None] = NO_SETTINGS,
+        settings: Mapping[str, Any] = NO_SETTINGS,
         command: str = "smoke",
         shard: ShardInfo | None = None,
     ) -> None:
@@ -114,6 +119,7 @@ class EarlierRun:
     """What another run's record says about its bits: ``digests`` by case id, ``kernels`` likewise, where it has them.
 
     ``page_size`` is what --page-size was (None: not given), where ``knows_page_size``: older records do not say.
+    ``of_files``: see OF_FILES.
     """
 
     path: Path
@@ -124,6 +130,7 @@ class EarlierRun:
     kernels: Mapping[str, tuple[str, ...]]
     page_size: int | None = None
     knows_page_size: bool = False
+    of_files: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_record(path: Path, option: str) -> EarlierRun:
@@ -149,6 +156,7 @@ def read_record(path: Path, option: str) -> EarlierRun:
             kernels,
             page_size=None if asked is None else int(asked),
             knows_page_size=PAGE_SIZE in settings,
+            of_files={name: settings[name] for name in OF_FILES if name in settings},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise fail(f"the record lacks {error}") from error

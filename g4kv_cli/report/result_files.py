@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo
@@ -28,7 +29,7 @@ class ResultFiles:
         *,
         command: str,
         seconds_between_records: float = 0.0,
-        settings: Mapping[str, int | None] = NO_SETTINGS,
+        settings: Mapping[str, Any] = NO_SETTINGS,
         shard: ShardInfo | None = None,
     ) -> None:
         outlive_reader(json_path, junit_path)

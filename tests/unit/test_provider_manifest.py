@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.toml_lines import lines_of
 from g4kv_cli.providers.load import load_providers
-from g4kv_cli.providers.locate import lines_of
 from g4kv_cli.providers.manifest import read_manifest
 
 GOOD = """\

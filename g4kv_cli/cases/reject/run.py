@@ -24,7 +24,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import entries, entry_named
+from g4kv_cli.entries.table import entries, entry_named, require_served
 from g4kv_cli.errors import CaseTimeout, CompileError, ContractError, DeviceFault
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult, Status
@@ -73,7 +73,10 @@ class RejectCase(OfOneEntry):
 
 
 def reject_cases(geometries: Sequence[Geometry] | None = None) -> list[RejectCase]:
-    """The whole catalogue, entry by entry, each entry at one of the geometries that it serves."""
+    """The whole catalogue, entry by entry, each entry at one of the geometries that it serves. Raises UsageError for a
+    geometry that no kernel serves."""
+    for one in geometries or ():
+        require_served(one)
     return [
         case
         for entry in entries()
