@@ -12,7 +12,8 @@ class BasicBlock:
     """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
 
     A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
-    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined.
+    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined; ``meets``:
+    threads wait for others in it.
     """
 
     body: list[Instruction]
@@ -23,3 +24,4 @@ class BasicBlock:
     live_out: int = 0
     defined: int = 0
     size: int = 0
+    meets: bool = False

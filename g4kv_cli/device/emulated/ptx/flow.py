@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..faults import UnsupportedOpcode
@@ -91,6 +91,7 @@ def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     blocks, entry = _cut(kernel)
     for block in blocks:
         block.size = len(block.body) + (block.final is not None)
+        block.meets = block.end in ("barrier", "phase", "warp") or any(".sync" in each.opcode for each in block.body)
         if joins_multiplies:
             block.body = batch_multiplies(block.body)
     order = _schedule_order(blocks, entry)
@@ -169,7 +170,8 @@ def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
     """Reverse post-order with every loop contiguous, so that lowest-first reconverges at post-dominators.
 
     A loop's exits are visited before its body, which puts all that follows the loop behind all of the loop. Blocks
-    that only trap come first: a trap is taken before any other lane goes on, as if it had been reached first.
+    that only trap come first: a trap is taken before any other lane goes on, as if it had been reached first. Then come
+    those that only lead to the end (see ``_last_ways``): who leaves is gone before others wait for who is left.
     """
     exits = _loop_exits(blocks, entry)
     post_order: list[int] = []
@@ -187,7 +189,38 @@ def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
             stack.pop()
     order = post_order[::-1]
     traps = [node for node in order if blocks[node].end == "trap"]
-    return traps + [node for node in order if blocks[node].end != "trap"]
+    leaving = _last_ways(blocks, order)
+    first = traps + [node for node in order if node in leaving and blocks[node].end != "trap"]
+    taken = set(first)
+    return first + [node for node in order if node not in taken]
+
+
+def _last_ways(blocks: list[BasicBlock], order: list[int]) -> set[int]:
+    """Blocks of lanes that leave early: all there is to come is the end, and who has met others never comes there.
+
+    An end with nothing before it is one for all lanes.
+    """
+    parents: dict[int, list[int]] = {node: [] for node in order}
+    for node in order:
+        for child in blocks[node].successors:
+            parents[child].append(node)
+    meetings = [node for node in order if blocks[node].meets]
+    leads_to_meeting = _reached(meetings, parents)
+    after_meeting = _reached(meetings, {node: blocks[node].successors for node in order})
+    ends = {node for node in order if blocks[node].end == "exit" and not blocks[node].body}
+    return ends if not meetings else ends | (set(order) - leads_to_meeting - after_meeting)
+
+
+def _reached(begin: Sequence[int], following: Mapping[int, Sequence[int]]) -> set[int]:
+    """All nodes on ways from some, these included."""
+    found = set(begin)
+    work = list(begin)
+    while work:
+        for node in following[work.pop()]:
+            if node not in found:
+                found.add(node)
+                work.append(node)
+    return found
 
 
 def _loop_exits(blocks: list[BasicBlock], entry: int) -> dict[int, list[int]]:

@@ -1,4 +1,8 @@
-"""Barriers of the thread blocks of a chunk: arrivals, release, and barriers that completed for the wrong reason."""
+"""Barriers of the thread blocks of a chunk: arrivals, release, and barriers that completed for the wrong reason.
+
+Threads that have exited do not count: a barrier of all threads waits for those that live, and a warp that arrives at a
+barrier with a thread count stands for 32 there, whoever of it has exited.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,6 @@ class Barriers:
         self.chunk = chunk
         self.named: dict[int, _Barrier] = {}
         self.votes: dict[int, _Votes] = {}
-        self.exited: npt.NDArray[np.int64] | None = None
         self.counts = BarrierCounts(chunk)
 
     @property
@@ -117,21 +120,21 @@ class Barriers:
         chunk = self.chunk
         lanes = group.lanes
         self._check_whole_warps(lanes, site)
-        takes_all = threads in (0, chunk.threads)
+        takes_all = threads in (0, chunk.threads, chunk.lanes_per_block)
         if takes_all and lanes.count == chunk.live_count and number not in self.named:
             # The usual case: every lane that still lives arrives at once.
             if self.counts.latest:
                 self.counts.check_arrival(number, chunk.threads, lanes, site, ())
-            self._check_exited(None, lanes, site)
             chunk.shared.races.full_barrier(None)
             self._close_votes(number, np.ones(chunk.block_count, np.bool_))
             return True
         barrier = self._barrier(number)
-        arrivals = np.bincount(lanes.block_slot, minlength=chunk.block_count)
-        self._check_counts(number, barrier, 0 if takes_all and not barrier.signals else threads, lanes, site)
-        barrier.arrived += arrivals
         # Where lanes arrive without waiting, not all are ordered: such a barrier is never one of the whole block.
-        barrier.expected[arrivals > 0] = 0 if takes_all and not barrier.signals else threads or chunk.threads
+        is_whole = takes_all and not barrier.signals
+        arrivals = self._arrivals(lanes, counts_warps=not is_whole)
+        self._check_counts(number, barrier, 0 if is_whole else threads, lanes, site)
+        barrier.arrived += arrivals
+        barrier.expected[arrivals > 0] = 0 if is_whole else threads or chunk.threads
         barrier.waiting.append(Waiting(group, following, site))
         self._release(number, barrier)
         return False
@@ -147,7 +150,7 @@ class Barriers:
         """bar.arrive: count the lanes without making them wait."""
         self._check_whole_warps(lanes, site)
         barrier = self._barrier(number)
-        arrivals = np.bincount(lanes.block_slot, minlength=self.chunk.block_count)
+        arrivals = self._arrivals(lanes, counts_warps=True)
         self._check_counts(number, barrier, threads, lanes, site)
         barrier.arrived += arrivals
         barrier.expected[arrivals > 0] = threads
@@ -178,6 +181,17 @@ class Barriers:
             return np.full(chunk.block_count, chunk.threads)
         return np.asarray(chunk.alive.reshape(chunk.block_count, -1).sum(1), np.int64)
 
+    def _arrivals(self, lanes: LaneSet, counts_warps: bool) -> npt.NDArray[np.int64]:
+        """How many threads of each block arrive; ``counts_warps``: a warp that is all here is 32 of them."""
+        chunk = self.chunk
+        arrivals = np.bincount(lanes.block_slot, minlength=chunk.block_count)
+        if not counts_warps or lanes.frame.is_whole:
+            return arrivals
+        here = np.bincount(lanes.index // WARP, minlength=chunk.lane_count // WARP)
+        alive = chunk.alive_flags().reshape(-1, WARP).sum(1)
+        exited = np.where((here > 0) & (here == alive), WARP - here, 0)
+        return np.asarray(arrivals + exited.reshape(chunk.block_count, -1).sum(1), np.int64)
+
     def _release(self, number: int, barrier: _Barrier) -> None:
         chunk = self.chunk
         needed = np.where(barrier.expected > 0, barrier.expected, self._live_per_block())
@@ -202,8 +216,6 @@ class Barriers:
             if staying.size:
                 released, rest = waiting.group.split((going, staying))
                 kept.append(Waiting(rest, waiting.following, waiting.site))
-            if not partial.any():
-                self._check_exited(complete, released.lanes, waiting.site)
             passed.append(released.lanes)
             chunk.wait_at(waiting.following, released)
         if partial.any():
@@ -222,9 +234,6 @@ class Barriers:
 
     def lanes_exited(self, lanes: LaneSet) -> None:
         """Lanes ended; that may complete barriers of their blocks."""
-        if self.exited is None:
-            self.exited = np.zeros(self.chunk.block_count, np.int64)
-        self.exited += np.bincount(lanes.block_slot, minlength=self.chunk.block_count)
         for number, barrier in list(self.named.items()):
             self._release(number, barrier)
 
@@ -253,25 +262,6 @@ class Barriers:
                 lanes,
                 position,
                 int(here[bad].sum()),
-            )
-
-    def _check_exited(self, complete: Flags | None, lanes: LaneSet, site: Site) -> None:
-        """Report blocks whose barrier completed only because threads had exited."""
-        if self.exited is None:
-            return
-        short = self.exited > 0
-        if complete is not None:
-            short &= complete
-        found = np.flatnonzero(short[lanes.block_slot])
-        if found.size:
-            gone = int(self.exited[lanes.block_slot[found[0]]])
-            self.chunk.run.collector.add(
-                "divergent_barrier",
-                f"a barrier completed only because {gone} threads of the block had exited",
-                site,
-                lanes,
-                int(found[0]),
-                found.size,
             )
 
     def _check_sites(self, barrier: _Barrier, complete: Flags) -> None:

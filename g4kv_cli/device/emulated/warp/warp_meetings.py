@@ -7,7 +7,6 @@ checked there (see warp_ops.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,19 +65,9 @@ class WarpMeetings:
             if not ready.all():
                 going, rest = going.split((np.flatnonzero(ready), np.flatnonzero(~ready)))
                 self.parked.append(_Parked(rest, each.following, each.site))
-            self._check_exited(going, each.site, alive)
             self.masks[going.lanes.index] = 0
             self.chunk.wait_at(each.following, going)
         return found
-
-    def _check_exited(self, group: Group, site: Site, alive: npt.NDArray[Any]) -> None:
-        lanes = group.lanes
-        gone = self.masks[lanes.index] & ~alive[lanes.index // WARP]
-        bad = np.flatnonzero(gone)
-        if bad.size:
-            lane = int(gone[bad[0]])
-            words = f"lane {(lane & -lane).bit_length() - 1} is in the member mask but has exited"
-            self.chunk.run.collector.add("exited_lane_shuffle", words, site, lanes, int(bad[0]), bad.size)
 
     def report_deadlock(self) -> None:
         """Nothing can run and lanes still wait for others of their warp: raise that as a fault."""

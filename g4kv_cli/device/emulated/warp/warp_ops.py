@@ -24,7 +24,7 @@ _LANE = np.arange(WARP)
 
 
 def check_members(lanes: LaneSet, mask: Array, site: Site) -> None:
-    """Report executing lanes that the mask leaves out, and members of the mask that are not here."""
+    """Report executing lanes that the mask leaves out, and members of the mask that live and are not here."""
     frame = lanes.frame
     if mask.shape[0] == 1 and frame.is_whole and int(mask[0]) == _FULL:
         return
@@ -42,14 +42,15 @@ def check_members(lanes: LaneSet, mask: Array, site: Site) -> None:
             position,
             left_out.size,
         )
-    absent = frame.collect(frame.spread(mask) & ~frame.present_bits[:, None])
+    alive = pack_lanes(lanes.chunk.alive_flags().reshape(-1, WARP))[lanes.warps]
+    absent = frame.collect(frame.spread(mask) & (alive & ~frame.present_bits)[:, None])
     missing = np.flatnonzero((absent != 0) & (own != 0))
     if missing.size:
         position = int(missing[0])
         bits = int(absent[position])
         collector.add(
             "exited_lane_shuffle",
-            f"lane {(bits & -bits).bit_length() - 1} is in the member mask but has exited or is elsewhere",
+            f"lane {(bits & -bits).bit_length() - 1} is in the member mask but is elsewhere",
             site,
             lanes,
             position,

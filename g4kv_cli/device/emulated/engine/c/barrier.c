@@ -25,9 +25,8 @@ static void release(Launch *c, Barrier *barrier, int number) {
   for (int m = 0; m < c->warp_count; m++) {
     if (!(barrier->waiting >> m & 1)) continue;
     Warp *w = &c->warps[m];
-    // Named barriers are named so that different code can meet there; and all means all that were started.
-    if ((number == 0 && w->site != barrier->site) || (!counts && c->live_threads != c->threads))
-      raise_fault(w, FAULT_DIVERGENT_BARRIER, w->site, w->waiting, 0);
+    // Named barriers are named so that different code can meet there.
+    if (number == 0 && w->site != barrier->site) raise_fault(w, FAULT_DIVERGENT_BARRIER, w->site, w->waiting, 0);
     if (counts && barrier->arrived > needed) raise_fault(w, FAULT_BARRIER_COUNT, w->site, w->waiting, 0);
     make_pending(w, w->following, w->waiting);
     w->waiting = 0;
@@ -60,7 +59,7 @@ void arrive(Warp *w, int number, int threads, int site, int following) {
   Launch *c = w->launch;
   Barrier *barrier = barrier_of(w, number, site);
   if (!barrier) return;
-  const int expected = threads == c->threads ? 0 : threads;
+  const int is_whole = threads == c->threads || threads == LANES * c->warp_count, expected = is_whole ? 0 : threads;
   if (w->mask != w->live) raise_fault(w, FAULT_DIVERGENT_BARRIER, site, w->mask, 0);
   if ((barrier->arrived && barrier->expected != expected) ||
       (barrier->has_met && !is_after_meeting(c, barrier, w->number)))
@@ -71,7 +70,8 @@ void arrive(Warp *w, int number, int threads, int site, int following) {
   w->site = site;
   w->state = WARP_WAITS;
   barrier->waiting |= 1u << w->number;
-  barrier->arrived += __builtin_popcount(w->mask);
+  // Threads that have exited do not count; but a warp stands for 32 at a barrier with a count.
+  barrier->arrived += expected ? LANES : __builtin_popcount(w->mask);
   barrier->expected = expected;
   release(c, barrier, number);
 }

@@ -1,12 +1,12 @@
 // Instructions across the lanes of a warp: shuffles, votes, reductions, and what lanes know about themselves.
 #include "engine.h"
 
-// Every lane here must be in its own member mask, and all members must be here.
+// Every lane here must be in its own member mask, and all members that have not exited must be here.
 INLINE void check_members(Warp *w, const U32 *members, int site) {
   Mask here = w->mask;
   U32 lane_bit;
   for (u32 l = 0; l < LANES; l++) lane_bit[l] = 1u << l;
-  U32 wrong = (U32)((*members & ~here) != 0u) | (U32)((*members & lane_bit) == 0u);
+  U32 wrong = (U32)((*members & w->live & ~here) != 0u) | (U32)((*members & lane_bit) == 0u);
   Mask bad = pack32(wrong) & here;
   if (UNLIKELY(bad)) raise_fault(w, FAULT_MEMBERS, site, bad, 0);
 }
