@@ -31,18 +31,34 @@ OTHER_THREADS = 256
 )
 @partial(kernels_option, with_own=True)
 @click.option(
+    "--check",
+    "checked",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.cu|FILE.ptx",
+    help="Instead, list what of this file's kernels the emulated device cannot run, by source line.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Also write the rows as JSON.",
 )
-def kernels(arch: str | None, kernels: Path | None, json_path: Path | None) -> int:
+def kernels(arch: str | None, kernels: Path | None, checked: Path | None, json_path: Path | None) -> int:
     """Registers, spills, stack, shared memory, code size and the occupancy bound of each kernel.
 
-    Exit codes: 0 no kernel spills; 1 one does; 2 the request or the compiler failed.
+    Exit codes: 0 no kernel spills; 1 one does; 2 the request or the compiler failed. With --check: 0 the emulated
+    device can run every kernel of the file; 1 it cannot.
     """
     outlive_reader(json_path)
+    if checked is not None:
+        if kernels is not None:
+            raise UsageError("--check names one file and --kernels a directory; give one of them")
+        if checked.suffix == ".ptx" and arch is not None:
+            raise UsageError(f"--arch {arch}: PTX was made for an arch already; leave --arch out")
+        from g4kv_cli.commands.kernels_check import check_file
+
+        return check_file(checked, _archs(arch) if checked.suffix != ".ptx" else ("",), json_path)
     rows = [row for one in _archs(arch) for name in source_names(kernels) for row in _rows(name, one, kernels)]
     print_kernels(rows)
     if json_path is not None:

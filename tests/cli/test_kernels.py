@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from g4kv_cli import main
 from g4kv_cli.commands.kernels import kernels
+from g4kv_cli.errors import CompileError, UsageError
 
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) many_values(float* data) {
@@ -77,3 +78,55 @@ def test_an_unknown_arch_ends_in_one_line(capsys: pytest.CaptureFixture[str]) ->
     error = capsys.readouterr().err
     assert "--arch sm_10: unknown; there are: all, sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120" in error
     assert error.count("\n") == 1
+
+
+CHECKED = """
+#include <mma.h>
+extern "C" __global__ void fine(int* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void textured(float* out, unsigned long long handle) {
+  out[threadIdx.x] = tex1Dfetch<float>(handle, threadIdx.x);  // MARK: texture
+  asm volatile("brkpt;");  // MARK: stop
+}
+"""
+
+
+def test_check_lists_all_that_is_not_emulated_by_source_line(tmp_path: Path) -> None:
+    source, record = tmp_path / "mine.cu", tmp_path / "check.json"
+    source.write_text(CHECKED)
+    lines = [number for number, line in enumerate(CHECKED.split("\n"), 1) if "MARK" in line]
+    result = invoke("--check", str(source), "--json", str(record))
+    assert result.return_value == 1
+    shown = result.stdout.splitlines()
+    assert shown[0].split() == ["ok", "fine"]
+    assert shown[1].split() == ["no", "textured"]
+    assert "tex.1d.v4.f32.s32" in shown[2]
+    assert "textures" in shown[2]
+    assert shown[3].split() == [f"mine.cu:{lines[1]}", "brkpt"]
+    assert shown[4] == "mine.cu: 2 kernels, 1 cannot run on the emulated device"
+    kernels = json.loads(record.read_text())["kernels"]
+    assert [(one["kernel"], len(one["unsupported"])) for one in kernels] == [("fine", 0), ("textured", 2)]
+    assert kernels[1]["unsupported"][1]["source_line"] == lines[1]
+
+
+def test_check_of_ptx_and_what_is_none(tmp_path: Path) -> None:
+    text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry one()\n{\nret;\n}\n"
+    ptx = tmp_path / "one.ptx"
+    ptx.write_text(text)
+    result = invoke("--check", str(ptx))
+    assert result.return_value == 0
+    assert result.stdout.splitlines()[-1] == "one.ptx: 1 kernel, the emulated device can run all of them"
+    ptx.write_text(text.replace("ret;", "brkpt;\nret;"))
+    result = invoke("--check", str(ptx))
+    assert result.return_value == 1
+    assert "PTX line 6  brkpt" in result.stdout
+    ptx.write_text("no PTX at all")
+    with pytest.raises(CompileError, match="not PTX text"):
+        invoke("--check", str(ptx))
+    ptx.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot be read as text"):
+        invoke("--check", str(ptx))
+    with pytest.raises(UsageError, match="leave --arch out"):
+        invoke("--check", str(ptx), "--arch", "sm_80")
+    (tmp_path / "own.cu").write_text("")
+    with pytest.raises(UsageError, match="give one of them"):
+        invoke("--check", str(ptx), "--kernels", str(tmp_path))

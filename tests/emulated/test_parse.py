@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from nvrtc_helper import compile_ptx
 
 from g4kv_cli.device.emulated import Module, PtxSyntaxError, UnsupportedOpcode
 from g4kv_cli.device.emulated.ptx.flow import build_flow
@@ -200,19 +199,23 @@ def test_what_is_not_known_completely_is_refused(statement: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [".reg .b128 %q<2>;", ".reg .v4 .f32 %q<2>;", ".branchtargets a, b;", ".param .b32 %q;"],
+    [".reg .b128 %q<2>;", ".reg .v4 .f32 %q<2>;", ".param .b32 %q;"],
 )
 def test_directives_that_are_not_known_are_refused(body: str) -> None:
     with pytest.raises(UnsupportedOpcode):
         Module(text_of(body + "\nret;")).kernel("kernel")
 
 
-def test_device_functions_are_refused() -> None:
-    with pytest.raises(UnsupportedOpcode, match=r"\.func"):
-        Module(text_of("ret;", before=".func (.param .b32 r) f(.param .b32 a)\n{\nret;\n}\n"))
-    source = '__device__ __noinline__ int f(int a) { return a * a + 1; }\nextern "C" __global__ void kernel(int* o)'
-    with pytest.raises(UnsupportedOpcode):
-        Module(compile_ptx(source + "{ o[0] = f(o[1]) + f(o[2]); }")).kernel("kernel")
+def test_a_function_that_nobody_calls_and_one_that_is_not_there() -> None:
+    function = ".func (.param .b32 r) f(.param .b32 a)\n{\nbrkpt;\nret;\n}\n.extern .func g;\n"
+    assert Module(text_of("ret;", before=function)).kernel("kernel").instruction_count == 1
+    with pytest.raises(UnsupportedOpcode, match=r"'call g'.*not defined in this module"):
+        Module(text_of("call g;\nret;", before=function)).kernel("kernel")
+    with pytest.raises(UnsupportedOpcode, match="f has 1 parameters and 1 results"):
+        Module(text_of("call f;\nret;", before=function)).kernel("kernel")
+    call = "{.param .b32 p, q;\nst.param.b32 [p], 1;\ncall (q), f, (p);}\nret;"
+    with pytest.raises(UnsupportedOpcode, match="brkpt"):
+        Module(text_of(call.replace("p, q", "p;.param .b32 q"), before=function)).kernel("kernel")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,7 @@ def test_device_functions_are_refused() -> None:
         ("int main() {}", "not PTX"),
         (HEADER + ".visible .entry kernel()\n{ ret;", "closing brace"),
         (text_of("bra $nowhere;"), "unknown label"),
+        (text_of("$t: .branchtargets $nowhere;"), "unknown label"),
         (text_of("ret"), "no semicolon"),
         (text_of("@%p1 ret;"), "no predicate register"),
         (text_of(".reg .b32 %r<3>; add.s32 %r1, %r2, %r3;").replace("%r3;", "%r3 %r1;"), "cannot read operand"),

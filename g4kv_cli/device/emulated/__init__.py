@@ -27,6 +27,7 @@ from .faults import (
     PoisonedMachine,
     PtxSyntaxError,
     Standing,
+    UnsupportedKernel,
     UnsupportedOpcode,
 )
 from .kernel import Kernel, Module
@@ -52,6 +53,7 @@ __all__ = [
     "PtxSyntaxError",
     "Standing",
     "TensorMap",
+    "UnsupportedKernel",
     "UnsupportedOpcode",
     "emulator_words",
     "shared_limit",

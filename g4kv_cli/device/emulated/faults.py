@@ -50,14 +50,56 @@ class PtxSyntaxError(EmulatorError):
 class UnsupportedOpcode(EmulatorError):
     """PTX uses an opcode, modifier or directive that the emulator does not know completely.
 
-    ``opcode`` is the complete opcode string, ``ptx_line`` its 1-based line in the PTX text.
+    ``opcode`` is the complete opcode string, ``ptx_line`` its 1-based line in the PTX text, ``reason`` what to know
+    more. ``source_file`` and ``source_line`` come from ``-lineinfo`` and are None without it; ``call_line`` is the line
+    that inlined code was inlined into.
     """
 
-    def __init__(self, opcode: str, ptx_line: int, reason: str = "") -> None:
-        detail = f": {reason}" if reason else ""
-        super().__init__(f"the emulator does not support '{opcode}' (PTX line {ptx_line}){detail}")
+    def __init__(
+        self,
+        opcode: str,
+        ptx_line: int,
+        reason: str = "",
+        source_file: str | None = None,
+        source_line: int | None = None,
+        call_line: int | None = None,
+    ) -> None:
         self.opcode = opcode
         self.ptx_line = ptx_line
+        self.reason = reason
+        self.source_file = source_file
+        self.source_line = source_line
+        self.call_line = call_line
+        detail = f": {reason}" if reason else ""
+        super().__init__(f"the emulator does not support '{opcode}' ({self.place}){detail}")
+
+    @property
+    def place(self) -> str:
+        """Where it stands, in words: the source line, else the PTX line."""
+        if self.source_line is None:
+            return f"PTX line {self.ptx_line}"
+        inlined = f" inlined at line {self.call_line}" if self.call_line is not None else ""
+        return f"{self.source_file or 'source'}:{self.source_line}{inlined}, PTX line {self.ptx_line}"
+
+
+class UnsupportedKernel(UnsupportedOpcode):
+    """All that the emulator does not support of one kernel, the first of it as an UnsupportedOpcode.
+
+    ``problems`` are in the order of the PTX, one for each opcode, reason and source line.
+    """
+
+    def __init__(self, kernel: str, problems: Sequence[UnsupportedOpcode]) -> None:
+        first = problems[0]
+        super().__init__(
+            first.opcode, first.ptx_line, first.reason, first.source_file, first.source_line, first.call_line
+        )
+        self.kernel = kernel
+        self.problems = list(problems)
+        if len(problems) > 1:
+            each = "; ".join(
+                f"'{one.opcode}' ({one.place})" + (f": {one.reason}" if one.reason else "") for one in problems
+            )
+            self.args = (f"the emulator does not support {len(problems)} things in kernel {kernel}: {each}",)
 
 
 class LaunchConfigurationError(EmulatorError):
@@ -184,3 +226,5 @@ class LaunchReport:
     stored_bytes: int
     shared_bytes: int
     """Static plus dynamic shared memory of one block."""
+    printed: str = ""
+    """What the kernel's printf wrote: warps in the order in which the emulator ran them, lanes ascending."""

@@ -12,6 +12,7 @@ from .engine.program import Program, lower
 from .interpreter.translate import CompiledBlock, Translation, lay_out, translate
 from .mode import Mode, emulator_mode
 from .ptx.flow import build_flow
+from .ptx.link import link
 from .ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
 from .ptx.parse_body import parse_kernel
 from .ptx.sites import Site
@@ -41,7 +42,7 @@ class Kernel:
 
     @cached_property
     def translation(self) -> Translation:
-        """What the interpreter runs. Raises UnsupportedOpcode with the complete opcode and PTX line."""
+        """What the interpreter runs. Raises UnsupportedKernel with all that it does not know."""
         return translate(self.module.parsed, self.parsed)
 
     @cached_property
@@ -127,13 +128,13 @@ class Module:
         found = self._kernels.get(name)
         if found is None:
             found = self._parse(name)
-            if emulator_mode() is not Mode.NATIVE or found.program is None:
+            if emulator_mode() is not Mode.NATIVE or found.parsed.problems or found.program is None:
                 _ = found.translation
             self._kernels[name] = found
         return found
 
     def _parse(self, name: str) -> Kernel:
-        parsed = parse_kernel(self.parsed, name, self.source_name)
+        parsed = link(self.parsed, parse_kernel(self.parsed, name, self.source_name), self.source_name)
         layout = lay_out(self.parsed, parsed)
         last = parsed.parameters[-1] if parsed.parameters else None
         return Kernel(

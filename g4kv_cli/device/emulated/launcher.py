@@ -138,7 +138,7 @@ class Launcher:
         )
         reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)
-        return LaunchOutcome(ranges, run.thread_instructions, run.collector.faults)
+        return LaunchOutcome(ranges, run.thread_instructions, run.collector.faults, "".join(run.printed))
 
     def _compared(self, engine: Engine, request: LaunchRequest, native: LaunchOutcome) -> LaunchOutcome:
         """The interpreter's outcome of the same launch, if all that was stored and counted is equal."""

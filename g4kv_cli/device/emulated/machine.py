@@ -191,6 +191,7 @@ class Machine:
             outcome.thread_instructions,
             int((outcome.ranges[:, 1] - outcome.ranges[:, 0]).sum()),
             kernel.shared_total(dynamic_shared_bytes),
+            outcome.printed,
         )
         if outcome.faults:
             error = LaunchFault(outcome.faults, report)
@@ -252,6 +253,10 @@ class Machine:
             raise refuse(f"{len(blob)} bytes of parameters, at most {MAX_PARAMETER_BYTES} are allowed")
         return bytes(blob)
 
+    def _address_of(self, module: Module, name: str) -> int:
+        parsed = module.parsed
+        return parsed.function_address(name) if name in parsed.functions else self._place(module, name)
+
     def _place(self, module: Module, name: str) -> int:
         """Address of a module's global or constant variable, made and initialised when first needed."""
         addresses = self._modules.setdefault(module, {})
@@ -264,7 +269,7 @@ class Machine:
         data = np.zeros(variable.nbytes, np.uint8)
         size = variable.element_bytes
         for index, value in variable.initial:
-            bits = self._place(module, value) if isinstance(value, str) else value
+            bits = self._address_of(module, value) if isinstance(value, str) else value
             data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
         self.write(addresses[name], data)
         return addresses[name]

@@ -55,3 +55,4 @@ class LaunchOutcome:
     ranges: Ranges
     thread_instructions: int
     faults: list[Fault]
+    printed: str = ""

@@ -78,6 +78,7 @@ class KernelContext:
         self.parameter_offsets: dict[str, int] = {}
         self.device_variables: list[str] = []
         self.parameter_loads: list[tuple[int, int, bool, int]] = []
+        self.refused: dict[str, UnsupportedOpcode] = {}
         self.smallest_shared_shift = 4
         self.local_bytes = 0
         self.is_asynchronous = False
@@ -214,6 +215,9 @@ class BlockEmitter:
             number = context.device_variables.index(name)
             text = f"L.chunk.run.symbols[{number}]"
             return f"({text} + {context.constant(symbol.offset, 'b64')})" if symbol.offset else text
+        refused = context.refused.get(name)
+        if refused is not None:
+            raise refused
         raise self.unsupported(instruction, f"unknown name {name}")
 
     def address(self, address: Operand | None, instruction: Instruction) -> tuple[str, str, int]:

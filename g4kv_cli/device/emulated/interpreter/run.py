@@ -63,6 +63,7 @@ class Run:
         padded[: len(parameters)] = np.frombuffer(parameters, np.uint8)
         self.parameter_views = Views(padded)
         self.parameters = [self._parameter(*load) for load in kernel.parameter_loads]
+        self.printed: list[str] = []
         self.thread_instructions = 0
         self.block_steps = 0
         self.max_instructions = max_instructions

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..faults import UnsupportedOpcode
+from ..faults import UnsupportedKernel, UnsupportedOpcode
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import build_flow
 from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
 from ..ptx.parse import ParsedKernel, ParsedModule
+from ..ptx.parse_body import located
 from ..ptx.sites import Site
 from ..warp.barriers import BarrierCall
 from .emit import BlockEmitter, KernelContext, constant_array
 from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
+from .emit_calls import emit_calls
 from .emit_hopper import emit_hopper, phase_operands
 from .emit_memory import emit_memory
 from .emit_warp import emit_warp
@@ -24,7 +26,7 @@ from .emit_warp import emit_warp
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
 _REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
-EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper)
+EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_calls)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Layout:
 def lay_out(module: ParsedModule, kernel: ParsedKernel) -> Layout:
     """A fresh context with the offsets of all variables and parameters."""
     context = KernelContext(kernel.name)
+    context.refused = module.refused
     static_bytes, dynamic_offset = _layout_variables(context, module, kernel)
     for parameter in kernel.parameters:
         context.parameter_offsets[parameter.name] = parameter.offset
@@ -89,15 +92,21 @@ def lay_out(module: ParsedModule, kernel: ParsedKernel) -> Layout:
 
 
 def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
-    """Translate one kernel. Raises UnsupportedOpcode with the complete opcode and PTX line."""
-    flow = build_flow(kernel)
-    context = lay_out(module, kernel).context
+    """Translate one kernel. Raises UnsupportedKernel with all that is not known of it."""
+    problems = list(kernel.problems)
+    try:
+        flow = build_flow(kernel)
+        context = lay_out(module, kernel).context
+    except UnsupportedOpcode as error:
+        raise _refusal(kernel, [*problems, error]) from error
     emitters = [BlockEmitter(context, block, flow.register_index) for block in flow.blocks]
     source: list[str] = []
     for number, emitter in enumerate(emitters):
-        emit_block(emitter)
+        emit_block(emitter, problems)
         source.append(f"def block_{number}(G):\n L = G.lanes; R = G.registers\n")
         source.extend(f" {line}\n" for line in emitter.lines)
+    if problems:
+        raise _refusal(kernel, problems)
     barriers = [_barrier_call(context, block) for block in flow.blocks]
     firsts = [block.final or (block.body[0] if block.body else None) for block in flow.blocks]
     sites = [context.sites.add(first) if first is not None else None for first in firsts]
@@ -179,14 +188,45 @@ def _symbols(kernel: ParsedKernel) -> list[Symbol]:
     return found
 
 
-def emit_block(emitter: BlockEmitter) -> None:
-    """Emit all instructions of one block and its return value."""
+_WHOLE_FAMILIES = {
+    **dict.fromkeys(
+        ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"),
+        "textures and surfaces are not emulated; read the memory itself",
+    ),
+    "tcgen05": "the tensor memory and matrix units of compute capability 10 are not emulated",
+    "multimem": "memory of several devices is not emulated",
+}
+
+
+def _reason(opcode: str) -> str:
+    """What to say of an opcode of which the whole family is unknown."""
+    return _WHOLE_FAMILIES.get(opcode.split(".", 1)[0], "")
+
+
+def _refusal(kernel: ParsedKernel, problems: list[UnsupportedOpcode]) -> UnsupportedKernel:
+    """Every problem once a source line, in the order of the PTX."""
+    distinct = {
+        (one.opcode, one.reason, one.source_file, one.source_line or one.ptx_line): one for one in problems[::-1]
+    }
+    return UnsupportedKernel(kernel.name, sorted(distinct.values(), key=lambda one: one.ptx_line))
+
+
+def emit_block(emitter: BlockEmitter, problems: list[UnsupportedOpcode]) -> None:
+    """Emit all instructions of one block and its return value; ``problems`` takes what is not known."""
     for number, instruction in enumerate(emitter.block.body):
-        for emit in EMITTERS:
-            if emit(emitter, number, instruction):
-                break
-        else:
-            raise emitter.unsupported(instruction)
+        try:
+            if not any(emit(emitter, number, instruction) for emit in EMITTERS):
+                raise emitter.unsupported(instruction, _reason(instruction.opcode))
+        except UnsupportedOpcode as error:
+            problems.append(located(error, instruction.location))
+    try:
+        _emit_result(emitter)
+    except UnsupportedOpcode as error:
+        final = emitter.block.final
+        problems.append(located(error, final.location) if final is not None else error)
+
+
+def _emit_result(emitter: BlockEmitter) -> None:
     final = emitter.block.final
     result = "None"
     if final is not None and emitter.block.end == "branch" and final.guard is not None:

@@ -88,7 +88,7 @@ def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock]
 
 def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     """Cut a kernel into blocks, order them, and compute liveness; ``joins_multiplies`` as in mma_batches.py."""
-    blocks, entry = _cut(kernel)
+    blocks, entry = cut(kernel)
     for block in blocks:
         block.size = len(block.body) + (block.final is not None)
         block.meets = block.end in ("barrier", "phase", "warp") or any(".sync" in each.opcode for each in block.body)
@@ -100,13 +100,14 @@ def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     for block in ordered:
         block.successors = tuple(position[target] for target in block.successors)
     flow = Flow(ordered, entry=position[entry])
-    _liveness(flow)
+    compute_liveness(flow)
     if name_accumulators(ordered, flow.register_index):
-        _liveness(flow)
+        compute_liveness(flow)
     return flow
 
 
-def _cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
+def cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
+    """The basic blocks in the order of the text, and the number of the first to run."""
     instructions = kernel.instructions
     starts = {0, *kernel.labels.values()}
     ends = _block_ends(instructions)
@@ -274,7 +275,8 @@ def _loop_exits(blocks: list[BasicBlock], entry: int) -> dict[int, list[int]]:
     }
 
 
-def _liveness(flow: Flow) -> None:
+def compute_liveness(flow: Flow) -> None:
+    """Number the registers, and set which of them live into and out of each block."""
     index = flow.register_index
     upward: list[int] = []
     for block in flow.blocks:

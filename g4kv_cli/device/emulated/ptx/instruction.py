@@ -78,7 +78,17 @@ class Negated:
     register: Register
 
 
-Operand = Register | Immediate | Symbol | Address | TensorAddress | Vector | PredicatePair | Negated
+@dataclass(frozen=True)
+class Call:
+    """What a call names: variables of the results, a function or a register that points to one, and variables of the
+    arguments."""
+
+    results: tuple[str, ...]
+    target: Register | Symbol
+    arguments: tuple[str, ...]
+
+
+Operand = Register | Immediate | Symbol | Address | TensorAddress | Vector | PredicatePair | Negated | Call
 
 
 CARRY = Register("%carry", "pred")
@@ -88,6 +98,7 @@ _NO_RESULT = frozenset(
     (
         *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
         *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
+        *("call", "brx", "assertfail", "wild_call"),
     )
 )
 _NO_RESULT_PREFIXES = ("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.try_wait")
@@ -110,6 +121,8 @@ def operand_registers(operand: Operand | None) -> list[Register]:
         return [register for item in operand.items for register in operand_registers(item)]
     if isinstance(operand, Negated):
         return [operand.register]
+    if isinstance(operand, Call):
+        return operand_registers(operand.target)
     if isinstance(operand, PredicatePair):
         return [register for register in (operand.first, operand.second) if register is not None]
     return []

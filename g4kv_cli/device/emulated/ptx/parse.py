@@ -65,11 +65,32 @@ class ParsedKernel:
     registers: set[Register] = field(default_factory=set)
     max_threads: int = 0
     """From .maxntid or .reqntid; 0: no limit."""
+    results: list[Parameter] = field(default_factory=list)
+    """Of a function."""
+    branch_tables: dict[str, list[str]] = field(default_factory=dict)
+    """Labels that a brx.idx may go to, by the label of the list."""
+    problems: list[UnsupportedOpcode] = field(default_factory=list)
+    """What of the body was not understood; a kernel with problems cannot run."""
+
+
+@dataclass(frozen=True)
+class FunctionText:
+    """A ``.func`` as text: ``body`` is None where it is defined elsewhere; ``line`` is the first of the body."""
+
+    name: str
+    result_text: str
+    parameter_text: str
+    body: str | None
+    line: int
+
+
+FUNCTION_WINDOW = 0x7B00_0000_0000
+_FUNCTION_STEP = 16
 
 
 @dataclass
 class ParsedModule:
-    """Module-level facts; kernel bodies stay text until asked for."""
+    """Module-level facts; bodies of kernels and functions stay text until asked for."""
 
     target: str
     version: str
@@ -77,10 +98,21 @@ class ParsedModule:
     bodies: dict[str, tuple[str, str, str, int]]
     """Kernel name -> (parameter text, directives, body text, first body line)."""
     files: dict[int, str]
+    functions: dict[str, FunctionText] = field(default_factory=dict)
+    refused: dict[str, UnsupportedOpcode] = field(default_factory=dict)
+    """Module variables that are not understood, by name; a kernel that names one of them is refused."""
+
+    def function_address(self, name: str) -> int:
+        """What a pointer to a function holds: an address in no state space."""
+        return FUNCTION_WINDOW + _FUNCTION_STEP * (1 + list(self.functions).index(name))
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", re.S)
+_FUNCTION = re.compile(
+    r"\.func\b\s*(?:\.attribute\([^)]*\)\s*)?(?:\(([^)]*)\)\s*)?([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)([{;])", re.S
+)
+_ALIAS = re.compile(r"\.alias\s+([\w$]+)\s*,\s*([\w$]+)\s*;")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _PARAMETER = re.compile(
     r"^\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s*(\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s*([\w$]+)(?:\[(\d+)\])?$"
@@ -112,31 +144,51 @@ def parse_module(text: str) -> ParsedModule:
     version = re.search(r"^\s*\.version\s+([\d.]+)", text, re.M)
     if target is None or version is None:
         raise PtxSyntaxError("no .version or .target directive: this is not PTX text")
-    bodies: dict[str, tuple[str, str, str, int]] = {}
-    outside: list[tuple[int, str]] = []
+    files = {int(number): name for number, name in _FILE.findall(text)}
+    module = ParsedModule(target.group(1).strip(), version.group(1), {}, {}, files)
     position = 0
-    for match in _ENTRY.finditer(text):
+    starts = sorted((*_ENTRY.finditer(text), *_FUNCTION.finditer(text)), key=lambda match: match.start())
+    for match in starts:
         if match.start() < position:
             continue
-        outside.append((position, text[position : match.start()]))
-        end = _body_end(text, match.end())
+        _read_variables(module, text, position, match.start())
         line = text.count("\n", 0, match.end()) + 1
-        bodies[match.group(1)] = (match.group(2) or "", match.group(3), text[match.end() : end], line)
+        if match.re is _FUNCTION:
+            result, name, parameters, _, last = match.groups()
+            position = match.end()
+            body = None
+            if last == "{":
+                end = _body_end(text, match.end())
+                body, position = text[match.end() : end], end + 1
+            if body is not None or name not in module.functions:
+                module.functions[name] = FunctionText(name, result or "", parameters or "", body, line)
+            continue
+        end = _body_end(text, match.end())
+        module.bodies[match.group(1)] = (match.group(2) or "", match.group(3), text[match.end() : end], line)
         position = end + 1
-    outside.append((position, text[position:]))
-    variables: dict[str, Variable] = {}
-    for begin, part in outside:
-        section = part.find(".section")
-        part = part if section < 0 else part[:section]
-        for match in re.finditer(r"\.func\b", part):
-            raise UnsupportedOpcode(".func", text.count("\n", 0, begin + match.start()) + 1, "inline the function")
-        for match in re.finditer(r"\.(?:global|const|shared)\b[^;]*;", part):
-            prefix = part[: match.start()].rsplit(";", 1)[-1].rsplit("\n", 1)[-1]
-            line = text.count("\n", 0, begin + match.start()) + 1
-            variable = parse_variable((prefix + match.group()[:-1]).strip(), line)
-            variables[variable.name] = variable
-    files = {int(number): name for number, name in _FILE.findall(text)}
-    return ParsedModule(target.group(1).strip(), version.group(1), variables, bodies, files)
+    _read_variables(module, text, position, len(text))
+    return module
+
+
+def _read_variables(module: ParsedModule, text: str, begin: int, end: int) -> None:
+    """Module variables and aliases of functions between two bodies."""
+    part = text[begin:end]
+    section = part.find(".section")
+    part = part if section < 0 else part[:section]
+    for match in _ALIAS.finditer(part):
+        if match.group(2) in module.functions:
+            module.functions[match.group(1)] = module.functions[match.group(2)]
+    for match in re.finditer(r"\.(?:global|const|shared)\b[^;]*;", part):
+        prefix = part[: match.start()].rsplit(";", 1)[-1].rsplit("\n", 1)[-1]
+        line = text.count("\n", 0, begin + match.start()) + 1
+        statement = (prefix + match.group()[:-1]).strip()
+        try:
+            variable = parse_variable(statement, line)
+        except UnsupportedOpcode as error:
+            name = re.search(r"([\w$]+)\s*(?:\[[^=]*)?(?:=|$)", statement)
+            module.refused[name.group(1) if name is not None else statement] = error
+            continue
+        module.variables[variable.name] = variable
 
 
 def parse_variable(statement: str, line: int) -> Variable:
@@ -161,6 +213,8 @@ def _initial_items(text: str, kind: str, line: int) -> tuple[tuple[int, int | st
     """Initialiser list -> (element index, value bits or symbol name)."""
     items: list[tuple[int, int | str]] = []
     for index, item in enumerate(part for part in re.split(r"[\s,{}]+", text) if part):
+        generic = re.fullmatch(r"generic\(([A-Za-z_$][\w$]*)\)", item)
+        item = generic.group(1) if generic is not None else item
         if re.fullmatch(r"[A-Za-z_$][\w$]*", item):
             items.append((index, item))
             continue

@@ -8,6 +8,7 @@ import re
 from ..faults import PtxSyntaxError, UnsupportedOpcode
 from .instruction import (
     Address,
+    Call,
     Instruction,
     Location,
     Negated,
@@ -26,6 +27,8 @@ _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _SPLIT = re.compile(r",(?![^{\[]*[}\]])")
 _NESTED = re.compile(r"\[[^\]]*\{")
 _INDEXED = re.compile(r"(.*?)(\d+)")
+_CALL = re.compile(r"(?:\(([^)]*)\)\s*,\s*)?([%\w$]+)\s*(?:,\s*\(([^)]*)\)\s*)?(?:,\s*[\w$]+\s*)?")
+_IGNORED = frozenset({".pragma", ".loc", ".callprototype", ".calltargets"})
 
 
 def _operand_texts(text: str) -> list[str]:
@@ -52,6 +55,7 @@ class _Scope:
         self.registers: dict[str, Register] = {}
         self.families: dict[str, tuple[str, int]] = {}
         self.labels: set[str] = set()
+        self.last_label = ""
         self.variables: dict[str, str] = {}
 
     def register(self, name: str) -> Register | None:
@@ -76,6 +80,14 @@ class _Scope:
             scope = scope.parent
         return None
 
+    def all_variables(self) -> set[str]:
+        scope: _Scope | None = self
+        found: set[str] = set()
+        while scope is not None:
+            found.update(scope.variables)
+            scope = scope.parent
+        return found
+
     def variable(self, name: str) -> str:
         scope: _Scope | None = self
         while scope is not None:
@@ -94,6 +106,7 @@ class _BodyParser:
         self.scope = _Scope(None, 0)
         self.location = Location()
         self.pending_branches: list[tuple[int, _Scope]] = []
+        self.pending_tables: list[tuple[str, _Scope, int]] = []
         self.operand_cache: dict[tuple[int, str], Operand | None] = {}
 
     def run(self, text: str, first_line: int) -> None:
@@ -130,7 +143,10 @@ class _BodyParser:
                     statement.append(rest)
                     break
                 statement.append(rest[:end])
-                self._statement(" ".join(statement).strip(), statement_line)
+                try:
+                    self._statement(" ".join(statement).strip(), statement_line)
+                except UnsupportedOpcode as error:
+                    self.kernel.problems.append(located(error, self.location))
                 statement.clear()
                 rest = rest[end + 1 :].lstrip()
         if statement:
@@ -158,6 +174,7 @@ class _BodyParser:
 
     def _label(self, name: str) -> None:
         self.scope.labels.add(name)
+        self.scope.last_label = name
         self.kernel.labels[name + self.scope.suffix] = len(self.kernel.instructions)
 
     def _statement(self, text: str, line: int) -> None:
@@ -180,16 +197,39 @@ class _BodyParser:
         if opcode in ("bra", "bra.uni"):
             self.pending_branches.append((len(self.kernel.instructions), self.scope))
             operands = (Symbol(operand_text.strip()),)
-        elif opcode.startswith("call"):
-            raise UnsupportedOpcode(opcode, line, "function calls (and printf, assert) cannot be emulated")
+        elif opcode in ("brx.idx", "brx.idx.uni"):
+            index, table = (part.strip() for part in operand_text.split(","))
+            operands = (self._operand(index, line), Symbol(self.scope.label(table) or table))
+        elif opcode in ("call", "call.uni"):
+            operands = (self._call(opcode, operand_text, line),)
         else:
             operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
         self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
 
+    def _call(self, opcode: str, text: str, line: int) -> Call:
+        match = _CALL.fullmatch(text)
+        target = self._operand(match.group(2), line) if match is not None else None
+        if match is None or not isinstance(target, Register | Symbol):
+            raise UnsupportedOpcode(opcode, line, "operand form not understood")
+        names = [[part.strip() for part in (group or "").split(",") if part.strip()] for group in match.group(1, 3)]
+        for name in (*names[0], *names[1]):
+            if self.scope.register(name) is not None or name not in self.scope.all_variables():
+                raise UnsupportedOpcode(opcode, line, f"'{name}' is no .param variable")
+        results, arguments = (tuple(self.scope.variable(name) for name in group) for group in names)
+        return Call(results, target, arguments)
+
     def _directive(self, text: str, line: int) -> None:
-        word = text.split(None, 1)[0]
+        match = re.match(r"\.\w+", text)
+        word = match.group() if match is not None else text
         if word == ".reg":
             self._declare_registers(text, line)
+        elif word == ".param":
+            (parameter,) = parse_parameters(text, line)
+            self.scope.variables[parameter.name] = f"{parameter.name}#{self.scopes}"
+        elif word == ".branchtargets":
+            names = [name.strip() for name in text[len(word) :].split(",")]
+            self.kernel.branch_tables[self.scope.last_label + self.scope.suffix] = names
+            self.pending_tables.append((self.scope.last_label + self.scope.suffix, self.scope, line))
         elif word in (".shared", ".local", ".const", ".global"):
             variable = parse_variable(text, line)
             name = variable.name + self.scope.suffix
@@ -197,11 +237,11 @@ class _BodyParser:
             self.kernel.variables[name] = Variable(
                 name, variable.space, variable.align, variable.nbytes, variable.external, variable.initial
             )
-        elif word not in (".pragma", ".loc"):
+        elif word not in _IGNORED:
             raise UnsupportedOpcode(word, line, "directive inside a kernel")
 
     def _declare_registers(self, text: str, line: int) -> None:
-        match = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
+        match = re.fullmatch(r"\.reg\s*\.(\w+)\s+(.*)", text, re.S)
         if match is None or match.group(1) not in REGISTER_KINDS:
             raise UnsupportedOpcode(text, line, "register declaration not understood")
         kind = REGISTER_KINDS[match.group(1)]
@@ -274,6 +314,12 @@ class _BodyParser:
         return TensorAddress(self._read_address(base.strip(), line), coordinates)
 
     def _resolve_branches(self) -> None:
+        tables = self.kernel.branch_tables
+        for table, scope, line in self.pending_tables:
+            labels = [scope.label(name) for name in tables[table]]
+            if None in labels:
+                raise PtxSyntaxError(f"branch to an unknown label at PTX line {line}")
+            tables[table] = [label for label in labels if label is not None]
         for index, scope in self.pending_branches:
             instruction = self.kernel.instructions[index]
             target = instruction.operands[0]
@@ -290,6 +336,14 @@ class _BodyParser:
             )
 
 
+def located(error: UnsupportedOpcode, location: Location) -> UnsupportedOpcode:
+    """The same with the source line of the instruction, where it is known."""
+    if error.source_line is not None or not location.line:
+        return error
+    call_line = location.call_line or None
+    return UnsupportedOpcode(error.opcode, error.ptx_line, error.reason, location.file, location.line, call_line)
+
+
 def parse_kernel(module: ParsedModule, name: str, source_name: str | None = None) -> ParsedKernel:
     """Parse one kernel's body. ``source_name`` replaces the name of the first source file."""
     if name not in module.bodies:
@@ -301,3 +355,12 @@ def parse_kernel(module: ParsedModule, name: str, source_name: str | None = None
         kernel.max_threads = math.prod(int(extent) for extent in extents.split(","))
     _BodyParser(module, kernel, source_name).run(body, line)
     return kernel
+
+
+def parse_function(module: ParsedModule, name: str, source_name: str | None = None) -> ParsedKernel:
+    """Parse the body of a function that the module defines."""
+    text = module.functions[name]
+    function = ParsedKernel(name, parse_parameters(text.parameter_text, text.line))
+    function.results = parse_parameters(text.result_text, text.line)
+    _BodyParser(module, function, source_name).run(text.body or "", text.line)
+    return function
