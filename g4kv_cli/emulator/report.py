@@ -41,6 +41,11 @@ class Report:
         """Kinds of the findings, in their order."""
         return [fault.kind for fault in self.findings]
 
+    @property
+    def printed(self) -> str:
+        """What the kernel's printf wrote."""
+        return self.counts.printed
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -53,6 +58,7 @@ class Report:
             "reached_end": self.ended_by is None,
             "findings": [finding_json(fault) for fault in self.findings],
             "ignored": dict(self.ignored),
+            "printed": self.printed,
         }
 
     def __str__(self) -> str:

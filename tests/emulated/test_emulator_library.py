@@ -288,3 +288,10 @@ def test_the_fixture_fails_a_test_whose_kernel_breaks_a_rule(tmp_path: Path) -> 
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "LaunchFailed: global_out_of_bounds" in done.stdout
+
+
+def test_what_a_kernel_prints_is_in_the_report() -> None:
+    kernel = 'extern "C" __global__ void says(int n) { if (threadIdx.x == 1) printf("n is %d\\n", n); }'
+    report = emulator.load(kernel).launch("says", 1, 32, [7])
+    assert report.printed == "n is 7\n"
+    assert report.to_json()["printed"] == "n is 7\n"
