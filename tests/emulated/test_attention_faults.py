@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeding import Edits, seed
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
@@ -24,12 +25,12 @@ class Fault:
     """``edits`` are (source, text, replacement); each of ``cases`` goes red, and ``words`` stand in what is said."""
 
     name: str
-    edits: tuple[tuple[str, str, str], ...]
+    edits: Edits
     cases: tuple[str, ...]
     words: tuple[str, ...] = ("out",)
 
 
-def _edit(source: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
+def _edit(source: str, old: str, new: str) -> Edits:
     return ((source, old, new),)
 
 
@@ -255,15 +256,6 @@ FAULTS = (
 )  # fmt: skip
 
 
-def _seed(directory: Path, edits: tuple[tuple[str, str, str], ...]) -> None:
-    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
-    for source, old, new in edits:
-        path = directory / source
-        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new))
-
-
 def test_an_untouched_copy_is_green_on_these_cases(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
@@ -282,12 +274,9 @@ def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(record.read_text())
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = tmp_path / "kernels"
-    kernels.mkdir()
-    _seed(kernels, fault.edits)
+    kernels = seed(tmp_path / "kernels", fault.edits, fault.cases)
     chosen = [argument for case in fault.cases for argument in ("--case", case)]
     code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen)
     shown = capsys.readouterr().out

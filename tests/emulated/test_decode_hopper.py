@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from decode_hopper_faults import FAULTS, GLOBAL, LOCAL, Fault
+from seeding import seed
 
 from g4kv_cli.main import run as g4kv
 
@@ -47,10 +48,10 @@ def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Pa
     assert {name for case in results for name in case["kernels"]} == {"paged_decode_hd256_groups4"}
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one.cases_without_splits], ids=lambda fault: fault.name)
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     cases = fault.cases_without_splits
-    code, results = _smoke(tmp_path, "--kernels", str(fault.overlay(tmp_path)), *_chosen(cases))
+    kernels = seed(fault.overlay(tmp_path), (), cases, "sm_90a,portable")
+    code, results = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(cases))
     assert code == 1
     assert {case["id"] for case in results if case["status"] == "failed"} == set(cases)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from seeding import Edits, seed
 
 from g4kv_cli.cases.e2e import family_launches
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
 from g4kv_cli.cases.e2e.execute import run_replay_case
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.table import ReplayCase, replay_cases
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.arguments import PagedBatch
 from g4kv_cli.entries.library import KernelLibrary
@@ -40,7 +40,11 @@ LOCAL_LAYER, GLOBAL_LAYER = 0, 5
 PREP_IS_OFF, ATTENTION_IS_OFF = "is off: prep", "attention is off"
 Q, K, V = (f"{part} {PREP_IS_OFF}" for part in "qkv")
 
-Edits = tuple[tuple[str, str, str], ...]
+BOTH_FAMILIES = {
+    model: tuple(f"serve/{size}-{family}/replay" for family in ("local", "global"))
+    for model, size in ((E4B, "e4b"), (E12B, "12b"))
+}
+"""What a replay launches is what serving both families of the model launches."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +174,6 @@ def library() -> Iterator[KernelLibrary]:
     device.close()
 
 
-def _seed(directory: Path, edits: Edits) -> None:
-    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
-    for source, old, new in edits:
-        path = directory / source
-        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new))
-
-
 def _require_red(result: CaseResult, step: int, layer: int, says: str) -> None:
     assert result.status == "failed", result
     assert result.reason == "", result.reason
@@ -190,10 +185,9 @@ def _require_red(result: CaseResult, step: int, layer: int, says: str) -> None:
     assert says in place.note, place.note
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", [*PREP_FAULTS, *ATTENTION_FAULTS], ids=lambda fault: fault.name)
 def test_a_mistake_of_a_kernel(fault: Fault, cases: dict[str, ReplayCase], tmp_path: Path) -> None:
-    _seed(tmp_path, fault.edits)
+    seed(tmp_path, fault.edits, BOTH_FAMILIES[fault.model])
     device = open_device("emulated")
     result = run_replay_case(cases[f"e2e/{fault.model}/first12"], KernelLibrary(device, tmp_path), "")
     device.close()
@@ -201,7 +195,7 @@ def test_a_mistake_of_a_kernel(fault: Fault, cases: dict[str, ReplayCase], tmp_p
 
 
 def test_the_command_names_the_place_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _seed(tmp_path, _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"))
+    seed(tmp_path, _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"))
     case = "e2e/e4b_p23/first12"
     code = g4kv(["smoke", "--device", "emulated", "--kernels", str(tmp_path), "--model-golden",
                  str(MODELS / "e4b_p23.npz"), "--case", case])  # fmt: skip

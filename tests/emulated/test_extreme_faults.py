@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeding import Edits, seed
 
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
 
 TILE, DECODE, PREFILL, PREP = "attention_tile.cuh", "decode_body.cuh", "prefill_body.cuh", "prep_body.cuh"
@@ -46,7 +46,7 @@ class Fault:
     """``edits`` are (source, text, replacement); each of ``cases`` goes red, and ``words`` stand in what is said."""
 
     name: str
-    edits: tuple[tuple[str, str, str], ...]
+    edits: Edits
     cases: tuple[str, ...]
     words: tuple[str, ...] = ("FAILED",)
 
@@ -203,26 +203,14 @@ FAULTS = (
 )  # fmt: skip
 
 
-def seed_fault(directory: Path, edits: tuple[tuple[str, str, str], ...]) -> None:
-    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
-    for source, old, new in edits:
-        path = directory / source
-        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new))
-
-
 def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
     return code, json.loads(record.read_text())
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_far_out_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = tmp_path / "kernels"
-    kernels.mkdir()
-    seed_fault(kernels, fault.edits)
+    kernels = seed(tmp_path / "kernels", fault.edits, fault.cases)
     chosen = [argument for case in fault.cases for argument in ("--case", case)]
     code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen)
     shown = capsys.readouterr().out

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeding import seed
 
 from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.cases.attention.table import attention_cases
@@ -176,14 +177,10 @@ FAULTS = (
 )  # fmt: skip
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (BUILT_IN_KERNELS_DIRECTORY / fault.source).read_text()
-    assert text.count(fault.old) == 1
-    kernels = tmp_path / "kernels"
-    kernels.mkdir()
-    (kernels / fault.source).write_text(text.replace(fault.old, fault.new))
+    edits = ((fault.source, fault.old, fault.new),)
+    kernels = seed(tmp_path / "kernels", edits, (f"{fault.family}/{fault.case}",), "sm_90a,portable")
     code, record = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(fault.family, fault.case))
     shown = capsys.readouterr().out
     assert code == 1, shown

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seeding import Edits, seed
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
@@ -29,12 +30,12 @@ class Fault:
     """``edits`` are (source, text, replacement); ``words`` all stand in what is said of the case that goes red."""
 
     name: str
-    edits: tuple[tuple[str, str, str], ...]
+    edits: Edits
     case: str
     words: tuple[str, ...]
 
 
-def _edit(old: str, new: str, source: str = BODY) -> tuple[tuple[str, str, str], ...]:
+def _edit(old: str, new: str, source: str = BODY) -> Edits:
     return ((source, old, new),)
 
 
@@ -265,26 +266,14 @@ FAULTS = (
 )  # fmt: skip
 
 
-def _seed(directory: Path, edits: tuple[tuple[str, str, str], ...]) -> None:
-    """Write a copy of each named source with its text replaced. Every text must be found exactly once."""
-    for source, old, new in edits:
-        path = directory / source
-        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new))
-
-
 def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
     return code, json.loads(record.read_text())
 
 
-@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = tmp_path / "kernels"
-    kernels.mkdir()
-    _seed(kernels, fault.edits)
+    kernels = seed(tmp_path / "kernels", fault.edits, (fault.case,))
     code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), "--case", fault.case)
     shown = capsys.readouterr().out
     assert code == 1, shown

@@ -1,0 +1,83 @@
+"""Faults written into copies of the kernel sources, and no more compiled of them than the cases launch.
+
+A fault is an exact replacement of text; a text that is no longer there fails the test, so a fault can never be seeded
+in vain. Compiling is most of what such a test costs, so of each translation unit only the lines of those kernels stay
+that the cases take on the emulated device. A kernel missed here is an error of the case, which no test takes for red.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.device.emulated_device import ARCHS, DEFAULT_ARCH
+from g4kv_cli.entries.entry import Entry, KernelVariant, Target
+from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, sources_of
+from g4kv_cli.model.geometry import GEOMETRIES
+
+Edits = tuple[tuple[str, str, str], ...]
+"""(source, text, replacement), each text to be found exactly once."""
+
+_LINE = re.compile(r"^G4KV_\w+\((\w+), .*\)\n", re.MULTILINE)
+"""One kernel, or the ``_rowsN`` kernels of a prep entry."""
+
+
+def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str = "") -> Path:
+    """Write the named sources with their texts replaced, and of the units what ``cases`` launch; all if there are none.
+
+    ``variant``: what ``--variant`` will ask for. Gives the directory back, for ``--kernels``.
+    """
+    directory.mkdir(exist_ok=True)
+    for source, old, new in edits:
+        path = directory / source
+        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
+        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
+        path.write_text(text.replace(old, new))
+    rows = [entry for case in cases for entry in _entries_of(case)]
+    if rows:
+        only_kernels(directory, rows, variant)
+    return directory
+
+
+def only_kernels(directory: Path, rows: Iterable[Entry], variant: str = "") -> None:
+    """Leave of the translation units only the kernels that these entries take on the emulated device."""
+    rows = list(rows)
+    wanted = {kernel.symbol for entry in rows for kernel in _taken(entry, variant)}
+    for source in sources_of(rows):
+        path = directory / source
+        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
+
+        def kept(line: re.Match[str]) -> str:
+            return line[0] if any(name == line[1] or name.startswith(f"{line[1]}_rows") for name in wanted) else ""
+
+        left = _LINE.sub(kept, text)
+        if left != text:
+            path.write_text(left)
+
+
+def _entries_of(case: str) -> list[Entry]:
+    kind, name, form, *rest = case.split("/")
+    geometry = GEOMETRIES[name]
+    if kind == "serve":
+        return entries_for(geometry)
+    if rest[0] == "forms-agree":
+        return decode_entries(geometry)
+    rows = [entry_for(geometry, "prep" if kind == "trap" else kind, form)]
+    if rest[0] == "serving":  # compared with the contiguous form, where the family has it
+        rows += [entry for entry in entries_for(geometry, "prep") if entry.form == "contiguous"]
+    return rows
+
+
+def _taken(entry: Entry, variant: str) -> list[KernelVariant]:
+    """The first kernel of each tile and row count that the emulated device has and ``variant`` names, and the merge."""
+    target = Target("emulated", DEFAULT_ARCH, ARCHS[DEFAULT_ARCH].max_shared_bytes_per_block)
+    able = [kernel for kernel in (*entry.kernels, *entry.merge_kernels) if not kernel.lacking(target)]
+    if variant:
+        return [kernel for kernel in able if kernel.path in variant.split(",")]
+    first: dict[tuple[bool, int, int], KernelVariant] = {}
+    for kernel in able:
+        if "emulated" not in kernel.on_request:
+            first.setdefault((kernel in entry.merge_kernels, kernel.tile_rows, kernel.rows_per_warp), kernel)
+    return list(first.values())
