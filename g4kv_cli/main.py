@@ -59,6 +59,11 @@ COMMANDS: dict[str, CommandEntry] = {
         "bench",
         "Time the kernels against the card's limits, and decide between the decode forms.",
     ),
+    "run": CommandEntry(
+        "g4kv_cli.commands.run",
+        "run",
+        "Run any CUDA kernel on the emulated device, with every check on.",
+    ),
     "kernels": CommandEntry(
         "g4kv_cli.commands.kernels",
         "kernels",

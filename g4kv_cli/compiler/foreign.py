@@ -92,7 +92,7 @@ def _compile(
     made = nvrtc.compile_program(source, arch, kind, options, expressions, HEADER_HINT)
     if kind == "ptx" and b".entry" not in made.data:
         raise CompileError(
-            f"{source.name} has no kernel in its PTX: a kernel is a __global__ function, and a template needs a name "
-            "expression such as scale<float>"
+            f"{source.name} has no kernel in its PTX: a kernel is a __global__ function, and of a template "
+            "an instance has to be named, such as scale<float>"
         )
     return ForeignProgram(made.data, made.log, made.symbols)

@@ -77,7 +77,7 @@ def load(
     options: Sequence[str] = (),
     include: Sequence[str | Path] = (),
     names: Sequence[str] = (),
-    policy: PolicyLike = "raise",
+    policy: PolicyLike | Policy = "raise",
     seconds: float = DEFAULT_SECONDS,
 ) -> Module:
     """Load code on an emulated device of its own: ``Emulator(policy, seconds).load(source, ...)``."""

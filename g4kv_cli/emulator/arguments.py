@@ -52,16 +52,21 @@ class _Place:
     @property
     def takes(self) -> str:
         """What the parameter is, in words."""
-        if self.kind is not None:
-            return str(self.kind)
-        if self.parameter.is_array:
-            return f"a struct of {self.parameter.nbytes} bytes"
-        if self.parameter.is_pointer:
-            return "a pointer"
-        if self.parameter.kind.startswith("f"):
-            return {2: "a 16-bit float", 4: "a float", 8: "a double"}[self.parameter.nbytes]
-        bits = 8 * self.parameter.nbytes
-        return "a pointer or a 64-bit integer" if bits == 64 else f"an integer of {bits} bits"
+        return parameter_words(self.parameter, self.kind)
+
+
+def parameter_words(parameter: Parameter, kind: CxxType | None) -> str:
+    """A parameter's C++ type where it is known, else what the PTX says of it."""
+    if kind is not None:
+        return str(kind)
+    if parameter.is_array:
+        return f"a struct of {parameter.nbytes} bytes"
+    if parameter.is_pointer:
+        return "a pointer"
+    if parameter.kind.startswith("f"):
+        return {2: "a 16-bit float", 4: "a float", 8: "a double"}[parameter.nbytes]
+    bits = 8 * parameter.nbytes
+    return "a pointer or a 64-bit integer" if bits == 64 else f"an integer of {bits} bits"
 
 
 def prepare(

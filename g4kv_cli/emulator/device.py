@@ -50,8 +50,8 @@ class Emulator:
     until ``reset``; memory can still be read.
     """
 
-    def __init__(self, policy: PolicyLike = "raise", seconds: float = DEFAULT_SECONDS) -> None:
-        self.policy = Policy(policy)
+    def __init__(self, policy: PolicyLike | Policy = "raise", seconds: float = DEFAULT_SECONDS) -> None:
+        self.policy = Policy.of(policy)
         self.seconds = _positive(seconds)
         self._arrays: list[DeviceArray] = []
         self.machine = _new_machine()
@@ -111,7 +111,7 @@ class Emulator:
         args: Sequence[Any] | Mapping[str, Any] = (),
         *,
         shared: int = 0,
-        policy: PolicyLike | None = None,
+        policy: PolicyLike | Policy | None = None,
         seconds: float | None = None,
         reverse_blocks: bool = False,
     ) -> Report:
@@ -129,7 +129,7 @@ class Emulator:
         Raises ArgumentError and LaunchRefused before anything ran; LaunchFailed for findings, LaunchTimedOut and
         Unsupported, and then every host array is as it was.
         """
-        rules = self.policy if policy is None else Policy(policy)
+        rules = self.policy if policy is None else Policy.of(policy)
         limit = self.seconds if seconds is None else _positive(seconds)
         if kernel.module.emulator is not self:
             raise DeviceLost(f"{kernel.name} was loaded on another emulated device; load it on this one")
@@ -175,7 +175,7 @@ class Emulator:
                 faults = [replace(fault, kernel=kernel.name) for fault in error.faults]
                 fatal = next((fault for fault in faults if fault.is_fatal), None)
                 counts = error.report
-            report = _report(kernel, extents, faults, fatal, counts, rules)
+            report = _report(kernel, extents, faults, fatal, counts, rules, placed.stored_bytes())
             raised = [fault for fault in report.findings if rules.action(fault.kind) == "raise"]
             if raised:
                 raise LaunchFailed(raised, report)
@@ -228,6 +228,11 @@ class _Placed:
         """(address, bytes) of arrays that the launch has to fill."""
         return [(address, buffer.array.nbytes) for buffer, address in self._buffers if buffer.is_output]
 
+    def stored_bytes(self) -> dict[str, int]:
+        """How many bytes of each array the kernel stored to."""
+        ranges = {buffer.label: self._machine.written_ranges(address) for buffer, address in self._buffers}
+        return {label: int((found[:, 1] - found[:, 0]).sum()) for label, found in ranges.items()}
+
     def copy_back(self, kernel: str) -> None:
         """What the kernel stored, byte by byte. Raises ArgumentError before anything for a read-only array."""
         stored = [(buffer, address, self._machine.written_ranges(address)) for buffer, address in self._buffers]
@@ -257,10 +262,11 @@ def _report(
     fatal: Fault | None,
     counts: LaunchReport,
     rules: Policy,
+    stored: Mapping[str, int],
 ) -> Report:
     shown = tuple(fault for fault in faults if rules.action(fault.kind) != "ignore")
     ignored = Counter(fault.kind for fault in faults if rules.action(fault.kind) == "ignore")
-    return Report(kernel.name, *extents, shown, dict(ignored), fatal, counts)
+    return Report(kernel.name, *extents, shown, dict(ignored), fatal, counts, stored)
 
 
 def _positive(seconds: float) -> float:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from g4kv_cli.device.emulated import EmulatorError, PtxSyntaxError
 from g4kv_cli.device.emulated import Kernel as EmulatedKernel
 from g4kv_cli.device.emulated import Module as EmulatedModule
-from g4kv_cli.device.emulated.ptx.parse import Parameter
+from g4kv_cli.device.emulated.ptx.parse import Parameter, parse_parameters
 from g4kv_cli.emulator.errors import KernelNotFound, SourceError, SymbolError, Unsupported
-from g4kv_cli.emulator.mangled import Signature, read_symbol
+from g4kv_cli.emulator.mangled import Signature, read_symbol, variable_name
 from g4kv_cli.emulator.memory import HostArray
-from g4kv_cli.emulator.names import find_kernel, find_variable, kernel_words
+from g4kv_cli.emulator.names import find_kernel, find_variable, kernel_words, template_names
 from g4kv_cli.emulator.report import Report
 from g4kv_cli.emulator.sources import LoadedSource
 
@@ -77,32 +77,49 @@ class Module:
         return [kernel_words(symbol) for symbol in self._symbols()]
 
     @property
-    def variable_names(self) -> list[str]:
-        """Symbols of all ``__device__`` and ``__constant__`` variables."""
-        return list(self._variables())
+    def templates(self) -> list[str]:
+        """Kernels of CUDA source that are templates: ``names`` makes instances of them."""
+        return template_names(self._text)
+
+    @property
+    def variables(self) -> dict[str, int]:
+        """All ``__device__`` and ``__constant__`` variables, as C++ writes them, with their bytes."""
+        return {
+            variable_name(symbol): part.parsed.variables[symbol].nbytes for symbol, part in self._variables().items()
+        }
 
     def kernel(self, name: str | None = None) -> Kernel:
         """A kernel by its name (``add``, ``ns::add<float>``) or symbol; without one, the only one there is.
 
         Raises KernelNotFound, and Unsupported for a kernel that the emulated device cannot run.
         """
-        symbols = self._symbols()
-        if name is None:
-            if len(symbols) != 1:
-                raise KernelNotFound(
-                    f"{self.name} has {len(symbols)} kernels: {', '.join(self.kernel_names)}; say which"
-                )
-            name = next(iter(symbols))
-        symbol = find_kernel(name, list(symbols), self._expressions, self._text, self.name)
+        symbol = self.symbol(name)
         if symbol not in self._kernels:
             try:
-                handle = symbols[symbol].kernel(symbol)
+                handle = self._symbols()[symbol].kernel(symbol)
             except EmulatorError as error:
                 raise Unsupported(
                     f"the emulated device cannot run {kernel_words(symbol)} of {self.name}: {error}"
                 ) from error
             self._kernels[symbol] = Kernel(self, symbol, handle)
         return self._kernels[symbol]
+
+    def symbol(self, name: str | None = None) -> str:
+        """The symbol of a kernel, as ``kernel`` finds it. Raises KernelNotFound."""
+        symbols = list(self._symbols())
+        if name is not None:
+            return find_kernel(name, symbols, self._expressions, self._text, self.name)
+        if len(symbols) != 1:
+            raise KernelNotFound(f"{self.name} has {len(symbols)} kernels: {', '.join(self.kernel_names)}; say which")
+        return symbols[0]
+
+    def parameters(self, symbol: str) -> tuple[Parameter, ...]:
+        """What the PTX says of a kernel's parameters, also of one that the emulated device cannot run."""
+        text, _, _, line = self._symbols()[symbol].parsed.bodies[symbol]
+        try:
+            return tuple(parse_parameters(text, line))
+        except EmulatorError as error:
+            raise Unsupported(f"parameters of {kernel_words(symbol)} in {self.name}: {error}") from error
 
     def launch(
         self,

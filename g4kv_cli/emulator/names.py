@@ -33,10 +33,11 @@ def find_kernel(name: str, symbols: Sequence[str], expressions: Mapping[str, str
     if found:
         raise KernelNotFound(f"{where} has {len(found)} kernels {name}: {_shown(map(kernel_words, found))}; say which")
     bare = re.split(r"[<(]", name)[0].rpartition("::")[2].strip()
-    if bare and _is_template(bare, source):
+    if bare and bare in template_names(source):
         instance = name if "<" in name else f"{name}<float>"
         raise KernelNotFound(
-            f"{bare} in {where} is a template, and it has no instance {name}; load it with names=[{instance!r}]"
+            f"{bare} in {where} is a template, and it has no instance {name}; name one: "
+            f"load(..., names=[{instance!r}]), or g4kv run --kernel {instance!r}"
         )
     raise KernelNotFound(f"{where} has no kernel {name}; {_hint(name, symbols, kernel_words)}")
 
@@ -85,8 +86,10 @@ def _shown(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(known[:most]) + more
 
 
-def _is_template(name: str, source: str) -> bool:
-    return re.search(rf"\btemplate\s*<[^;{{}}]*__global__[^;{{}}]*\b{re.escape(name)}\s*\(", source) is not None
+def template_names(source: str) -> list[str]:
+    """Kernels of CUDA text that are templates."""
+    plain = re.sub(r"__launch_bounds__\s*\([^()]*\)", "", source)
+    return list(dict.fromkeys(re.findall(r"\btemplate\s*<[^;{}]*?__global__[^;{}()]*\b(\w+)\s*\(", plain)))
 
 
 def _squeezed(name: str) -> str:

@@ -36,6 +36,11 @@ class Policy:
         self._default: Action = actions.get(DEFAULT, "raise")
         self._actions = {kind: action for kind, action in actions.items() if kind != DEFAULT}
 
+    @staticmethod
+    def of(stated: PolicyLike | Policy) -> Policy:
+        """The policy itself, or one made of what was stated."""
+        return stated if isinstance(stated, Policy) else Policy(stated)
+
     def action(self, kind: str) -> Action:
         """What is done about a finding of this kind."""
         if kind in self._actions:

@@ -21,6 +21,7 @@ class Report:
     ignored: how many findings of each kind the policy ignored.
     ended_by: the finding that stopped the launch before its end, or None.
     counts: what the emulated device counted (thread instructions, stored bytes, shared bytes of a block).
+    stored: of each array argument from the host, by its name, how many bytes the kernel stored to.
     """
 
     kernel: str
@@ -30,6 +31,7 @@ class Report:
     ignored: Mapping[str, int]
     ended_by: Fault | None
     counts: LaunchReport
+    stored: Mapping[str, int]
 
     @property
     def is_clean(self) -> bool:
@@ -54,6 +56,7 @@ class Report:
             "block": list(self.block),
             "thread_instructions": self.counts.thread_instructions,
             "stored_bytes": self.counts.stored_bytes,
+            "stored_bytes_by_argument": dict(self.stored),
             "shared_bytes_per_block": self.counts.shared_bytes,
             "reached_end": self.ended_by is None,
             "findings": [finding_json(fault) for fault in self.findings],
