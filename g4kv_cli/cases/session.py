@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
@@ -49,6 +50,8 @@ class Session:
     arrays: list[DeviceArray] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
     digest: Any = field(default_factory=hashlib.sha256)
+    left_out: dict[str, None] = field(default_factory=dict)
+    """Why parts of the case are not covered, each reason once."""
 
     @property
     def device(self) -> Device:
@@ -69,6 +72,27 @@ class Session:
         if array.size:
             self.device.fill(array, POISON_BYTE)
         return array
+
+    def served(self, forms: Sequence[Entry]) -> list[Entry]:
+        """Those of an operation's forms that the kernels serve; why not the others is noted. NotCovered if none is."""
+        found = []
+        for form in forms:
+            try:
+                self.library.contract_of(form.name)
+            except NotCovered as why:
+                self.left_out[str(why)] = None
+            else:
+                found.append(form)
+        if not found:
+            raise NotCovered("; ".join(self.left_out))
+        return found
+
+    def promises(self, statement: str, rows: Sequence[Entry]) -> bool:
+        """Whether the kernels of all these rows state it (a flag of Contract); if not, that is noted."""
+        kept = all(getattr(self.library.contract_of(row.name), statement) for row in rows)
+        if not kept:
+            self.left_out[f"{statement} = false: those bits are not compared"] = None
+        return kept
 
     def found(self, mismatch: Mismatch | None) -> None:
         """Note a finding, if it is one."""
@@ -104,6 +128,7 @@ def run_session(
             digest,
             rerun,
             tuple(library.launched),
+            left_out=() if session is None or status == "not covered" else tuple(session.left_out),
         )
 
     session = None

@@ -14,7 +14,7 @@ from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.isolate import run_cases, run_here
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
-from g4kv_cli.commands.options import case_timeout_words, require_two_files
+from g4kv_cli.commands.options import case_timeout_words, require_one_origin, require_two_files
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS
 from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo, summarise
@@ -80,6 +80,7 @@ def run_gate(
     refuse the run once it is known where and with what it would be made; ``judge`` has the last word on a result.
     """
     require_two_files(options.json_path, options.junit_path)
+    require_one_origin(options.providers, options.kernels, options.variant)
     opened = open_device(options.device, options.require_gpu)
     try:
         run = collect_run_info(opened, options.kernels, seed, options.providers)

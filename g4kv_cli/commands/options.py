@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,6 +113,13 @@ def variant_option(function: _Function) -> _Function:
         help="Where an entry has several kernels, those of these paths (portable, sm_90a) or names alone, the first "
         "that runs.",
     )(function)
+
+
+def require_one_origin(providers: Sequence[Path], kernels: Path | None, variant: str = "") -> None:
+    """Raises UsageError if manifests are to run and the built-in kernels are chosen among as well."""
+    for option, given in (("--kernels", kernels is not None), ("--variant", bool(variant))):
+        if providers and given:
+            raise UsageError(f"{option} is about the built-in kernels, and --provider runs others; give one of the two")
 
 
 def provider_option(function: _Function) -> _Function:

@@ -18,6 +18,7 @@ from g4kv_cli.commands.options import (
     device_options,
     geometry_option,
     kernels_option,
+    provider_option,
     shard_option,
 )
 from g4kv_cli.errors import UsageError
@@ -37,6 +38,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("--list", "list_only", is_flag=True, help="List the case ids and run nothing.")
 @click.option("--host-only", is_flag=True, help="Leave out the traps: only what the host must refuse.")
 @kernels_option
+@provider_option
 @shard_option
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record, again and again as it runs.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
@@ -56,6 +58,7 @@ def reject(
     list_only: bool,
     host_only: bool,
     kernels: Path | None,
+    provider: tuple[Path, ...],
     shard: Shard | None,
     json_path: Path | None,
     junit_path: Path | None,
@@ -70,6 +73,7 @@ def reject(
     names the field, nothing was launched, every buffer is bit-equal to what it was, and the same request just inside
     the limit launches and writes exactly its rows. A trap case hands the kernel what the host would refuse, on a fresh
     device (on a GPU in a process of its own); it passes only if that trap stops it before its block writes to the pool.
+    With --provider other kernels run: what they do not serve, or do not promise to trap on, is counted as not covered.
 
     \b
     In CI, without a GPU, in seconds:
@@ -95,7 +99,7 @@ def reject(
     if no_isolate and (len(chosen) != 1 or not chosen[0].traps):
         raise UsageError("--no-isolate runs one trap in this process: name it with --case")
     options = GateOptions(
-        "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path,
+        "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path, provider,
         here=no_isolate, shard=part,
     )  # fmt: skip
     rerun = ["--geometry", geometry] if geometry is not None else []

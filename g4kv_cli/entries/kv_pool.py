@@ -1,12 +1,15 @@
 """A family's pool with NaN in every element until something is written, addressed as people think of it: by request
 and position.
 
-Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``, never the offset arithmetic that kernels
-and their callers use, so that what is read back does not depend on what is under test.
+Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``, or into the same axes in the order in which
+other kernels want them, never the offset arithmetic that kernels and their callers use, so that what is read back does
+not depend on what is under test.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from g4kv_cli.model.checked import product_i64, require_i32, require_type
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.plan_request import PlanRequest
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.compare import POISON_BYTE
 
@@ -28,7 +32,7 @@ Array = npt.NDArray[Any]
 class PoisonedPool:
     """``num_pages`` pages of a geometry's layout on a device. ``pool`` is what entries take.
 
-    ``num_layers`` defaults to the layers of the family that own K and V.
+    ``num_layers`` defaults to the layers of the family that own K and V; ``order`` is how the axes lie in memory.
     """
 
     def __init__(
@@ -39,9 +43,11 @@ class PoisonedPool:
         num_pages: int,
         page_size: int = DEFAULT_PAGE_SIZE_TOKENS,
         num_layers: int | None = None,
+        order: PoolOrder = OWN_ORDER,
     ) -> None:
         """Allocate and poison it. Raises ContractError (extent_positive), UsageError or DeviceUnavailable."""
         self.device = device
+        self.order = order
         self.num_pages = require_i32("num_pages", num_pages)
         rules.EXTENT_POSITIVE.require(self.num_pages >= 1, "num_pages", self.num_pages, ">= 1")
         layout = derived_layout(geometry, page_size, num_layers)
@@ -64,9 +70,10 @@ class PoisonedPool:
             wanted = (len(k), *self.shape[4:])
             rules.SHAPE.require(rows.shape == wanted, name, list(rows.shape), list(wanted))
         positions = range(first_position, first_position + len(k))
-        for k_slots, v_slots, run in self._runs(request, layer, positions):
-            self.device.write(k_slots, np.ascontiguousarray(k[run]))
-            self.device.write(v_slots, np.ascontiguousarray(v[run]))
+        for places, run in self._runs(request, layer, positions):
+            for kv, rows in enumerate((k, v)):
+                for piece, part in self._pieces(places, kv, rows[run]):
+                    self.device.write(piece, np.ascontiguousarray(part))
 
     def read(self, request: PlanRequest, layer: int, positions: range | None = None) -> tuple[Array, Array]:
         """K and V as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]; NaN (0xffff) where nobody wrote.
@@ -78,24 +85,26 @@ class PoisonedPool:
             page_size = self.shape[3]
             positions = range(request.page_origin * page_size, request.start_pos + request.q_len)
         k, v = (np.empty((len(positions), *self.shape[4:]), BF16) for _ in range(2))
-        for k_slots, v_slots, run in self._runs(request, layer, positions):
-            k[run] = self.device.read(k_slots)
-            v[run] = self.device.read(v_slots)
+        for places, run in self._runs(request, layer, positions):
+            for kv, rows in enumerate((k, v)):
+                for piece, part in self._pieces(places, kv, rows[run]):
+                    part[...] = self.device.read(piece)
         return k, v
 
     def poison(self, page: int) -> None:
         """Put NaN in every element of a page, of all layers: what a page given back holds."""
         rules.PAGE_ID_RANGE.require(0 <= page < self.num_pages, "page", page, f"0..{self.num_pages - 1}")
-        elements = int(np.prod(self.shape[1:]))
-        self.device.fill(self.pool.data.view((elements,), offset_elems=page * elements), POISON_BYTE)
+        for begin, elements in self.order.page_pieces(page, self.shape):
+            self.device.fill(self.pool.data.view((elements,), offset_elems=begin), POISON_BYTE)
 
     def free(self) -> None:
         """Return the memory to the device."""
         self.device.free(self.pool.data)
 
-    def _runs(self, request: PlanRequest, layer: int, positions: range) -> list[tuple[DeviceArray, DeviceArray, slice]]:
-        """Page by page: K rows and V rows of the slots that the positions take, and which of the positions they are."""
-        _, num_layers, _, page_size, *row_shape = self.shape
+    def _runs(self, request: PlanRequest, layer: int, positions: range) -> list[tuple[tuple[int, int, int], slice]]:
+        """Page by page: (page, layer, first slot) of the slots that the positions take, and which of the positions they
+        are."""
+        _, num_layers, _, page_size, _, _ = self.shape
         rules.LAYER_RANGE.require(0 <= layer < num_layers, "layer", layer, f"0..{num_layers - 1}")
         first_held = request.page_origin * page_size
         held = range(first_held, first_held + len(request.page_indices) * page_size)
@@ -112,14 +121,28 @@ class PoisonedPool:
             end = min((logical_page + 1) * page_size, positions.stop)
             page = request.page_indices[logical_page - request.page_origin]
             rules.PAGE_ID_RANGE.require(0 <= page < self.num_pages, "page_indices", page, f"0..{self.num_pages - 1}")
-            k, v = (
-                # pool[page][layer][K, V][slot][head][dim]
-                self.pool.data.view(
-                    (end - at, *row_shape),
-                    offset_elems=int(np.ravel_multi_index((page, layer, kv, slot, 0, 0), self.shape)),
-                )
-                for kv in (0, 1)
-            )
-            runs.append((k, v, slice(at - positions.start, end - positions.start)))
+            runs.append(((page, layer, slot), slice(at - positions.start, end - positions.start)))
             at = end
         return runs
+
+    def _pieces(self, places: tuple[int, int, int], kv: int, rows: Array) -> Iterator[tuple[DeviceArray, Array]]:
+        """The stretches of memory that neighbouring slots of a page lie in, each with its part of ``rows``
+        [slots, num_kv_heads, head_dim]."""
+        page, layer, slot = places
+        heads, head_dim = self.shape[4:]
+
+        def view(shape: tuple[int, ...], first_slot: int, head: int) -> DeviceArray:
+            # pool[page][layer][K, V][slot][head][dim], or in the order of the pool's own axes
+            at = {"page": page, "layer": layer, "kv": kv, "slot": first_slot, "head": head, "dim": 0}
+            place = [at[axis] for axis in self.order.axes]
+            offset = int(np.ravel_multi_index(place, self.order.physical_shape(self.shape)))
+            return self.pool.data.view(shape, offset_elems=offset)
+
+        if self.order.axes[-3:] == ("slot", "head", "dim"):
+            yield view(rows.shape, slot, 0), rows
+        elif self.order.axes[-2:] == ("slot", "dim"):
+            for head in range(heads):
+                yield view((len(rows), head_dim), slot, head), rows[:, head]
+        else:
+            for number, head in itertools.product(range(len(rows)), range(heads)):
+                yield view((head_dim,), slot + number, head), rows[number, head]

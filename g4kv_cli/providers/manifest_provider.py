@@ -72,6 +72,8 @@ class ManifestProvider:
         spec = self.spec_of(request.entry.name)
         device, made = request.device, _Made(request.device)
         scope = scope_of(request, self.pool_order)
+        if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
+            raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
         for condition, why in spec.only_if:
             if not self._evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
                 raise NotCovered(why)

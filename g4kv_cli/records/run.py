@@ -118,7 +118,9 @@ class CaseResult:
     rerun: str = ""
     kernels: tuple[str, ...] = ()
     waived: tuple[str, ...] = ()
-    """Reports that a provider's waivers tolerated in this case: the waiver's number in its manifest and what it is."""
+    """The waivers of a provider that tolerated something in this case, as RunInfo.waivers names them."""
+    left_out: tuple[str, ...] = ()
+    """Why parts of the case are not covered; the rest of it ran."""
 
 
 @dataclass(frozen=True, slots=True)

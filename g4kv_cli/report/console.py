@@ -42,6 +42,7 @@ class SmokeConsole:
         self._files: set[str] = set()
         self._begin = time.perf_counter()
         self._progress: Progress | None = None
+        self._run: RunInfo | None = None
         self._may_show_progress = sys.stderr is not None and sys.stderr.isatty() and not quiet
 
     def start(self, run: RunInfo) -> None:
@@ -54,6 +55,7 @@ class SmokeConsole:
                 self._line("recorded ", str(self._recorded))
             for statement in run.declared:
                 self._line("declared ", statement)
+        self._run = run
 
     def add(self, result: CaseResult) -> None:
         """One more case is done."""
@@ -67,6 +69,7 @@ class SmokeConsole:
         """The last group and the closing summary. ``seconds``: how long it took, where that was not now."""
         self._close_group()
         self._stop_progress()
+        write_unused_waivers(self._out, self._run, self._done)
         summary = summarise(self._done)
         good = summary.passed == len(self._done)
         if seconds is None:
@@ -108,9 +111,7 @@ class SmokeConsole:
         for result in notable:
             write_result(self._out, result)
         # Said once for all the cases it holds for: a provider's reasons are few and its uncovered cases many.
-        for reason, count in Counter(result.reason for result in uncovered).items():
-            line = f"{count_text(count, 'case')}: {reason}"
-            print_line(self._out, "    NOT COVERED  ", line, label_style="yellow")
+        write_uncovered(self._out, group)
 
     def _group_of(self, result: CaseResult) -> tuple[str, str]:
         """(heading, name) of the line that counts this case: geometry and entry, or of a recording, its file and what
@@ -205,6 +206,28 @@ def write_result(out: Console, result: CaseResult) -> None:
         print_line(out, " " * (6 + len(line) - len(text)), text)
     if result.rerun and result.status != "skipped":
         out.print(Text.assemble(("      again  ", "dim"), result.rerun))
+
+
+def write_uncovered(out: Console, results: Sequence[CaseResult]) -> None:
+    """What was not covered, wholly or in part: a line for each reason."""
+    whole = Counter(result.reason for result in results if result.status == "not covered")
+    parts = Counter(reason for result in results for reason in result.left_out)
+    for counts, how in ((whole, ""), (parts, " in part")):
+        for reason, count in counts.items():
+            line = f"{count_text(count, 'case')}{how}: {reason}"
+            print_line(out, "    NOT COVERED  ", line, label_style="yellow")
+
+
+def write_unused_waivers(out: Console, run: RunInfo | None, results: Sequence[CaseResult]) -> None:
+    """Waivers that tolerated nothing. Only the emulated device makes reports that a waiver could be for."""
+    if run is None or run.device.kind != "emulated":
+        return
+    used = {waiver for result in results for waiver in result.waived}
+    for waiver in run.waivers:
+        if waiver not in used:
+            print_line(
+                out, "unused   ", f"waiver that tolerated nothing in these cases: {waiver}", label_style="yellow"
+            )
 
 
 def mismatch_lines(mismatch: Mismatch) -> list[str]:

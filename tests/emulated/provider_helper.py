@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.select import select_cases
@@ -31,6 +32,18 @@ def engine_in(folder: Path, *changes: Change) -> Path:
     return folder
 
 
+def prep_and_attention(folder: Path, pool: str = "") -> list[Path]:
+    """The engine's kernels as two providers, one that has prep and one that has attention, over pools of these axes."""
+    head, *entries = (folder / "kernels.toml").read_text().split("[[entry]]")
+    pool_table = f'[pool]\naxes = "{pool}"\n\n' if pool else ""
+    files = []
+    for name, symbol in (("prep", "prepILi"), ("attention", "attentionILi")):
+        begin = head.replace("example-kernels", f"engine-{name}").replace("[image.", f"{pool_table}[image.", 1)
+        files.append(folder / f"{name}.toml")
+        files[-1].write_text("[[entry]]".join([begin, *(entry for entry in entries if symbol in entry)]))
+    return files
+
+
 def compile_engine(folder: Path) -> Path:
     """The engine's library by nvcc; the test is skipped where there is none."""
     nvcc = shutil.which("nvcc")
@@ -44,7 +57,11 @@ def compile_engine(folder: Path) -> Path:
 
 def run_cases_of(manifests: Sequence[Path], ids: Sequence[str], geometry: str = "12b-local") -> list[CaseResult]:
     """The results of smoke's cases over a provider, in the table's order."""
-    cases = select_cases(gate_cases(select_geometries(geometry, 1), every_trap=True), ids)
+    return run_these(manifests, select_cases(gate_cases(select_geometries(geometry, 1), every_trap=True), ids))
+
+
+def run_these(manifests: Sequence[Path], cases: Sequence[Case]) -> list[CaseResult]:
+    """The results of these cases over providers."""
     runner = CaseRunner(RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), providers=tuple(manifests)))
     try:
         return [runner.run(case) for case in cases]

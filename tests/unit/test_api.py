@@ -12,6 +12,7 @@ import pytest
 import g4kv_cli
 from g4kv_cli import GEOMETRIES, ContractError, Device, PlanRequest, PlanShape, PoisonedPool, PrefillPagedPlan, api
 from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.model.pool_order import PoolOrder
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 
 GEOMETRY = GEOMETRIES["e4b-local"]
@@ -131,6 +132,28 @@ def test_what_was_filled_is_read_and_all_else_is_poison(device: Device) -> None:
     store.poison(0)
     assert (bits(store.read(request, 1, range(8, 12))[0]) == 0xFFFF).all()
     assert (bits(store.read(request, 1, range(5, 8))[0]) == bits(k)[:3]).all()
+
+
+@pytest.mark.parametrize(
+    "axes", ["page layer kv head slot dim", "layer page head slot dim", "kv head slot page layer dim"]
+)
+def test_a_pool_of_other_axes_holds_the_same_rows_elsewhere(device: Device, axes: str) -> None:
+    order = PoolOrder.parse(axes)
+    store = PoisonedPool(device, GEOMETRY, num_pages=5, page_size=PAGE_SIZE, num_layers=2, order=order)
+    own = PoisonedPool(device, GEOMETRY, num_pages=5, page_size=PAGE_SIZE, num_layers=2)
+    request = PlanRequest.of(kv_len=14, q_len=3, pages=(3, 0, 4), page_size=PAGE_SIZE)
+    k, v = rows(7, 1), rows(7, 2)
+    for each in (store, own):
+        each.fill(request, 1, 5, k, v)
+    for read, want in zip(store.read(request, 1), own.read(request, 1), strict=True):
+        assert (bits(read) == bits(want)).all()
+    in_memory, want = bits(device.read(store.pool.data)), bits(device.read(own.pool.data)).reshape(own.shape)
+    assert (order.logical(in_memory, store.shape) == want).all()
+    assert (in_memory != want.reshape(-1)).any()
+    store.poison(0)
+    changed = order.logical(bits(device.read(store.pool.data)), store.shape) != want
+    assert changed[0].any()
+    assert not changed[1:].any()
 
 
 def test_a_pool_refuses_what_it_does_not_hold(device: Device) -> None:

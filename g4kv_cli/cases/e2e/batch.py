@@ -107,6 +107,7 @@ class ModelBatch:
                 step_tokens=step_tokens,
                 num_requests=settings.num_requests,
                 seed=seed,
+                order=library.pool_order,
             )
             self.families[geometry.name] = make_launches(
                 library,

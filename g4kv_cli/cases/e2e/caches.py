@@ -17,6 +17,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.kv_pool import PoisonedPool
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.plan_request import PlanRequest
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import (
     PADDING_PAGES,
     max_resident_pages,
@@ -48,13 +49,14 @@ class FamilyCache:
         step_tokens: int,
         num_requests: int,
         seed: int,
+        order: PoolOrder = OWN_ORDER,
     ) -> None:
         self.device, self.geometry, self.page_size = device, geometry, page_size
         resident = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
         self.num_pages = num_requests * resident + PADDING_PAGES
         self.max_row_pages = resident
         self.store = PoisonedPool(
-            device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers
+            device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers, order=order
         )
         self.pool = dataclasses.replace(self.store.pool, page_owner=self._owner_words)
         self.allocator = PageAllocator(self.num_pages, reserved=PADDING_PAGES)

@@ -17,6 +17,7 @@ from g4kv_cli.cases.e2e.replay import Companion, Outcome, companions_of, finish,
 from g4kv_cli.cases.e2e.table import ReplayCase
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import decode_entry, entry_for
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.records.run import CaseResult
 
@@ -104,6 +105,11 @@ def _noted(run: ReplayRun, model: RecordedModel, outcome: Outcome) -> bool:
 
 
 def _compare_with_alone(run: ReplayRun, outcomes: list[Outcome], models: list[RecordedModel]) -> None:
+    label = run.case.settings.decode_form
+    families = [family for model in models for family in model.families]
+    forms = [row for one in families for row in (entry_for(one, "attention", "prefill"), decode_entry(one, label))]
+    if not run.promises("batch_invariant", forms):
+        return
     for model, outcome in zip(models, outcomes, strict=True):
         alone = _replay(run, model)
         note = f"{model.name}: the same form and bucket width, without the others"

@@ -19,14 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from g4kv_cli.cases.attention.inputs import roundings_of
 from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.recorded_model import Array
 from g4kv_cli.cases.e2e.table import END_TO_END_WEIGHT
 from g4kv_cli.cases.session import Session, run_session
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.table import decode_entries
+from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
@@ -62,7 +64,7 @@ RANKS = (("12b-local", 8), ("12b-global", 8), ("e4b-local", 2), ("e4b-global", 2
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Positions from ``start`` on: ``written`` tokens by prep alone, ``asked`` tokens in chunks with attention, then
-    one decode step in each of ``decoded`` forms."""
+    ``decoded`` decode steps, one in each form."""
 
     start: int
     written: int
@@ -138,8 +140,9 @@ def _execute(run: FarRun) -> None:
         walker.write(walk.written)
         for count in _chunks(walk.asked, ATTENTION_CHUNK):
             walker.ask(count)
-        for entry in decode_entries(run.case.geometry):
-            walker.decode(entry.label)
+        forms = run.served(decode_entries(run.case.geometry))
+        for number in range(walk.decoded):
+            walker.decode(forms[number % len(forms)])
     finally:
         with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
             walker.launches.free()
@@ -163,7 +166,7 @@ class _Walker:
         self.q_weight, self.k_weight = weights.astype(np.float32).astype(BF16)
         self.cache = FamilyCache(
             run.device, geometry, num_layers=2, page_size=PAGE_SIZE, context_tokens=walk.end, step_tokens=WRITE_CHUNK,
-            num_requests=1, seed=SEED,
+            num_requests=1, seed=SEED, order=run.library.pool_order,
         )  # fmt: skip
         # Two layers lie in a page, and the second is used: the first stays poison.
         self.layer = 1
@@ -180,21 +183,22 @@ class _Walker:
         for count in _chunks(tokens, WRITE_CHUNK):
             raw = self._begin(count, self.launches.prepare_write)
             self.launches.write_prefill(self.layer, *raw)
-            self._note(raw)
+            self._note(raw, "prefill")
             self._advance(count)
 
     def ask(self, tokens: int) -> None:
         """A chunk with attention."""
         raw = self._begin(tokens, lambda request: self.launches.prepare_prefill([request]))
         out = self.launches.prefill(self.layer, *raw)
-        self._check(out, self._note(raw), "prefill")
+        form = entry_for(self.geometry, "attention", "prefill")
+        self._check(out, self._note(raw, "prefill"), form, "prefill")
         self._advance(tokens)
 
-    def decode(self, form: str) -> None:
+    def decode(self, form: Entry) -> None:
         """One token."""
         raw = self._begin(1, lambda request: self.launches.prepare_decode([request]))
-        out = self.launches.decode(self.layer, *raw, form)
-        self._check(out, self._note(raw), f"decode form ({form})")
+        out = self.launches.decode(self.layer, *raw, form.label)
+        self._check(out, self._note(raw, "decode"), form, f"decode form ({form.label})")
         self._advance(1)
 
     def _begin(self, tokens: int, prepare: Callable[[PlanRequest], None]) -> tuple[Array, Array, Array | None]:
@@ -209,8 +213,8 @@ class _Walker:
         q, k = rows(geometry.num_qo_heads), rows(geometry.num_kv_heads)
         return q, k, None if geometry.k_eq_v else rows(geometry.num_kv_heads)
 
-    def _note(self, raw: tuple[Array, Array, Array | None]) -> Array:
-        """Hold what prep made against its oracle, and note K and V. Returns q as attention gets it."""
+    def _note(self, raw: tuple[Array, Array, Array | None], prep: str) -> Array:
+        """Hold what prep (of this form) made against its oracle, and note K and V. Returns q as attention gets it."""
         q_raw, k_raw, v_raw = raw
         span = range(self.at, self.at + len(q_raw))
         positions = np.arange(span.start, span.stop)
@@ -218,10 +222,12 @@ class _Walker:
         q = self.launches.rotated_queries()
         k, v = self.cache.stored(self.held, self.layer, span)
         axes = self._axes(positions)
+        contract = self.run.library.contract_of(entry_for(self.geometry, "prep", prep).name)
+        rounds_norm = "norm" in contract.rounds_to_bf16_after
         given = PrepRows(q_raw, k_raw, v_raw, self.q_weight, self.k_weight, cos, sin, positions)
         parts: tuple[tuple[str, Part, Array, Expected], ...] = (
-            ("q_out", "q", q, expected_rotated(q_raw, self.q_weight, cos, sin)),
-            ("K in the pool", "k", k, expected_rotated(k_raw, self.k_weight, cos, sin)),
+            ("q_out", "q", q, expected_rotated(q_raw, self.q_weight, cos, sin, rounds_norm=rounds_norm)),
+            ("K in the pool", "k", k, expected_rotated(k_raw, self.k_weight, cos, sin, rounds_norm=rounds_norm)),
             ("V in the pool", "v", v, expected_value_rows(k_raw if v_raw is None else v_raw)),
         )
         for name, part, got, expected in parts:
@@ -230,16 +236,19 @@ class _Walker:
         self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
         return q
 
-    def _check(self, out: Array, q: Array, form: str) -> None:
+    def _check(self, out: Array, q: Array, form: Entry, words: str) -> None:
         """Attention over the rows that were noted when prep wrote them."""
         left, start = self.geometry.window_left, self.run.case.walk.start
         first = start if left < 0 else max(start, self.at - left)
         kept = slice(first - start, None)
-        want = attend(q, self.k[kept], self.v[kept], first_key=first, window_left=left, sm_scale=1.0)
+        roundings = roundings_of(form, self.run.library.contract_of(form.name))
+        want = attend(
+            q, self.k[kept], self.v[kept], first_key=first, window_left=left, sm_scale=1.0, roundings=roundings
+        )
         axes = self._axes(range(self.at, self.at + len(q)))
         rows = RequestRows(q, self.k, self.v, start, 0)
         whose = AttentionSuspects([rows], left, 1.0, PAGE_SIZE)
-        self.run.found(compare_attention(f"attention, {form}", out, want, axes, whose))
+        self.run.found(compare_attention(f"attention, {words}", out, want, axes, whose))
         self.run.digest.update(out.tobytes())
 
     def _axes(self, positions: Sequence[int] | Array) -> Axes:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.attention.arguments import plan_requests, workspace
+from g4kv_cli.cases.attention.inputs import roundings_of
 from g4kv_cli.cases.attention.pool import places_of
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
@@ -78,18 +79,14 @@ def _with_and_without_release(session: ServeSession) -> None:
         return
     releasing, session.outputs = session.outputs, {}
     _Run(session, release=False).run()
-    if not _promises_bits(session):
-        return
+    geometry = session.case.geometry
+    forms = [entry_for(geometry, "attention", "prefill"), *session.served(decode_entries(geometry))]
+    same_bits = session.promises("bits_with_released_pages", forms)
     for (step, batch, request), kept in session.outputs.items():
-        operation = f"step {step}, {batch}: out without and with released pages, request {request}"
-        session.found(compare_bits(operation, releasing[step, batch, request], kept, Axes(ROWS)))
         session.digest.update(np.ascontiguousarray(kept).tobytes())
-
-
-def _promises_bits(session: ServeSession) -> bool:
-    """Whether the kernels give the same bits with pages in front of the window as without them."""
-    forms = [entry_for(session.case.geometry, "attention", "prefill"), *decode_entries(session.case.geometry)]
-    return all(session.library.contract_of(form.name).bits_with_released_pages for form in forms)
+        if same_bits:
+            operation = f"step {step}, {batch}: out without and with released pages, request {request}"
+            session.found(compare_bits(operation, releasing[step, batch, request], kept, Axes(ROWS)))
 
 
 class _Run:
@@ -125,7 +122,7 @@ class _Run:
 
     def run(self) -> None:
         """All steps, up to the first that goes wrong; the decode forms take turns."""
-        forms = decode_entries(self.geometry)
+        forms = self.session.served(decode_entries(self.geometry))
         for step in self.script.steps:
             for work in step.cached:
                 self._write_cached(work)
@@ -226,12 +223,13 @@ class _Run:
         arguments |= {"batch": plan.decode_batch()} if is_decode else {"plan": plan}
         entry = entry_for(self.geometry, "prep", "decode" if is_decode else "batch_prefill")
         entry(self.session.library, **arguments)
-        self._note(name, works, rows, self.device.read(q_out)[: rows.count])
+        self._note(name, entry, works, rows, self.device.read(q_out)[: rows.count])
         return q_out
 
-    def _note(self, name: str, works: Sequence[Work], rows: _Rows, q: Array) -> None:
+    def _note(self, name: str, entry: Entry, works: Sequence[Work], rows: _Rows, q: Array) -> None:
         """Hold the new rows against the prep oracle, and note what stands in the pool."""
         pool = self.order.logical(self.device.read(self.pool.data), self.image.shape)
+        rounds_norm = "norm" in self.session.library.contract_of(entry.name).rounds_to_bf16_after
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
@@ -239,13 +237,15 @@ class _Run:
             pages, slots = places_of(work.kv, work.kv.start_pos, self.case.page_size)
             got = [pool[pages, LAYER, kv, slots] for kv in (0, 1)]
             inputs = history.inputs
-            expected_q = expected_rotated(inputs.q[new], self.q_weight, inputs.cos[new], inputs.sin[new])
+            expected_q = expected_rotated(
+                inputs.q[new], self.q_weight, inputs.cos[new], inputs.sin[new], rounds_norm=rounds_norm
+            )
             where = Axes(ROWS, {"request": work.request}, {"position": range(work.kv.start_pos, work.kv.kv_len)})
             given = PrepRows(
                 inputs.q[new], inputs.k[new], None if inputs.v is None else inputs.v[new], self.q_weight,
                 self.k_weight, inputs.cos[new], inputs.sin[new], inputs.positions[new],
             )  # fmt: skip
-            expected_k, expected_v = self._expected_rows(history, new)
+            expected_k, expected_v = self._expected_rows(history, new, rounds_norm=rounds_norm)
             parts: tuple[tuple[str, Part, Array, Expected], ...] = (
                 ("q_out", "q", q[token : token + work.kv.q_len], expected_q),
                 ("K in the pool", "k", got[0], expected_k),
@@ -258,10 +258,13 @@ class _Run:
             for kv in (0, 1):
                 self.image[pages, LAYER, kv, slots] = got[kv]
 
-    def _expected_rows(self, history: _History, tokens: slice) -> tuple[Expected, Expected]:
+    def _expected_rows(
+        self, history: _History, tokens: slice, *, rounds_norm: bool = False
+    ) -> tuple[Expected, Expected]:
         inputs = history.inputs
+        cos, sin = inputs.cos[tokens], inputs.sin[tokens]
         return (
-            expected_rotated(inputs.k[tokens], self.k_weight, inputs.cos[tokens], inputs.sin[tokens]),
+            expected_rotated(inputs.k[tokens], self.k_weight, cos, sin, rounds_norm=rounds_norm),
             expected_value_rows(inputs.value_source[tokens]),
         )
 
@@ -280,6 +283,7 @@ class _Run:
         form(session.library, **arguments)
         q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
         parts, named, suspects = [], [], []
+        roundings = roundings_of(form, session.library.contract_of(form.name))
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
@@ -288,7 +292,7 @@ class _Run:
             keys = slice(first, work.kv.kv_len)
             parts.append(
                 attend(q[tokens], history.k[keys], history.v[keys], first_key=first,
-                       window_left=geometry.window_left, sm_scale=1.0)
+                       window_left=geometry.window_left, sm_scale=1.0, roundings=roundings)
             )  # fmt: skip
             whole = slice(0, work.kv.kv_len)
             suspects.append(RequestRows(q[tokens], history.k[whole], history.v[whole], 0, work.request))
