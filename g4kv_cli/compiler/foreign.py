@@ -1,6 +1,9 @@
 """Anybody's CUDA source to PTX or a cubin: NVRTC's own defaults, with the caller's options, include directories and
 name expressions.
 
+NVRTC has no headers of the host's compiler. Those of C that kernels include (``<stdint.h>``, ``<cmath>``, ``<cstdio>``)
+are there all the same: CCCL's of that name, or nothing where NVRTC itself has what they declare.
+
 Nothing is forced on a source but the architecture, C++17 unless it asks for another, and line numbers, which findings
 are told by. In particular contraction is NVRTC's default (``--fmad=true``). CCCL's headers are found without an option.
 """
@@ -14,13 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g4kv_cli.compiler import cache, nvrtc, toolkit
-from g4kv_cli.compiler.sources import SourceFile
+from g4kv_cli.compiler.sources import Header, SourceFile
 from g4kv_cli.errors import CompileError, UsageError
 from g4kv_cli.records.run import ImageKind
 
 HEADER_HINT = (
     "name the directory of a header of your own as an include path; code for the host stands between "
     "#ifndef __CUDACC_RTC__ and #endif"
+)
+_CCCL_HAS = ("float", "limits", "math", "stddef", "stdint", "stdlib", "string")
+_NVRTC_HAS = ("assert", "stdio")  # assert and printf are built in
+C_HEADERS = tuple(
+    Header(name, f"#pragma once\n#include <cuda/std/c{bare}>\n" if bare in _CCCL_HAS else "#pragma once\n")
+    for bare in (*_CCCL_HAS, *_NVRTC_HAS)
+    for name in (f"{bare}.h", f"c{bare}")
 )
 _ARCH_OPTION = re.compile(r"--?(gpu-architecture|arch)\b")
 _STANDARD_OPTION = re.compile(r"--?std\b")
@@ -60,7 +70,7 @@ def compile_foreign(
         if not directory.is_dir():
             raise UsageError(f"include path {directory} is no directory; name the one that the headers lie in")
     words = (*_own_options(arch, kind, options), *options, *(f"-I{directory}" for directory in include))
-    source = SourceFile(name, text)
+    source = SourceFile(name, text, C_HEADERS)
     is_whole = not (include or _QUOTED_INCLUDE.search(text) or any(_READS_FILES.match(option) for option in options))
     if not is_whole:
         return _compile(source, arch, kind, words, expressions)

@@ -19,6 +19,14 @@ from g4kv_cli.records.run import ImageKind
 _ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
 _FILE_DIRECTIVE = re.compile(rb'^(\s*\.file\s+\d+\s+")([^"\n]*)(")', re.MULTILINE)
 _MISSING_HEADER = re.compile(r'^(.*?)\(\d+\): .*cannot open source file "([^"\n]+)"')
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_DECLARED_BY = (
+    (re.compile(r"INFINITY|NAN"), "cuda/std/cmath"),
+    (re.compile(r"u?int(8|16|32|64|ptr)_t"), "cuda/std/cstdint"),
+    (re.compile(r"(FLT|DBL)_\w+"), "cuda/std/cfloat"),
+    (re.compile(r"U?(CHAR|SHRT|INT|LONG|LLONG)_(MIN|MAX)"), "cuda/std/climits"),
+)
+"""What nvcc declares without being asked, or the host's headers do: names, and the header that NVRTC needs for them."""
 _ERROR_LINE = re.compile(r"^.*?\(\d+\): (?:catastrophic )?error.*$", re.MULTILINE)
 
 
@@ -110,7 +118,19 @@ def _compile_error(source: SourceFile, arch: str, result: str, log: str, header_
     what = errors[0].strip() if errors else result
     if missing := _MISSING_HEADER.search(what):
         what = f"{what}; {toolkit.missing_header_hint(missing[2], missing[1], header_hint)}"
+    elif header := _header_of(_UNDEFINED.findall(log)):
+        what += f"; include <{header}>"
+    elif "host functions are not allowed" in what:
+        what = (
+            f"{what.partition('. Consider using')[0]}; put code for the host between #ifndef __CUDACC_RTC__ and #endif"
+        )
     return CompileError(f"{who} refuses {source.name} for {arch}: {what}", log)
+
+
+def _header_of(identifiers: Sequence[str]) -> str:
+    """The header that declares the first of these that one is known for, or nothing."""
+    known = (header for name in identifiers for names, header in _DECLARED_BY if names.fullmatch(name))
+    return next(known, "")
 
 
 def _checked(returned: tuple[Any, ...], step: str) -> Any:

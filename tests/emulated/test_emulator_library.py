@@ -252,6 +252,26 @@ def test_sources_of_every_kind(module: Module, tmp_path: Path) -> None:
         assert x[0] == 14
 
 
+def test_the_c_headers_that_kernels_include_are_there() -> None:
+    headers = [
+        "stdint.h",
+        "cstdint",
+        "math.h",
+        "cmath",
+        "float.h",
+        "climits",
+        "cstdio",
+        "assert.h",
+        "cstddef",
+        "string.h",
+    ]
+    body = "assert(*x == 0); uint32_t y = INT_MAX; *x = FLT_MAX + INFINITY + y;"
+    text = "".join(f"#include <{name}>\n" for name in headers) + f"__global__ void k(float* x) {{ {body} }}\n"
+    x = np.zeros(1, np.float32)
+    emulator.load(text).launch("k", 1, 1, [x])
+    assert x[0] == np.inf
+
+
 def test_two_modules_share_a_device(module: Module) -> None:
     device = Emulator()
     x = device.array(np.ones(32, np.float32))

@@ -171,6 +171,8 @@ BODY = ".visible .entry k(.param .u64 k_param_0)\n{\n ret;\n}\n"
         (_load(SOURCE, options=["--nonsense"]), emulator.CompileError, "unrecognized option --nonsense"),
         (_load("__global__ void k(int* x) { *x = 1 }"), emulator.CompileError, r"source\.cu\(1\): error: expected a"),
         (_load("#include <vector>\n__global__ void k() {}\n"), emulator.CompileError, r"__CUDACC_RTC__.*\"vector\""),
+        (_load("__global__ void k(uint32_t* x) {}\n"), emulator.CompileError, "; include <cuda/std/cstdint>"),
+        (_load("__global__ void k() {}\nint main() {}\n"), emulator.CompileError, "for the host between #ifndef"),
         (_load('#include "own.h"\n__global__ void k() {}\n'), emulator.CompileError, r"include path.*\"own\.h\""),
         (_load("template <class T> __global__ void k(T* x) {}\n"), emulator.CompileError, "an instance has to be"),
     ],

@@ -10,8 +10,15 @@ import pytest
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-(PROGRAM,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+ANY_KERNEL, PROGRAM = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 LIBRARY = "g4kv.KernelLibrary(device)"
+
+
+def test_the_program_for_any_kernel_runs_and_sees_a_wrong_one() -> None:
+    exec(compile(ANY_KERNEL, "README.md", "exec"), {})
+    assert ANY_KERNEL.count("* by + offset") == 1
+    with pytest.raises(AssertionError):
+        exec(compile(ANY_KERNEL.replace("* by + offset", "* by - offset"), "README.md", "exec"), {})
 
 
 def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
