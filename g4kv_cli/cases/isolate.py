@@ -12,11 +12,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.run import CaseRunner, RunSettings
@@ -25,6 +25,7 @@ from g4kv_cli.cases.workers import SECONDS_TO_END, WorkerPool, interrupts_ignore
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records.run import CaseResult
 
+WORKER_DIED = "the worker process died (out of memory, or a crash in the driver)"
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
 SECONDS_TO_START_AND_ANSWER = 120.0
@@ -63,6 +64,46 @@ def run_here(cases: Sequence[Case], settings: RunSettings, device: Device) -> It
                 return
     finally:
         runner.close()
+
+
+class OneByOne:
+    """Cases as somebody else's loop asks for them: on the emulated device in this process, on a GPU in a worker, a new
+    one after each fault, crash or kernel that did not end."""
+
+    def __init__(self, settings: RunSettings, kind: Literal["cuda", "emulated"]) -> None:
+        self._settings, self._kind = settings, kind
+        self._runner: CaseRunner | None = None
+        self._pool: WorkerPool | None = None
+
+    def run(self, case: Case) -> CaseResult:
+        """Run it and say how it went. Raises CompileError."""
+        if self._kind == "emulated":
+            self._runner = self._runner or CaseRunner(self._settings)
+            return self._runner.run(case)
+        self._pool = self._pool or WorkerPool(self._settings, 1)
+        limit = self._settings.limit_seconds(case)
+        try:
+            patience = None if limit == math.inf else limit + SECONDS_TO_START_AND_ANSWER
+            result, is_lost = self._pool.submit(case).result(patience)
+        except BrokenProcessPool:
+            result, is_lost = self._settings.without_result(case, WORKER_DIED), True
+        except TimeoutError:
+            result, is_lost = self._settings.without_result(case, f"{limit:g} s are over, and it does not answer"), True
+        if is_lost:
+            self._end_worker()
+        return result
+
+    def close(self) -> None:
+        """Close the device, or end the worker."""
+        if self._runner is not None:
+            self._runner.close()
+        if self._pool is not None:
+            self._end_worker()
+
+    def _end_worker(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.abandon()
 
 
 def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
@@ -162,8 +203,7 @@ class _Lanes:
             try:
                 result, is_lost = future.result()
             except BrokenProcessPool:
-                reason = "the worker process died (out of memory, or a crash in the driver)"
-                result, is_lost = self._settings.without_result(case, reason), True
+                result, is_lost = self._settings.without_result(case, WORKER_DIED), True
         elif time.monotonic() >= running.until:
             reason = f"the worker process does not answer: {limit:g} s are over, and {SECONDS_TO_START_AND_ANSWER:g} s"
             result, is_lost = self._settings.without_result(case, reason), True

@@ -62,6 +62,17 @@ class GateOptions:
         words += [word for file in self.providers for word in ("--provider", str(file))]
         return words + case_timeout_words(self.case_timeout)
 
+    def settings(self, device_spec: str, rerun: Sequence[str] = ()) -> RunSettings:
+        """What runs a case; ``rerun`` are words of the command's own."""
+        return RunSettings(
+            device_spec=device_spec,
+            kernels_directory=self.kernels,
+            rerun=(*self.rerun(device_spec), *rerun),
+            case_timeout_seconds=self.case_timeout,
+            variant=self.variant,
+            providers=self.providers,
+        )
+
 
 def run_gate(
     cases: Sequence[Case],
@@ -88,14 +99,7 @@ def run_gate(
         if not options.providers:
             compile_for(opened, options.kernels, cases, options.variant)
         spec = device_spec_of(opened)
-        how = RunSettings(
-            device_spec=spec,
-            kernels_directory=options.kernels,
-            rerun=(*options.rerun(spec), *rerun),
-            case_timeout_seconds=options.case_timeout,
-            variant=options.variant,
-            providers=options.providers,
-        )
+        how = options.settings(spec, rerun)
         seconds_between = SECONDS_BETWEEN_RECORDS if len(cases) > MANY_CASES else 0.0
         files = ResultFiles(
             options.json_path, options.junit_path, run, len(cases), command=options.command,

@@ -43,14 +43,14 @@ _file = click.Path(dir_okay=False, path_type=Path)
 class Request:
     """The command's options that choose cases and how they run."""
 
-    geometry: str | None
-    tp: int
-    case: tuple[str, ...]
-    seed: int
-    page_size: int | None
-    golden: Path | None
-    model_golden: Path | None
-    same_bits_as: Path | None
+    geometry: str | None = None
+    tp: int = 1
+    case: tuple[str, ...] = ()
+    seed: int = DEFAULT_SEED
+    page_size: int | None = None
+    golden: Path | None = None
+    model_golden: Path | None = None
+    same_bits_as: Path | None = None
 
     def rerun(self) -> list[str]:
         """The words that choose the same table."""
@@ -142,7 +142,7 @@ def smoke(
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
     request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as)
-    cases = _cases(request)
+    cases = cases_of(request)
     part = None
     if shard is not None:
         cases, part = shard.of(cases)
@@ -165,7 +165,8 @@ def smoke(
     )
 
 
-def _cases(request: Request) -> list[Case]:
+def cases_of(request: Request) -> list[Case]:
+    """The table that a request chooses. Raises UsageError."""
     if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
         return _end_to_end_cases(request)
     geometries = None

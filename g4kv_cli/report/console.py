@@ -201,7 +201,7 @@ def kernels_text(run: RunInfo) -> str:
 def write_result(out: Console, result: CaseResult) -> None:
     """A case that did not pass, in full, with the command that runs just it."""
     out.print(Text.assemble((f"    {result.status.upper()}  ", _COLORS[result.status]), result.id))
-    for line in (*result.reason.splitlines(), *(line for one in result.mismatches for line in mismatch_lines(one))):
+    for line in result_lines(result):
         text = line.lstrip()
         print_line(out, " " * (6 + len(line) - len(text)), text)
     if result.rerun and result.status != "skipped":
@@ -228,6 +228,11 @@ def write_unused_waivers(out: Console, run: RunInfo | None, results: Sequence[Ca
             print_line(
                 out, "unused   ", f"waiver that tolerated nothing in these cases: {waiver}", label_style="yellow"
             )
+
+
+def result_lines(result: CaseResult) -> list[str]:
+    """What is wrong with a case: the reason, and each mismatch."""
+    return [*result.reason.splitlines(), *(line for one in result.mismatches for line in mismatch_lines(one))]
 
 
 def mismatch_lines(mismatch: Mismatch) -> list[str]:
