@@ -10,6 +10,7 @@ module is imported unless an option or a fixture asks for more.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +155,7 @@ class CaseItem(pytest.Item):
             if value
         ]  # fmt: skip
         for reason in result.left_out:
-            self.warn(pytest.PytestWarning(f"not covered in part: {reason}"))
+            warnings.warn(pytest.PytestWarning(f"not covered in part: {reason}"), stacklevel=1)
         if result.status == "not covered":
             pytest.skip(f"not covered: {result.reason}")
         if result.status == "skipped":
