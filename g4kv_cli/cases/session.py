@@ -16,7 +16,7 @@ from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.provider import NotCovered
-from g4kv_cli.errors import CompileError, DeviceFault, G4kvError
+from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable, G4kvError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
@@ -109,9 +109,12 @@ def run_session(
     library: KernelLibrary,
     make: Callable[[], SessionT],
     execute: Callable[[SessionT], None],
+    *,
+    lacking: Status = "error",
 ) -> CaseResult:
     """Make a session and run a case in it. Wrong results and device faults are ``failed``, a refused or impossible
-    request is ``error``, Skip is ``skipped``, NotCovered ``not covered``. CompileError is passed on."""
+    request is ``error``, Skip is ``skipped``, NotCovered ``not covered``. ``lacking``: what it is if no kernel at hand
+    takes the request. CompileError is passed on."""
     begin = time.perf_counter()
     library.launched.clear()
 
@@ -143,6 +146,8 @@ def run_session(
         return result("not covered", str(why))
     except CompileError:
         raise
+    except DeviceUnavailable as why:
+        return result(lacking, str(why))
     except G4kvError as error:
         return result("error", str(error))
     finally:

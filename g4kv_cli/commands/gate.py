@@ -143,7 +143,7 @@ def exit_code_of_results(results: Sequence[CaseResult]) -> int:
     if summary.error:
         return EXIT_FAILURE
     if not summary.passed and summary.not_covered:
-        sys.stderr.write("g4kv: error: the provider covers none of these cases, so nothing was checked\n")
+        sys.stderr.write("g4kv: error: the kernels at hand cover none of these cases, so nothing was checked\n")
         return EXIT_FINDINGS
     if not summary.passed:
         sys.stderr.write("g4kv: error: every case was skipped, so nothing was checked\n")

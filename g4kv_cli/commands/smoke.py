@@ -16,6 +16,8 @@ from g4kv_cli.cases.gate import gate_cases, recorded_cases
 from g4kv_cli.cases.prep.table import DEFAULT_SEED
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.shard import Shard
+from g4kv_cli.cases.workload.table import workload_cases
+from g4kv_cli.commands.asked import NOTHING_ASKED, Asked, asked_options
 from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
@@ -31,7 +33,7 @@ from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import MODELS, names_file, select_geometries
 from g4kv_cli.records.run import CaseResult, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole
-from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, EarlierRun, read_record
+from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, WORKLOAD, EarlierRun, read_record
 
 DEFAULT_GEOMETRY = "12b-local"
 SAME_BITS_OPTION = "--same-bits-as"
@@ -51,6 +53,7 @@ class Request:
     golden: Path | None = None
     model_golden: Path | None = None
     same_bits_as: Path | None = None
+    asked: Asked = NOTHING_ASKED
 
     def rerun(self) -> list[str]:
         """The words that choose the same table."""
@@ -59,6 +62,9 @@ class Request:
             words += ["--golden", str(self.golden)]
         elif self.model_golden is not None:
             words += ["--model-golden", str(self.model_golden)]
+        elif self.asked:
+            words += self.asked.rerun()
+            words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
         else:
             if self.geometry is not None and names_file(self.geometry):
                 words += ["--geometry", self.geometry]
@@ -71,6 +77,8 @@ class Request:
     def settings(self) -> dict[str, Any]:
         """What a record says of the request: what changes outputs without changing a case's id."""
         found: dict[str, Any] = {PAGE_SIZE: self.page_size}
+        if self.asked:
+            return found | {WORKLOAD: self.asked.values()}
         if self.geometry is not None and names_file(self.geometry):
             own = [one for one in select_geometries(self.geometry, self.tp) if one.model not in MODELS]
             found[GEOMETRIES_OF_FILES] = {one.name: to_json(one) for one in own}
@@ -87,6 +95,7 @@ class Request:
     "--seed", type=click.IntRange(0, 2**32), default=DEFAULT_SEED, show_default=True, help="First seed of random data."
 )
 @click.option("--page-size", type=int, metavar="TOKENS", help="Use this page size in place of 16 and of the sweep.")
+@asked_options
 @kernels_option
 @provider_option
 @variant_option
@@ -124,6 +133,8 @@ def smoke(
     list_only: bool,
     seed: int,
     page_size: int | None,
+    workload_path: Path | None,
+    shape: str | None,
     kernels: Path | None,
     provider: tuple[Path, ...],
     variant: str,
@@ -141,7 +152,8 @@ def smoke(
 
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
-    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as)
+    asked = Asked(workload_path, shape, geometry, tp)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as, asked)
     cases = cases_of(request)
     part = None
     if shard is not None:
@@ -167,6 +179,8 @@ def smoke(
 
 def cases_of(request: Request) -> list[Case]:
     """The table that a request chooses. Raises UsageError."""
+    if request.asked:
+        return _asked_cases(request)
     if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
         return _end_to_end_cases(request)
     geometries = None
@@ -186,6 +200,17 @@ def cases_of(request: Request) -> list[Case]:
         geometries = select_geometries("all", request.tp)
     table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
     return select_cases(table, request.case)
+
+
+def _asked_cases(request: Request) -> list[Case]:
+    """The cases of requests of the user's own."""
+    option = request.asked.option
+    for other, given in (("--golden", request.golden), ("--model-golden", request.model_golden),
+                         ("--page-size", request.page_size)):  # fmt: skip
+        if given is not None:
+            raise UsageError(f"{other} does not apply to {option}, which says its own; drop one of them")
+    table = [case for one in request.asked.workloads for case in workload_cases(one, seed=request.seed)]
+    return select_cases(table, request.case, f"g4kv smoke --list {option} ... shows the ids")
 
 
 def _end_to_end_cases(request: Request) -> list[Case]:

@@ -54,7 +54,8 @@ class AttentionCase(OfOneEntry):
     """One case. ``geometry`` says the heads in use, which may be a share of the model's. ``num_splits`` counts where
     the entry takes splits; ``cta_tile_q`` None leaves the tile to the plan. ``padding_rows`` stand behind the tokens in
     q and out; ``empty_splits`` saw no key (merge check). ``wants_lse``: log-sum-exp is asked for. ``golden`` names
-    a recording that replaces ``kind`` and ``seed``.
+    a recording that replaces ``kind`` and ``seed``. ``is_asked``: the user described the request; where no kernel at
+    hand takes it, it is not covered, where a case of the tables would be an error.
     """
 
     id: str
@@ -77,6 +78,7 @@ class AttentionCase(OfOneEntry):
     empty_splits: tuple[int, ...] = ()
     wants_lse: bool = True
     golden: Path | None = None
+    is_asked: bool = False
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_attention_case."""

@@ -34,6 +34,9 @@ RISE_OF_A_KEY = 1.5e-4
 Who leaves them as they are weighs the first of 1024 keys a sixth too much."""
 _RISING_COLUMNS = 2
 
+MAX_ATTEND_ELEMS = 1 << 24
+"""Scores of a chunk that the oracle holds at once; each takes some eight float64 numbers."""
+
 _KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal", "rising")
 _HEAD_NOISE = 0.25
 _REQUEST_STEP = 61
@@ -111,11 +114,13 @@ def expected_attention(
     parts, token = [], 0
     for request, k, v, first in zip(case.requests, tensors.k, tensors.v, tensors.first_keys, strict=True):
         if request.q_len:
-            q = tensors.q[token : token + request.q_len]
-            parts.append(
-                attend(q, k, v, first_key=first, window_left=case.window_left, sm_scale=case.sm_scale,
-                       roundings=roundings, rounds_scores=rounds_scores)
-            )  # fmt: skip
+            for begin, end in _slices(request.q_len, len(k) * case.geometry.num_qo_heads):
+                last = len(k) - request.q_len + end  # the slice's last query stands at the key before
+                parts.append(
+                    attend(tensors.q[token + begin : token + end], k[:last], v[:last], first_key=first,
+                           window_left=case.window_left, sm_scale=case.sm_scale, roundings=roundings,
+                           rounds_scores=rounds_scores)
+                )  # fmt: skip
         token += request.q_len
     expected = concatenate(parts)
     if contract.lse_weights == "bf16":
@@ -124,6 +129,12 @@ def expected_attention(
         more = -math.log1p(-HALF_ULP_RELATIVE)
         expected = dataclasses.replace(expected, lse_limit=expected.lse_limit + more)
     return expected
+
+
+def _slices(tokens: int, scores_each: int) -> list[tuple[int, int]]:
+    """A chunk's queries in pieces whose scores are no more than the oracle may hold; most chunks are one piece."""
+    step = max(1, MAX_ATTEND_ELEMS // scores_each)
+    return [(begin, min(begin + step, tokens)) for begin in range(0, tokens, step)]
 
 
 def _first_key(case: AttentionCase, request: KvRequest) -> int:

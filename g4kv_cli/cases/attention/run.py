@@ -88,7 +88,7 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         expected = expected_attention(with_inputs, tensors, contract=contract)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
-    return run_session(case, rerun, library, make, _execute)
+    return run_session(case, rerun, library, make, _execute, lacking="not covered" if case.is_asked else "error")
 
 
 def _with_a_tile_of(case: AttentionCase, target: Target) -> AttentionCase:
