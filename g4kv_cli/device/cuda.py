@@ -277,6 +277,17 @@ class CudaDevice(Device):
         self.call("run the kernels", self._driver.cuStreamSynchronize(self.stream.handle))
         self._queued.clear()
 
+    def synchronize_context(self, what: str) -> None:
+        """Wait for every stream of the context: other people's host code has streams of its own."""
+        self._require_usable()
+        self.call(what, self._driver.cuCtxSynchronize())
+        self._queued.clear()
+
+    @property
+    def stream_handle(self) -> int:
+        """The device's one stream."""
+        return int(self.stream.handle)
+
     def note_queued(self, what: str) -> None:
         """Remember what was launched, for ``standing``."""
         if what not in self._queued:
@@ -338,13 +349,16 @@ class CudaDevice(Device):
         graph = CapturedGraph(self)
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED  # a kernel may still load lazily
         self.call("begin a graph", self._driver.cuStreamBeginCapture(self.stream.handle, mode))
+        self.is_capturing = True
         try:
             yield graph
         except BaseException:
+            self.is_capturing = False
             status, abandoned = self._driver.cuStreamEndCapture(self.stream.handle)
             if int(status) == 0 and abandoned is not None:
                 self._driver.cuGraphDestroy(abandoned)
             raise
+        self.is_capturing = False
         graph.finish(self.call("end a graph", self._driver.cuStreamEndCapture(self.stream.handle)))
 
     def call(self, what: str, returned: tuple[Any, ...]) -> Any:

@@ -182,6 +182,8 @@ class Device(ABC):
     image_kind: ImageKind
     launch_count: int
     time_limit: TimeLimit | None = None
+    is_capturing: bool = False
+    """True while launches are recorded into a graph: nothing can be copied, allocated or waited for."""
 
     @abstractmethod
     def allocate(
@@ -226,6 +228,16 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for all launches. Raises DeviceFault on a sticky error."""
+
+    def synchronize_context(self, what: str) -> None:
+        """Wait for all work of the process on this device, in whichever stream it was queued. Raises DeviceFault that
+        names ``what`` was done."""
+        self.synchronize()
+
+    @property
+    def stream_handle(self) -> int:
+        """The stream that all work goes into, as the CUDA runtime takes it; 0 where there is none."""
+        return 0
 
     @abstractmethod
     def written_ranges(self, array: DeviceArray) -> npt.NDArray[np.int64] | None:

@@ -35,6 +35,16 @@ class Contract:
     traps: bool = True
     page_origin: bool = True
 
+    def roundings(self, *, is_split: bool) -> int:
+        """Roundings to bf16 between the weights of attention and the result's own: partial results of splits in bf16 are
+        one more."""
+        return 2 if is_split and self.split_partials == "bf16" else 1
+
+    @property
+    def rounds_norm(self) -> bool:
+        """Whether prep rounds between the norm and the rotation."""
+        return "norm" in self.rounds_to_bf16_after
+
     def stated(self) -> tuple[str, ...]:
         """Every statement that is not the default, in words, for the summary of a run."""
         default = Contract()

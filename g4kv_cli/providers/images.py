@@ -189,11 +189,13 @@ class ImageStore:
         target.restype = ctypes.c_int
         target.argtypes = [type(argument) for argument in typed]
         # The launcher may use any stream: what is queued before it is done first, and its own work before what follows.
-        device.synchronize()
+        # A graph records what goes into the device's own stream, and there is nothing to wait for.
+        if not device.is_capturing:
+            device.synchronize()
         device.launch_count += 1
         returned = int(target(*typed))
-        context = getattr(device, "synchronize_context", device.synchronize)
-        context()
+        if not device.is_capturing:
+            device.synchronize_context(f"run {function} of {path.name}")
         if returned:
             from g4kv_cli.providers.cudart.runtime import LauncherRefused, last_error_of
 

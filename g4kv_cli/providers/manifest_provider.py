@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from g4kv_cli.device.arguments import Argument, by_value, pointer, scalar
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import DeviceFault, UsageError
 from g4kv_cli.model.pool_order import PoolOrder
-from g4kv_cli.providers.expression import Expression, ExpressionError
-from g4kv_cli.providers.images import ImageStore, LaunchFacts
-from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, MadeArray, Manifest, Step, Waiver
-from g4kv_cli.providers.scope import addresses_of, pool_shape, scope_of
+from g4kv_cli.providers.expression import ExpressionError
+from g4kv_cli.providers.images import ImageStore
+from g4kv_cli.providers.manifest import EntrySpec, Manifest, Step, Waiver
+from g4kv_cli.providers.packing import element_type, extents_of, number_of, packed, values_of
+from g4kv_cli.providers.scope import OPTIONAL_ARRAYS, addresses_of, pool_shape, scope_of
 
 POISON_BYTE = 0xFF
-_ELEMENTS: dict[str, np.dtype[Any]] = {
-    **{
-        f"{sign}{bits}": np.dtype(f"{'uint' if sign == 'u' else 'int'}{bits}")
-        for sign in "iu"
-        for bits in (8, 16, 32, 64)
-    },
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "bool": np.dtype(np.uint8),
-}
 
 
 class ManifestProvider:
@@ -69,98 +57,38 @@ class ManifestProvider:
 
     def launch(self, request: CheckedRequest) -> None:
         """Queue the entry's launches. Raises NotCovered, CompileError, DeviceFault, or UsageError with a line."""
+        call = self.prepare(request)
+        try:
+            call.run()
+        finally:
+            call.release()
+
+    def prepare(self, request: CheckedRequest) -> PreparedCall:
+        """Everything of a call but its launches: the engine's metadata and scratch are on the device.
+
+        Raises NotCovered, or UsageError with a line.
+        """
         spec = self.spec_of(request.entry.name)
-        device, made = request.device, _Made(request.device)
         scope = scope_of(request, self.pool_order)
         if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
             raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
         for condition, why in spec.only_if:
-            if not self._evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
+            if not self.evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
                 raise NotCovered(why)
         for name in spec.requires:
             if name not in request.arrays:
                 raise NotCovered(f"needs {name}, which the call does not have")
         for name, expression in spec.let:
-            scope[name] = self._evaluated(spec.line, lambda value=expression: value.evaluate(scope))  # type: ignore[misc]
+            scope[name] = self.evaluated(spec.line, lambda value=expression: value.evaluate(scope))  # type: ignore[misc]
+        made = _Made(request.device)
         try:
-            for array in spec.arrays:
-                values = self._evaluated(spec.line, lambda item=array: _values(item, scope))  # type: ignore[misc]
-                scope[array.name] = values
-                made.keep(array.name, device.upload(values if values.size else np.zeros(1, values.dtype), array.name))
-            for array in spec.workspace:
-                count = self._evaluated(spec.line, lambda item=array: item.value.integer(scope))  # type: ignore[misc]
-                scratch = made.keep(array.name, device.allocate((max(1, count),), _ELEMENTS[array.kind], array.name))
-                device.fill(scratch, POISON_BYTE)
-            addresses = addresses_of(request, made.addresses, scope)
-            for step in spec.steps:
-                if step.condition is None or self._evaluated(step.line, lambda item=step: item.condition.truth(scope)):  # type: ignore[misc]
-                    self._step(request, step, scope, addresses, {**request.arrays, **made.arrays})
-            if self.manifest.contract.lse == "log2" and "lse" in request.arrays:
-                _to_natural(device, request.arrays["lse"])
-        finally:
+            self._fill(spec, request.device, scope, made)
+        except BaseException:
             made.release()
+            raise
+        return PreparedCall(self, request, spec, scope, made)
 
-    def _step(
-        self,
-        request: CheckedRequest,
-        step: Step,
-        scope: dict[str, Any],
-        addresses: Mapping[str, Any],
-        arrays: Mapping[str, DeviceArray],
-    ) -> None:
-        may_collide = self._padding(request)
-        image = self._evaluated(step.line, lambda: step.image.format(scope))
-
-        def run(kernel: LoadedKernel, launch: Launch) -> None:
-            self.used[kernel.name] += 1
-            try:
-                request.device.launch(kernel, launch)
-            except DeviceFault as fault:
-                self._judge(fault)
-
-        if step.call is not None:
-            function = self._evaluated(step.line, lambda: step.call.format(scope))  # type: ignore[union-attr]
-            arguments = self._evaluated(step.line, lambda: [_number(item, scope, addresses) for item in step.arguments])
-            self.images.call(image, function, arguments, request.device, run, may_collide, self._reads(request))
-            return
-        pattern = step.symbol
-        symbol = "" if pattern is None else self._evaluated(step.line, lambda: pattern.format(scope))
-        facts = self.images.facts(image, scope)
-        scope.update(facts.names)
-        kernel = self.images.kernel(facts, image, symbol, request.device)
-        grid, block, cluster = (
-            self._evaluated(step.line, lambda extents=extents: _extents(extents, scope))  # type: ignore[misc]
-            for extents in (step.grid, step.block or facts.block, step.cluster)
-        )
-        if min(grid) < 1:
-            return  # nothing to do, as a launcher that returns early
-        packed = self._evaluated(step.line, lambda: _packed(step, facts, scope, addresses))
-        shared = self._evaluated(step.line, lambda: (step.shared or facts.shared).integer(scope))
-        writes = []
-        for name in step.writes:
-            if name in arrays:
-                writes.append(arrays[name])
-            elif name not in ("lse",):
-                raise self._at(step.line, f"writes {name!r}, which is no array of the call")
-        run(
-            kernel,
-            Launch(grid, block, packed, shared, tuple(writes), may_collide, cluster, paged_reads=self._reads(request)),
-        )
-
-    def _reads(self, request: CheckedRequest) -> tuple[PagedReads, ...]:
-        """What may be read of the pool, where pages lie as the built-in kernels have them."""
-        reads = request.paged_reads
-        return (reads,) if reads is not None and self.pool_order.is_own else ()
-
-    def _padding(self, request: CheckedRequest) -> tuple[DeviceArray, ...]:
-        """The memory of the padding page, where several blocks may store."""
-        shape = pool_shape(request)
-        if request.padding_page is None or shape is None:
-            return ()
-        pieces = self.pool_order.page_pieces(request.padding_page, shape)
-        return tuple(request.arrays["pool"].view((count,), offset_elems=begin) for begin, count in pieces)
-
-    def _judge(self, fault: DeviceFault) -> None:
+    def judge(self, fault: DeviceFault) -> None:
         """Raise what no waiver tolerates; the others are counted."""
         left = []
         for line, kind in zip(fault.reports, fault.kinds, strict=True):
@@ -173,16 +101,123 @@ class ManifestProvider:
         if left:
             raise DeviceFault([line for line, _ in left], [kind for _, kind in left])
 
-    def _evaluated(self, line: int, compute: Callable[[], Any]) -> Any:
+    def evaluated(self, line: int, compute: Callable[[], Any]) -> Any:
+        """What ``compute`` gives; an expression's error comes with its file and line."""
         try:
             return compute()
-        except ExpressionError as error:
-            raise self._at(line, str(error)) from error
-        except ValueError as error:
-            raise self._at(line, str(error)) from error
+        except (ExpressionError, ValueError) as error:
+            raise self.error_at(line, str(error)) from error
 
-    def _at(self, line: int, words: str) -> UsageError:
+    def error_at(self, line: int, words: str) -> UsageError:
+        """An error at a line of the manifest."""
         return UsageError(f"{self.manifest.file}:{line}: {words}")
+
+    def _fill(self, spec: EntrySpec, device: Device, scope: dict[str, Any], made: _Made) -> None:
+        """Upload the engine's index arrays, and allocate scratch full of NaN."""
+        for array in spec.arrays:
+            values = self.evaluated(spec.line, lambda item=array: values_of(item, scope))  # type: ignore[misc]
+            scope[array.name] = values
+            made.keep(array.name, device.upload(values if values.size else np.zeros(1, values.dtype), array.name))
+        for array in spec.workspace:
+            count = self.evaluated(spec.line, lambda item=array: item.value.integer(scope))  # type: ignore[misc]
+            scratch = made.keep(array.name, device.allocate((max(1, count),), element_type(array.kind), array.name))
+            device.fill(scratch, POISON_BYTE)
+
+
+class PreparedCall:
+    """One request's launches, which can be queued again and again: into a graph too."""
+
+    def __init__(
+        self,
+        provider: ManifestProvider,
+        request: CheckedRequest,
+        spec: EntrySpec,
+        scope: dict[str, Any],
+        made: _Made,
+    ) -> None:
+        self._provider, self._request, self._spec, self._scope, self._made = provider, request, spec, scope, made
+        self._addresses = addresses_of(request, made.addresses, scope)
+        self._arrays = {**request.arrays, **made.arrays}
+
+    def run(self) -> None:
+        """Queue the steps in order."""
+        provider, scope = self._provider, self._scope
+        for step in self._spec.steps:
+            condition = step.condition
+            if condition is None or provider.evaluated(step.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
+                self._step(step)
+        if provider.manifest.contract.lse == "log2" and "lse" in self._request.arrays:
+            _to_natural(self._request.device, self._request.arrays["lse"])
+
+    def release(self) -> None:
+        """Free what was made for the call."""
+        self._made.release()
+
+    def _step(self, step: Step) -> None:
+        provider, request, scope, addresses = self._provider, self._request, self._scope, self._addresses
+        image = provider.evaluated(step.line, lambda: step.image.format(scope))
+        if step.call is not None:
+            function = provider.evaluated(step.line, lambda: step.call.format(scope))  # type: ignore[union-attr]
+            given = provider.evaluated(
+                step.line, lambda: [number_of(item, scope, addresses) for item in step.arguments]
+            )
+            self._require_stream(step)
+            provider.images.call(image, function, given, request.device, self._launch, self._padding(), self._reads())
+            return
+        pattern = step.symbol
+        symbol = "" if pattern is None else provider.evaluated(step.line, lambda: pattern.format(scope))
+        facts = provider.images.facts(image, scope)
+        scope.update(facts.names)
+        kernel = provider.images.kernel(facts, image, symbol, request.device)
+        grid, block, cluster = (
+            provider.evaluated(step.line, lambda extents=extents: extents_of(extents, scope))  # type: ignore[misc]
+            for extents in (step.grid, step.block or facts.block, step.cluster)
+        )
+        if min(grid) < 1:
+            return  # nothing to do, as a launcher that returns early
+        arguments = provider.evaluated(step.line, lambda: packed(step, facts, scope, addresses))
+        shared = provider.evaluated(step.line, lambda: (step.shared or facts.shared).integer(scope))
+        launch = Launch(
+            grid, block, arguments, shared, self._written_by(step), self._padding(), cluster, paged_reads=self._reads()
+        )
+        self._launch(kernel, launch)
+
+    def _launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        self._provider.used[kernel.name] += 1
+        try:
+            self._request.device.launch(kernel, launch)
+        except DeviceFault as fault:
+            self._provider.judge(fault)
+
+    def _require_stream(self, step: Step) -> None:
+        """A graph records one stream: a function that does not get it cannot be recorded."""
+        given = any(item.value is not None and "stream" in item.value.names for item in step.arguments)
+        if self._request.device.is_capturing and not given:
+            raise NotCovered(
+                "a graph is recorded from one stream: give the function 'ptr stream', and let it launch there"
+            )
+
+    def _written_by(self, step: Step) -> tuple[DeviceArray, ...]:
+        writes = []
+        for name in step.writes:
+            if name in self._arrays:
+                writes.append(self._arrays[name])
+            elif name not in OPTIONAL_ARRAYS:
+                raise self._provider.error_at(step.line, f"writes {name!r}, which is no array of the call")
+        return tuple(writes)
+
+    def _reads(self) -> tuple[PagedReads, ...]:
+        """What may be read of the pool, where pages lie as the built-in kernels have them."""
+        reads = self._request.paged_reads
+        return (reads,) if reads is not None and self._provider.pool_order.is_own else ()
+
+    def _padding(self) -> tuple[DeviceArray, ...]:
+        """The memory of the padding page, where several blocks may store."""
+        request, shape = self._request, pool_shape(self._request)
+        if request.padding_page is None or shape is None:
+            return ()
+        pieces = self._provider.pool_order.page_pieces(request.padding_page, shape)
+        return tuple(request.arrays["pool"].view((count,), offset_elems=begin) for begin, count in pieces)
 
 
 def names_entry(spec: EntrySpec, entry: str) -> bool:
@@ -214,72 +249,6 @@ class _Made:
             self._device.free_all(list(self.arrays.values()))
         except DeviceFault:
             self.arrays.clear()  # after a fault the device goes, and its memory with it
-
-
-def _values(array: MadeArray, scope: Mapping[str, Any]) -> Any:
-    """Host values of an element kind. Raises ExpressionError if one does not fit it."""
-    values = np.asarray(array.value.evaluate(scope))
-    kind = _ELEMENTS[array.kind]
-    if kind.kind in "iu":
-        limits = np.iinfo(kind)
-        if values.size and (values.min() < limits.min or values.max() > limits.max):
-            raise ExpressionError(f"{array.name}: values from {values.min()} to {values.max()} do not fit {array.kind}")
-    return np.ascontiguousarray(values.astype(kind))
-
-
-def _extents(items: Sequence[Expression], scope: Mapping[str, Any]) -> tuple[int, int, int]:
-    found = [item.integer(scope) for item in items]
-    x, y, z = (*found, 1, 1, 1)[:3]
-    return (x, y, z)
-
-
-def _packed(
-    step: Step, facts: LaunchFacts, scope: Mapping[str, Any], addresses: Mapping[str, Any]
-) -> tuple[Argument, ...]:
-    if facts.arguments is None:
-        return tuple(_argument(item, scope, addresses) for item in step.arguments)
-    named = dict(step.named)
-    missing = [name for name in facts.arguments if name not in named]
-    if missing:
-        raise ExpressionError(f"the kernel takes {', '.join(missing)}, which 'named' does not give")
-    return (*(_argument(named[name], scope, addresses) for name in facts.arguments), *facts.trailing)
-
-
-def _argument(spec: ArgumentSpec, scope: Mapping[str, Any], addresses: Mapping[str, Any]) -> Argument:
-    if spec.kind == "struct":
-        return by_value(_struct(spec, scope, addresses)[0])
-    if spec.value is None:
-        raise ExpressionError("an argument without a value")
-    if spec.kind == "ptr":
-        return pointer(spec.value.integer(addresses))
-    value = spec.value.evaluate(scope)
-    return scalar(spec.kind, float(value) if spec.kind in ("f32", "f64") else spec.value.integer(scope))
-
-
-def _struct(spec: ArgumentSpec, scope: Mapping[str, Any], addresses: Mapping[str, Any]) -> tuple[bytes, int]:
-    """A struct's bytes and alignment by C's rules: each field at a multiple of its own, the end of the largest."""
-    raw, most = bytearray(), 1
-    for field in spec.fields:
-        if field.kind == "struct":
-            data, align = _struct(field, scope, addresses)
-        else:
-            data = _argument(field, scope, addresses).data
-            align = len(data)
-        raw += b"\0" * (-len(raw) % align) + data
-        most = max(most, align)
-    return bytes(raw + b"\0" * (-len(raw) % most)), most
-
-
-def _number(spec: ArgumentSpec, scope: Mapping[str, Any], addresses: Mapping[str, Any]) -> tuple[str, float]:
-    if spec.value is None:
-        raise ExpressionError("a C function takes numbers and pointers, not structs by value")
-    if spec.kind == "ptr":
-        return "ptr", spec.value.integer(addresses)
-    if spec.kind in ("f32", "f64"):
-        return spec.kind, float(spec.value.evaluate(scope))
-    value = spec.value.integer(scope)
-    scalar(spec.kind, value)  # type: ignore[arg-type]
-    return spec.kind, value
 
 
 def _to_natural(device: Device, lse: DeviceArray) -> None:

@@ -46,5 +46,6 @@ def pool_shape(request: CheckedRequest) -> PoolShape | None:
 def addresses_of(request: CheckedRequest, made: Mapping[str, int], scope: Mapping[str, Any]) -> Mapping[str, Any]:
     """The scope of pointers: an array's name is its address."""
     arrays: MutableMapping[str, Any] = {name: array.address for name, array in request.arrays.items()}
+    arrays["stream"] = request.device.stream_handle
     nulls: MutableMapping[str, Any] = dict.fromkeys(OPTIONAL_ARRAYS, 0)
     return ChainMap(dict(made), arrays, dict(scope), nulls)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.entries.contract import STRICT, Contract
-from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.oracle.attention import ExpectedAttention, attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -97,12 +96,6 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
     return AttentionTensors(flat, tuple(keys), tuple(values), first_keys)
 
 
-def roundings_of(entry: Entry, contract: Contract) -> int:
-    """Roundings to bf16 between the weights and the result's own, of kernels that promise ``contract``: partial results
-    of splits in bf16 are one more."""
-    return 2 if entry.takes_splits and contract.split_partials == "bf16" else 1
-
-
 def expected_attention(
     case: AttentionCase, tensors: AttentionTensors, *, contract: Contract = STRICT, rounds_scores: bool = False
 ) -> ExpectedAttention:
@@ -110,7 +103,7 @@ def expected_attention(
 
     Partial results in bf16 are one more rounding between the weights and the result; ``rounds_scores``: see attend.
     """
-    roundings = roundings_of(entry_named(case.entry), contract)
+    roundings = contract.roundings(is_split=entry_named(case.entry).takes_splits)
     parts, token = [], 0
     for request, k, v, first in zip(case.requests, tensors.k, tensors.v, tensors.first_keys, strict=True):
         if request.q_len:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from g4kv_cli.cases.attention.inputs import roundings_of
 from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
@@ -223,7 +222,7 @@ class _Walker:
         k, v = self.cache.stored(self.held, self.layer, span)
         axes = self._axes(positions)
         contract = self.run.library.contract_of(entry_for(self.geometry, "prep", prep).name)
-        rounds_norm = "norm" in contract.rounds_to_bf16_after
+        rounds_norm = contract.rounds_norm
         given = PrepRows(q_raw, k_raw, v_raw, self.q_weight, self.k_weight, cos, sin, positions)
         parts: tuple[tuple[str, Part, Array, Expected], ...] = (
             ("q_out", "q", q, expected_rotated(q_raw, self.q_weight, cos, sin, rounds_norm=rounds_norm)),
@@ -241,7 +240,7 @@ class _Walker:
         left, start = self.geometry.window_left, self.run.case.walk.start
         first = start if left < 0 else max(start, self.at - left)
         kept = slice(first - start, None)
-        roundings = roundings_of(form, self.run.library.contract_of(form.name))
+        roundings = self.run.library.contract_of(form.name).roundings(is_split=form.takes_splits)
         want = attend(
             q, self.k[kept], self.v[kept], first_key=first, window_left=left, sm_scale=1.0, roundings=roundings
         )

@@ -52,7 +52,7 @@ def build_problem(case: PrepCase, contract: Contract = STRICT) -> Problem:
 
 
 def _oracle(inputs: PrepInputs, contract: Contract) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
-    rounds_norm = "norm" in contract.rounds_to_bf16_after
+    rounds_norm = contract.rounds_norm
     return (
         (reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),
         (reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.cases.attention.arguments import plan_requests, workspace
-from g4kv_cli.cases.attention.inputs import roundings_of
 from g4kv_cli.cases.attention.pool import places_of
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
@@ -229,7 +228,7 @@ class _Run:
     def _note(self, name: str, entry: Entry, works: Sequence[Work], rows: _Rows, q: Array) -> None:
         """Hold the new rows against the prep oracle, and note what stands in the pool."""
         pool = self.order.logical(self.device.read(self.pool.data), self.image.shape)
-        rounds_norm = "norm" in self.session.library.contract_of(entry.name).rounds_to_bf16_after
+        rounds_norm = self.session.library.contract_of(entry.name).rounds_norm
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
@@ -283,7 +282,7 @@ class _Run:
         form(session.library, **arguments)
         q, got = (self.device.read(array)[: rows.count] for array in (q_out, out))
         parts, named, suspects = [], [], []
-        roundings = roundings_of(form, session.library.contract_of(form.name))
+        roundings = session.library.contract_of(form.name).roundings(is_split=form.takes_splits)
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
