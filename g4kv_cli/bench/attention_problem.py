@@ -18,6 +18,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import page_origin, pages_for
 from g4kv_cli.oracle.attention_limits import (
     LOG2_E,
@@ -82,7 +83,7 @@ class AttentionProblem:
     q_host: Array
     rows: tuple[CheckedRow, ...]
     plans: dict[int, PrefillPagedPlan] = field(default_factory=dict)
-    _expected: dict[int, ExpectedRows] = field(default_factory=dict)
+    _expected: dict[tuple[int, PoolOrder], ExpectedRows] = field(default_factory=dict)
     _seed: int = 0
 
     @property
@@ -115,22 +116,26 @@ class AttentionProblem:
         self.device.write(self.q, self.q_host)
         self._expected.clear()
 
-    def check(self, out: Array, pool: int, *, is_peer: bool = False) -> str:
-        """Empty if the checked rows of ``out`` [tokens, heads, head_dim] are right for this pool; else what is not."""
-        if pool not in self._expected:
-            self._expected[pool] = self._attend(pool)
+    def check(self, out: Array, pool: int, *, roundings: int = OWN_ROUNDINGS, order: PoolOrder = OWN_ORDER) -> str:
+        """Empty if the checked rows of ``out`` [tokens, heads, head_dim] are right for this pool; else what is not.
+
+        ``roundings``: OWN_ROUNDINGS or PEER_ROUNDINGS; ``order``: how the pool's axes lie for the kernel.
+        """
+        key = (pool, order)
+        if key not in self._expected:
+            self._expected[key] = self._attend(pool, order)
         group = self.geometry.gqa_group
         token_rows = [row.request * self.shape.tokens + row.token for row in self.rows]
         heads = [slice(row.kv_head * group, (row.kv_head + 1) * group) for row in self.rows]
         got = np.stack([np.asarray(out[at, head], np.float64) for at, head in zip(token_rows, heads, strict=True)])
-        want = self._expected[pool]
+        want = self._expected[key]
         if got.shape != want.value.shape:
             return f"the output has the shape {got.shape[1:]}, not {want.value.shape[1:]}"
-        return wrong_rows(got, want.value, want.rounding[PEER_ROUNDINGS if is_peer else OWN_ROUNDINGS], self.rows)
+        return wrong_rows(got, want.value, want.rounding[roundings], self.rows)
 
-    def _attend(self, pool: int) -> ExpectedRows:
+    def _attend(self, pool: int, order: PoolOrder) -> ExpectedRows:
         """Expected output of the checked rows; sums of float32 products."""
-        found = [self._attend_row(pool, row) for row in self.rows]
+        found = [self._attend_row(pool, order, row) for row in self.rows]
         return ExpectedRows(
             np.stack([one.value for one in found]),
             {
@@ -139,7 +144,7 @@ class AttentionProblem:
             },
         )
 
-    def _attend_row(self, pool: int, row: CheckedRow) -> ExpectedRows:
+    def _attend_row(self, pool: int, order: PoolOrder, row: CheckedRow) -> ExpectedRows:
         geometry, shape = self.geometry, self.shape
         group = geometry.gqa_group
         position = shape.kv_len - shape.tokens + row.token
@@ -152,7 +157,7 @@ class AttentionProblem:
         steps = [slice(begin, begin + KEYS_PER_STEP) for begin in range(0, len(keys), KEYS_PER_STEP)]
         scores, magnitudes = np.empty((group, len(keys))), np.empty((group, len(keys)))
         for step in steps:
-            k = self._kv(pool, row, keys[step], is_v=False)
+            k = self._kv(pool, order, row, keys[step], is_v=False)
             scores[:, step], magnitudes[:, step] = SM_SCALE * (queries @ k.T), SM_SCALE * (sizes @ np.abs(k).T)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
@@ -161,7 +166,7 @@ class AttentionProblem:
         mean_error = (weights * errors).sum(axis=1, keepdims=True)
         sums = KeySums(*(np.zeros((group, geometry.head_dim)) for _ in range(5)))
         for step in steps:
-            v = self._kv(pool, row, keys[step], is_v=True)
+            v = self._kv(pool, order, row, keys[step], is_v=True)
             size, square = np.abs(v), np.square(v)
             weight, error = weights[:, step].astype(np.float32), errors[:, step].astype(np.float32)
             sums.value += weight @ v
@@ -170,7 +175,8 @@ class AttentionProblem:
             sums.square += np.square(weight) @ square
             sums.error_square += np.square(weight * error) @ square
         overlaps = np.concatenate(
-            [sums.value.astype(np.float32) @ self._kv(pool, row, keys[step], is_v=True).T for step in steps], axis=1
+            [sums.value.astype(np.float32) @ self._kv(pool, order, row, keys[step], is_v=True).T for step in steps],
+            axis=1,
         )
         return ExpectedRows(
             sums.value,
@@ -181,15 +187,15 @@ class AttentionProblem:
         )
 
     def _kv(
-        self, pool: int, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
+        self, pool: int, order: PoolOrder, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
     ) -> npt.NDArray[np.float32]:
         """Rows of K or V of one request and KV head: float32 [positions, head_dim]."""
         layout = self.layout
         page = self.pages[row.request, positions // layout.page_size - self.origin].astype(np.int64)
         slot = positions % layout.page_size
-        # pools[pool][page][K, V][slot][head][dim], one layer
-        block = page * layout.page_stride + is_v * layout.kv_block_len
-        first = block + slot * layout.row_elems + row.kv_head * layout.head_dim
+        # pools[pool][page][layer][K, V][slot][head][dim], one layer, in the order of the pool's axes
+        shape = (self.pages.size, 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        first = order.offsets((page, 0, int(is_v), slot, row.kv_head, 0), shape)
         begin = self.pools[pool].data.offset_bytes // BF16.itemsize
         return self.arena.rows(begin + first, layout.head_dim)
 

@@ -66,13 +66,16 @@ def _paired(a: Measurement, b: Measurement, threshold: float) -> ComparedCell:
     return _judge(cell, low, high, threshold)
 
 
+_UNTRIED = ("skipped", "not covered", "missing")
+
+
 def _without_time(a: Measurement, b: Measurement) -> ComparedCell:
     if a.graph is not None:
         # A cell that the run did not get to says nothing about the kernel.
-        change: Change = "only in A" if b.status in ("skipped", "missing") else "broken"
+        change: Change = "only in A" if b.status in _UNTRIED else "broken"
         return ComparedCell(a.id, change, f"B: {b.status}: {b.reason}", *_seconds(a, b))
     if b.graph is not None:
-        change = "only in B" if a.status in ("skipped", "missing") else "mended"
+        change = "only in B" if a.status in _UNTRIED else "mended"
         return ComparedCell(a.id, change, f"A: {a.status}: {a.reason}", *_seconds(a, b))
     return ComparedCell(a.id, "no time", f"A: {a.status}, B: {b.status}")
 

@@ -21,11 +21,12 @@ from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.records.bench import BASELINE_SUFFIX, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
     from g4kv_cli.device.cuda_graph import CapturedGraph
+    from g4kv_cli.providers.manifest_provider import ManifestProvider
 
 Array = npt.NDArray[Any]
 
@@ -120,6 +121,7 @@ class CudaShape:
         libraries: Sequence[KernelLibrary],
         touched_bytes: int,
         first_allocation: int,
+        providers: Sequence[ManifestProvider] = (),
     ) -> None:
         """Everything that the device allocated from number ``first_allocation`` on goes with the shape."""
         self.problem = problem
@@ -130,13 +132,19 @@ class CudaShape:
         self._variants = variants
         self._libraries = libraries
         self._first_allocation = first_allocation
+        self._providers = {f"{PEER_PREFIX}{provider.name}": provider for provider in providers}
         self._runnables: list[GraphRunnable | Runnable] = []
 
     def make(self, configuration: str) -> Runnable:
-        """Raises SkippedConfiguration for a peer that cannot run here."""
+        """Raises SkippedConfiguration for a peer that cannot run here, NotCovered for what a manifest lacks."""
         variant = self._variants.get(configuration)
+        provider = self._providers.get(configuration.partition("/")[0])
         runnable: Any
-        if variant is None:
+        if provider is not None and variant is not None:
+            from g4kv_cli.bench.peers.manifest_peers import make_manifest_runnable  # late: it makes runnables of here
+
+            runnable = make_manifest_runnable(provider, variant, self.problem, self.device)
+        elif variant is None:
             runnable = peers.make_runnable(configuration, self.problem, self.device)
         else:
             library = self._libraries[-1 if configuration.endswith(BASELINE_SUFFIX) else 0]
@@ -177,14 +185,17 @@ class CudaBackend:
         variants: Mapping[str, Mapping[str, Variant]],
         *,
         seed: int,
+        providers: Sequence[ManifestProvider] = (),
     ) -> None:
-        """``variants``: ours by shape id and configuration. Allocates the arena for the largest shape that fits."""
+        """``variants``: ours and the ``providers``', by shape id and configuration. Allocates the arena for the largest
+        shape that fits."""
         self.device = device
         self.cache_bytes = l2_cache_bytes(device)
         self._libraries = libraries
         self._geometries = geometries
         self._variants = variants
         self._seed = seed
+        self._providers = providers
         self._limit_elems = int(device.memory_bytes()[0] * MEMORY_SHARE) // 2
         wanted = [self._pools_of(shape) * self._pool_elems(shape) for shape in shapes]
         self.arena = NoiseArena(libraries[0], max([min(MIN_ARENA_ELEMS, self._limit_elems // 2), *wanted]), seed=seed)
@@ -205,7 +216,7 @@ class CudaBackend:
             problem = attention_problem(shape, geometry, self.arena, pools, seed=self._seed)
         touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
         variants = self._variants[shape.id]
-        return CudaShape(problem, self.device, variants, self._libraries, touched, first_allocation)
+        return CudaShape(problem, self.device, variants, self._libraries, touched, first_allocation, self._providers)
 
     def close(self) -> None:
         """Return the arena."""

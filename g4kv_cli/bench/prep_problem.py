@@ -20,6 +20,7 @@ from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
 from g4kv_cli.records.bench import Shape
@@ -146,7 +147,7 @@ class PrepProblem:
         for array in (*self.q_outs, *self.k_outs):
             device.fill(array, POISON_BYTE)
 
-    def written(self, pool: int) -> Array:
+    def written(self, pool: int, order: PoolOrder = OWN_ORDER) -> Array:
         """What ``check`` takes: the checked tokens' rows in q_out and in the pool (or k_out) of a set."""
         device, heads, head_dim = self.arena.device, self.shape.num_kv_heads, self.shape.head_dim
         pages, slots = self.places() if self.entry.metadata != "none" else (None, None)
@@ -157,14 +158,17 @@ class PrepProblem:
                 parts.append(device.read(_row(self.k_outs[pool], row.token, heads, head_dim)))
             else:
                 page, slot = int(pages[row.token]), int(slots[row.token])
+                data = self.pools[pool].data
+                shape = (len(self.pages), 1, 2, self.shape.page_size, heads, head_dim)
                 for is_v in (0, 1):
-                    # pool[page][K, V][slot][head][dim], one layer
-                    first = ((page * 2 + is_v) * self.shape.page_size + slot) * heads * head_dim
-                    parts.append(device.read(self.pools[pool].data.view((heads, head_dim), offset_elems=first)))
+                    # pool[page][layer][K, V][slot][head][dim], one layer, in the order of the pool's axes
+                    first = order.offsets((page, 0, is_v, slot, np.arange(heads), 0), shape)
+                    rows_of = [device.read(data.view((head_dim,), offset_elems=int(at))) for at in first]
+                    parts.append(np.stack(rows_of))
             rows.append(np.concatenate(parts))
         return np.stack(rows)
 
-    def check(self, out: Array, pool: int, *, is_peer: bool = False) -> str:
+    def check(self, out: Array, pool: int, *, is_peer: bool = False, rounds_norm: bool = False) -> str:
         """``out`` [checked tokens, q heads + 2 x KV heads, head_dim]: what stands in q_out and in the pool."""
         shape = self.shape
         tokens = np.array([row.token for row in self.rows])
@@ -178,8 +182,8 @@ class PrepProblem:
             begin += shape.tokens * heads * shape.head_dim
         cos, sin = (table[self.positions[tokens]] for table in self.tables)
         wanted: list[tuple[str, Expected]] = [
-            ("q", expected_rotated(bands[0], self.weights[0], cos, sin)),
-            ("k", expected_rotated(bands[1], self.weights[1], cos, sin)),
+            ("q", expected_rotated(bands[0], self.weights[0], cos, sin, rounds_norm=rounds_norm)),
+            ("k", expected_rotated(bands[1], self.weights[1], cos, sin, rounds_norm=rounds_norm)),
         ]
         if self.entry.writes_v:
             wanted.append(("v", expected_value_rows(bands[-1])))
@@ -238,7 +242,7 @@ class PrepCall:
 
     def output(self) -> Array:
         """What PrepProblem.check takes, of the set that was called last."""
-        return self.problem.written(self.pool)
+        return self.problem.written(self.pool, self.library.pool_order)
 
 
 def _row(array: DeviceArray, token: int, heads: int, head_dim: int) -> DeviceArray:

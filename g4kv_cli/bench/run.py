@@ -14,6 +14,7 @@ from g4kv_cli.bench import peers as peer_registry
 from g4kv_cli.bench.ceilings import measure_ceilings
 from g4kv_cli.bench.cuda_backend import CudaBackend
 from g4kv_cli.bench.harness import load_cuda_bench, run_in_cuda_bench, with_cold
+from g4kv_cli.bench.peers.manifest_peers import provider_variants
 from g4kv_cli.bench.sweep import NOT_REACHED, Sweep, SweepSettings
 from g4kv_cli.bench.workloads import (
     Preset,
@@ -30,6 +31,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.providers.manifest_provider import ManifestProvider
 from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
 
 if TYPE_CHECKING:
@@ -50,12 +52,14 @@ class Request:
     kv_lens: tuple[int, ...] = ()
     splits: tuple[int, ...] | None = None
     peers: tuple[peer_registry.Peer, ...] = ()
+    providers: tuple[ManifestProvider, ...] = ()
     with_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells of a run in order: shapes, measurements as planned, and our variants by shape and configuration."""
+    """The cells of a run in order: shapes, measurements as planned, and the variants of our kernels and of manifests by
+    shape and configuration."""
 
     shapes: tuple[Shape, ...]
     cells: tuple[Measurement, ...]
@@ -78,10 +82,15 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     cells: list[Measurement] = []
     for shape in shapes:
         ours = variants_of(shape, geometries[shape.geometry], target, request.splits)
+        unalternated = ours
         if request.with_baseline:
             ours = with_baseline(ours, BASELINE_SUFFIX)
         variants[shape.id] = {one.name: one for one in ours}
         cells += [_planned(shape, one.name, one.form, one.num_splits) for one in ours]
+        for provider in request.providers:
+            theirs = provider_variants(provider, shape, unalternated)
+            variants[shape.id] |= theirs
+            cells += [_planned(shape, name, one.form, one.num_splits) for name, one in theirs.items()]
         cells += [_planned(shape, name, "peer", 1) for name in peer_registry.configurations_of(request.peers, shape)]
     return Plan(tuple(shapes), tuple(cells), variants)
 
@@ -157,7 +166,9 @@ class BenchRun:
         self.device = device
         self._cold = cold
         geometries = {geometry.name: geometry for geometry in request.geometries}
-        self.backend = CudaBackend(device, libraries, geometries, plan.shapes, plan.variants, seed=seed)
+        self.backend = CudaBackend(
+            device, libraries, geometries, plan.shapes, plan.variants, seed=seed, providers=request.providers
+        )
         self.ceilings: Ceilings = measure_ceilings(libraries[0], device, self.backend.arena.data)
 
     def measure(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from g4kv_cli.bench.roofline import is_impossible
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
 from g4kv_cli.records.bench import Ceilings, Measurement, Shape, Timing, timing_of
 
@@ -199,6 +200,8 @@ class Sweep:
             raise
         except SkippedConfiguration as skipped:
             self._finish(configuration, status="skipped", reason=str(skipped))
+        except NotCovered as why:
+            self._finish(configuration, status="not covered", reason=str(why))
         except Exception as error:  # as above
             self._fail(configuration, error)
         else:

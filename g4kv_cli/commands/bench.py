@@ -10,6 +10,7 @@ import click
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
 from g4kv_cli.bench.peers import PEERS, peer_status, select_peers
+from g4kv_cli.bench.peers.manifest_peers import read_providers
 from g4kv_cli.bench.roofline import H200_CEILINGS
 from g4kv_cli.bench.run import Request, make_plan
 from g4kv_cli.commands.bench_options import BenchOptions, bench_options, require_one_mode
@@ -65,6 +66,7 @@ def _request_of(options: BenchOptions) -> Request:
         kv_lens=options.kv_len or (),
         splits=options.splits,
         peers=select_peers(options.peer),
+        providers=read_providers(options.provider),
         with_baseline=options.alternates,
     )
 

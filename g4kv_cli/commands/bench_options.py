@@ -13,7 +13,13 @@ from click.core import ParameterSource
 
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
-from g4kv_cli.commands.options import device_options, geometry_option, kernels_option, variant_option
+from g4kv_cli.commands.options import (
+    device_options,
+    geometry_option,
+    kernels_option,
+    provider_option,
+    variant_option,
+)
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_layout import INT32_MAX
@@ -42,6 +48,7 @@ class BenchOptions:
     variant: str
     baseline: str | None
     peer: tuple[str, ...]
+    provider: tuple[Path, ...]
     list_peers: bool
     dry_run: bool
     from_record: Path | None
@@ -119,7 +126,9 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 _REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
-_PLAN = frozenset(("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "kernels", "baseline"))
+_PLAN = frozenset(
+    ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline")
+)
 _MODES: dict[str, frozenset[str]] = {
     "list_peers": frozenset(),
     "compare": frozenset(("threshold", "quiet")),
@@ -165,6 +174,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--peer", multiple=True, metavar="NAME", help="Also time torch-sdpa, flashinfer-tc, ..., torch, or all."
+    ),
+    lambda function: provider_option(
+        function, "Also time the kernels that a manifest describes, each as a peer of its name; repeatable."
     ),
     click.option("--list-peers", is_flag=True, help="List the peers and what is installed."),
     click.option("--dry-run", is_flag=True, help="Show the cells with bytes, FLOPs and floors, and time nothing."),

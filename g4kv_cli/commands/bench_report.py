@@ -6,7 +6,7 @@ from g4kv_cli.bench.compare import compare_with_baseline
 from g4kv_cli.bench.dispatch import dispatch_text
 from g4kv_cli.commands.bench_options import BenchOptions
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
-from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement
+from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, BenchRecord, Measurement
 from g4kv_cli.records.findings import Analysis, Comparison
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_html import write_html
@@ -68,8 +68,11 @@ def compared(console: BenchConsole, comparison: Comparison | None, code: int) ->
 
 
 def exit_code_of(record: BenchRecord) -> int:
-    """1: a kernel of ours is wrong or faulted; 2: the run or a cell of ours failed otherwise."""
-    ours = [item for item in record.measurements if item.form != "peer"]
+    """1: a kernel of ours or of a manifest is wrong or faulted; 2: the run or a cell of theirs failed otherwise."""
+    judged = [f"{PEER_PREFIX}{peer['name']}" for peer in record.peers if peer.get("manifest")]
+    ours = [
+        item for item in record.measurements if item.form != "peer" or item.configuration.partition("/")[0] in judged
+    ]
 
     def any_of(*statuses: str) -> list[Measurement]:
         return [item for item in ours if item.status in statuses]

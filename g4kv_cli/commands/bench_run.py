@@ -13,6 +13,7 @@ from typing import Any
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
 from g4kv_cli.bench.peers import PEERS, peer_status
+from g4kv_cli.bench.peers.manifest_peers import provider_entry
 from g4kv_cli.bench.run import (
     BenchRun,
     Measured,
@@ -109,7 +110,10 @@ def _planned_record(
         ceilings=run.ceilings,
         shapes=run.plan.shapes,
         measurements=run.plan.cells,
-        peers=tuple(_peer_entry(one) for one in map(peer_status, request.peers)),
+        peers=(
+            *(_peer_entry(one) for one in map(peer_status, request.peers)),
+            *(provider_entry(provider) for provider in request.providers),
+        ),
         clocks=(clocks_before,) if clocks_before else (),
         ended="still running, or killed",
     )

@@ -122,14 +122,14 @@ def require_one_origin(providers: Sequence[Path], kernels: Path | None, variant:
             raise UsageError(f"{option} is about the built-in kernels, and --provider runs others; give one of the two")
 
 
-def provider_option(function: _Function) -> _Function:
+def provider_option(function: _Function, text: str = "") -> _Function:
     """Add ``--provider`` (argument ``provider: tuple[Path, ...]``)."""
     return click.option(
         "--provider",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         multiple=True,
         metavar="FILE.toml",
-        help="Run the kernels that a manifest describes in place of the built-in ones; repeatable.",
+        help=text or "Run the kernels that a manifest describes in place of the built-in ones; repeatable.",
     )(function)
 
 

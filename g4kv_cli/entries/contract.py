@@ -36,8 +36,7 @@ class Contract:
     page_origin: bool = True
 
     def roundings(self, *, is_split: bool) -> int:
-        """Roundings to bf16 between the weights of attention and the result's own: partial results of splits in bf16 are
-        one more."""
+        """Roundings to bf16 between the weights of attention and the result's own; partial results in bf16 are one."""
         return 2 if is_split and self.split_partials == "bf16" else 1
 
     @property

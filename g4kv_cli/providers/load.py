@@ -61,6 +61,11 @@ class Providers:
         return hashlib.sha256("".join(part.manifest.digest for part in self.parts).encode()).hexdigest()
 
 
+def load_each(files: Sequence[Path]) -> tuple[ManifestProvider, ...]:
+    """A provider a manifest. Raises UsageError."""
+    return tuple(ManifestProvider(read_manifest(file)) for file in files)
+
+
 def load_providers(files: Sequence[Path]) -> Providers | None:
     """The providers of these manifests; None for no file. Raises UsageError."""
-    return Providers([ManifestProvider(read_manifest(file)) for file in files]) if files else None
+    return Providers(load_each(files)) if files else None

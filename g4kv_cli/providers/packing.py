@@ -18,9 +18,9 @@ Scope = Mapping[str, Any]
 
 def element_type(kind: str) -> np.dtype[Any]:
     """The NumPy type of an element kind of manifests: ``i32``, ``u8``, ``f64``, ``bf16``, ``bool`` (a byte)."""
-    if kind == "bf16":
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype("u1" if kind == "bool" else f"{kind[0]}{int(kind[1:]) // 8}")
+    short = "u1" if kind == "bool" else f"{kind[0]}{int(kind[1:]) // 8}" if kind != "bf16" else ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(short)
+    return found
 
 
 def values_of(array: MadeArray, scope: Scope) -> Any:

@@ -21,11 +21,12 @@ BENCH_SCHEMA_VERSION = 1
 BENCH_KIND = "g4kv-bench"
 
 ShapeKind = Literal["decode", "prefill", "prep"]
-MeasurementStatus = Literal["measured", "wrong", "impossible", "failed", "skipped", "missing"]
+MeasurementStatus = Literal["measured", "wrong", "impossible", "failed", "skipped", "not covered", "missing"]
 MEASUREMENT_STATUSES: tuple[MeasurementStatus, ...] = (
-    "measured", "wrong", "impossible", "failed", "skipped", "missing",
+    "measured", "wrong", "impossible", "failed", "skipped", "not covered", "missing",
 )  # fmt: skip
-"""wrong: its results are; impossible: faster than the floor of this run; missing: the run ended before it."""
+"""wrong: its results are; impossible: faster than the floor of this run; not covered: its provider does not serve it;
+missing: the run ended before it."""
 
 PEER_PREFIX = "peer:"
 """Of another library's configuration."""

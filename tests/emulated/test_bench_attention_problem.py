@@ -26,6 +26,7 @@ from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.model.pool_order import OWN_ORDER
 from g4kv_cli.oracle.attention_limits import Rounding
 
 LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
@@ -98,15 +99,17 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
     assert problem.check(right, 0) == ""
     row = problem.rows[0]
     at = (row.request, row.kv_head * LOCAL.gqa_group, 5)
-    limits = [problem._expected[0].rounding[count].limit[0, 0, 5] for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)]
+    limits = [
+        problem._expected[0, OWN_ORDER].rounding[count].limit[0, 0, 5] for count in (OWN_ROUNDINGS, PEER_ROUNDINGS)
+    ]
     assert limits[0] < limits[1]
-    out, exact = right.copy(), problem._expected[0].value[0, 0, 5]
+    out, exact = right.copy(), problem._expected[0, OWN_ORDER].value[0, 0, 5]
     # A peer may round once more; not more than that.
     out[at] = exact + sum(limits) / 2
     assert problem.check(out, 0).startswith("1 of 4 checked rows are wrong")
-    assert problem.check(out, 0, is_peer=True) == ""
+    assert problem.check(out, 0, roundings=PEER_ROUNDINGS) == ""
     out[at] = exact + 1.01 * limits[1]
-    assert problem.check(out, 0, is_peer=True).startswith("1 of 4 checked rows are wrong")
+    assert problem.check(out, 0, roundings=PEER_ROUNDINGS).startswith("1 of 4 checked rows are wrong")
     out[at] = np.nan
     assert problem.check(out, 0) == f"not finite, first at request {row.request}, token 0, KV head {row.kv_head}"
 
@@ -114,7 +117,7 @@ def test_a_small_error_in_one_row_is_seen(library: KernelLibrary, arena: NoiseAr
 def test_rows_that_are_all_a_little_too_small_are_seen(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
     assert problem.check(_out(problem, library, 0), 0) == ""
-    expected = problem._expected[0]
+    expected = problem._expected[0, OWN_ORDER]
     # As many rows as a bench's cells have: each alone is within what roundings may do to it.
     want = np.concatenate([expected.value] * 16)
     one = expected.rounding[OWN_ROUNDINGS]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from g4kv_cli.bench.attention_problem import AttentionProblem
+from g4kv_cli.bench.attention_problem import PEER_ROUNDINGS, AttentionProblem
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.bench.sweep import SkippedConfiguration
 from g4kv_cli.device.interface import DeviceArray
@@ -142,7 +142,7 @@ class TorchRunnable(GraphedCalls):
         self._device.synchronize()
         shape = self._problem.shape
         out = host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim)
-        return self._problem.check(out, pool, is_peer=True)
+        return self._problem.check(out, pool, roundings=PEER_ROUNDINGS)
 
 
 def _closed(_pool: int) -> Any:
