@@ -152,10 +152,9 @@ def one_opcode(text: str, operands: list[Any]) -> tuple[Module, list[tuple[list[
     return Module(image.data.decode()), kernels
 
 
-@pytest.mark.parametrize(("group", "name"), hardware.cases(hardware.UNSUPPORTED))
-def test_opcodes_without_a_model_are_refused_by_name(group: str, name: str) -> None:
-    module, _ = one_opcode(f"{name} %0, %1;", hardware.inputs(group)[:1])
-    with pytest.raises(UnsupportedOpcode, match=name.replace(".", r"\.")):
+def test_an_opcode_without_a_model_is_refused_by_name() -> None:
+    module, _ = one_opcode("sin.exact.f32 %0, %1;", hardware.inputs("U")[:1])
+    with pytest.raises(UnsupportedOpcode, match=r"sin\.exact\.f32"):
         module.kernel("k0")
 
 

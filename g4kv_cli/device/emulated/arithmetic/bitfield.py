@@ -9,7 +9,8 @@ All functions take and return raw bits (``uint16``, ``uint32``, ``uint64``; shap
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
@@ -212,3 +213,30 @@ def three_input_logic(a: U32, b: U32, c: U32, table: U32) -> U32:
         if immediate >> index & 1:
             out |= (a if index & 4 else ~a) & (b if index & 2 else ~b) & (c if index & 1 else ~c)
     return out
+
+
+def logic_and_test(
+    a: U32, b: U32, c: U32, table: U32, q: Predicate, combine: Callable[[Predicate, Predicate], Any]
+) -> tuple[U32, Predicate]:
+    """``lop3.or.b32`` and ``lop3.and.b32``: the result, and whether it is not zero, combined with q."""
+    out = three_input_logic(a, b, c, table)
+    return out, np.asarray(combine(out != 0, q), np.bool_)
+
+
+def find_nth_set(mask: U32, base: U32, offset: U32) -> U32:
+    """``fns.b32``: the place of the |offset|-th set bit from ``base`` on, upward or downward; 0: of ``base`` itself."""
+    mask, base, offset = np.broadcast_arrays(mask, base, offset)
+    steps = offset.view(np.int32).astype(i64)
+    place = base.astype(i64)
+    direction = np.where(steps < 0, -1, 1)
+    left = np.maximum(np.abs(steps) - 1, 0)
+    found = np.full(mask.shape, 0xFFFFFFFF, i64)
+    going = np.ones(mask.shape, np.bool_)
+    for _ in range(32):
+        going &= (place >= 0) & (place < 32)
+        is_set = going & (((mask.astype(i64) >> np.clip(place, 0, 31)) & 1) != 0)
+        found = np.where(is_set & (left == 0), place, found)
+        going &= ~(is_set & (left == 0)) & (steps != 0)
+        left = left - is_set
+        place = place + direction
+    return found.astype(u32)

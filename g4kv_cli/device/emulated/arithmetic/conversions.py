@@ -9,12 +9,29 @@ All functions take and return raw bits.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
-from .bits import F32_INFINITY, F32_SIGN, F64, U16, U32, U64, Predicate, as_f32, f32, f32_bits, f64, u16, u32, u64
+from .bits import (
+    F32_INFINITY,
+    F32_NAN,
+    F32_SIGN,
+    F64,
+    U16,
+    U32,
+    U64,
+    Predicate,
+    as_f32,
+    f32,
+    f32_bits,
+    f64,
+    u16,
+    u32,
+    u64,
+)
 from .numerics import flush
+from .rounding import to_zero
 
 _HALF_NAN = u16(0x7FFF)
 
@@ -166,3 +183,35 @@ def _f16_from_f8(code: U16, name: str) -> U16:
     magnitude = table[code & u16(0x7F)]
     sign = (code & u16(0x80)) << u16(8)
     return np.where(magnitude == _HALF_NAN, _HALF_NAN, magnitude | sign)
+
+
+def f64_from_f16(a: U16) -> U64:
+    """``cvt.f64.f16``: exact; a NaN keeps sign and payload and is made quiet."""
+    wide = a.astype(u64)
+    nan = (wide & u64(0x8000)) << u64(48) | u64(0x7FF8000000000000) | (wide & u64(0x3FF)) << u64(42)
+    return np.where((a & u16(0x7FFF)) > u16(0x7C00), nan, a.view(np.float16).astype(f64).view(u64))
+
+
+def f64_from_bf16(a: U16) -> U64:
+    """``cvt.f64.bf16``."""
+    return f64_from_f32(a.astype(u32) << u32(16))
+
+
+def half_from_f64(a: U64, form: Literal["bf16", "f16"]) -> U16:
+    """``cvt.rn.f16.f64`` and ``cvt.rn.bf16.f64``: one rounding; a NaN keeps sign and upper payload bits."""
+    values = cast(F64, a.view(f64))
+    mantissa_bits, infinity = (10, 0x7C00) if form == "f16" else (7, 0x7F80)
+    payload = (a >> u64(52 - mantissa_bits)).astype(u16) & u16((1 << mantissa_bits) - 1)
+    nan = (a >> u64(48)).astype(u16) & u16(0x8000) | u16(infinity | 1 << (mantissa_bits - 1)) | payload
+    if form == "f16":
+        return np.where(np.isnan(values), nan, values.astype(np.float16).view(u16))
+    cut = to_zero(values)
+    # The last f32 bit is made odd where bits were cut, so that rounding twice is safe.
+    odd = cut | ((cut.view(f32) != values) & np.isfinite(values))
+    return np.where(np.isnan(values), nan, bf16_from_f32(odd))
+
+
+def tf32_from_f32_even(a: U32) -> U32:
+    """``cvt.rn.tf32.f32``: half to even on the lower 13 bits."""
+    rounded = (a + u32(0xFFF) + ((a >> u32(13)) & u32(1))) & ~u32(0x1FFF)
+    return np.where((a & u32(0x7FFFFFFF)) > u32(0x7F800000), F32_NAN & ~u32(0x1FFF), rounded)

@@ -90,6 +90,11 @@ def absolute(a: U64) -> U64:
     return np.where(np.isnan(as_f64(a)), a | _QUIET, a & ~_SIGN)
 
 
+def copysign(a: U64, b: U64) -> U64:
+    """``copysign.f64``: the magnitude of b with the sign of a."""
+    return (a & _SIGN) | (b & ~_SIGN)
+
+
 def _two_product(a: F64, b: F64) -> tuple[F64, F64]:
     """Dekker's product with Veltkamp's split: rounded product and exact error, away from overflow and
     underflow."""

@@ -53,6 +53,14 @@ def sub_sat_s32(a: U32, b: U32) -> U32:
     return cast(U32, np.clip(total, -(2**31), 2**31 - 1).astype(u32))
 
 
+def mul_lo(a: Bits, b: Bits) -> Bits:
+    """The lower half of a product."""
+    return a * b
+
+
+mul_lo_u32 = mul_lo_s32 = mul_lo_u64 = mul_lo_s64 = mul_lo
+
+
 def mul_hi_u16(a: Bits, b: Bits) -> Bits:
     return ((a.astype(u32) * b) >> u32(16)).astype(u16)
 

@@ -66,7 +66,7 @@ class _Quadratic:
         value *= x
         value += self.constant.take(segment)
         bend = self.square.take(segment)
-        bend *= _cut_squares(self.x_bits).take(x)
+        bend *= cut_squares(self.x_bits).take(x)
         value += bend
         return value
 
@@ -76,7 +76,7 @@ class _Quadratic:
 
 
 @cache
-def _cut_squares(x_bits: int) -> F64:
+def cut_squares(x_bits: int) -> F64:
     """sq(x) of every x_bits-bit x: the terms x_i * x_j * 2^(i+j) of x * x in the upper 15 columns only."""
     x = np.arange(1 << x_bits, dtype=i64)
     lowest = 2 * x_bits - _SQUARE_COLUMNS
@@ -114,7 +114,7 @@ def coefficient_tables() -> dict[str, npt.NDArray[Any]]:
     for name, table in _tables().items():
         unit = 2.0 ** (2 * table.x_bits - _SQUARE_COLUMNS)
         tables[name] = np.ascontiguousarray(np.stack([table.constant, table.linear, table.square * unit]))
-    tables["square"] = (_cut_squares(17) / 2.0**19).astype(np.uint16)
+    tables["square"] = (cut_squares(17) / 2.0**19).astype(np.uint16)
     return tables
 
 

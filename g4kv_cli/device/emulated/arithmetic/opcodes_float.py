@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from . import float64, mufu, numerics, packed16, rounding
+from . import float64, mufu, mufu_double, mufu_trig, numerics, packed16, rounding, rounding64
+from .bits import as_f32, f32, f32_bits, f64, u64
 from .operation import Op, call
 
 _ONE, _TWO, _THREE = ("b32",), ("b32", "b32"), ("b32", "b32", "b32")
@@ -80,7 +81,18 @@ def _directed() -> dict[str, Op]:
             ("fma", _THREE, rounding.fma),
         ):
             table[f"{name}.{mode}.f32"] = call("b32", operands, partial(function, mode=mode))
+        for name in ("div", "rcp", "sqrt"):
+            count, function = rounding64.DIRECTED[name]
+            directed = partial(_through_f64, function=function, mode=mode)
+            table[f"{name}.{mode}.f32"] = call("b32", ("b32",) * count, directed)
     return table
+
+
+def _through_f64(*operands: Any, function: Callable[..., Any], mode: str) -> Any:
+    """Rounding twice in one direction is rounding once."""
+    wide = [as_f32(operand).astype(f64).view(u64) for operand in operands]
+    exact = float64.as_f64(function(*wide, mode=mode))
+    return f32_bits(rounding.DIRECTIONS[mode](exact).view(f32))
 
 
 def _double() -> dict[str, Op]:
@@ -95,10 +107,17 @@ def _double() -> dict[str, Op]:
         ("fma.rn.f64", 3, float64.fma),
         ("rcp.rn.f64", 1, float64.rcp),
         ("sqrt.rn.f64", 1, float64.sqrt),
+        ("copysign.f64", 2, float64.copysign),
+        ("rcp.approx.ftz.f64", 1, mufu_double.rcp),
+        ("rsqrt.approx.ftz.f64", 1, mufu_double.rsqrt),
+        ("rsqrt.approx.f64", 1, mufu_double.rsqrt_refined),
         ("neg.f64", 1, float64.neg),
         ("abs.f64", 1, float64.absolute),
     ):
         table |= {name: call("b64", ("b64",) * count, function) for name in names.split()}
+    for mode in rounding64.MODES:
+        for name, (count, directed) in rounding64.DIRECTED.items():
+            table[f"{name}.{mode}.f64"] = call("b64", ("b64",) * count, partial(directed, mode=mode))
     return table
 
 
@@ -109,6 +128,8 @@ def _approximate() -> dict[str, Op]:
         "rsqrt.approx": (mufu.rsqrt, mufu.rsqrt_ftz),
         "rcp.approx": (mufu.rcp, mufu.rcp_ftz),
         "sqrt.approx": (mufu.sqrt, mufu.sqrt_ftz),
+        "sin.approx": (mufu_trig.sin, mufu_trig.sin),
+        "cos.approx": (mufu_trig.cos, mufu_trig.cos),
     }
     binary = {
         "div.full": (mufu.div_full, mufu.div_full_ftz),
@@ -119,6 +140,17 @@ def _approximate() -> dict[str, Op]:
         for name, (kept, flushed) in entries.items():
             table[f"{name}.f32"] = call("b32", operands, kept)
             table[f"{name}.ftz.f32"] = call("b32", operands, flushed)
+    table["tanh.approx.f32"] = call("b32", _ONE, mufu_trig.tanh)
+    forms: tuple[tuple[str, str, packed16.Format], ...] = (
+        ("tanh.approx.f16", "tanh", "f16"),
+        ("tanh.approx.bf16", "tanh", "bf16"),
+        ("ex2.approx.f16", "ex2", "f16"),
+        ("ex2.approx.ftz.bf16", "ex2", "bf16"),
+    )
+    for opcode, function_name, form in forms:
+        half = partial(mufu_trig.half, name=function_name, form=form)
+        table[opcode] = call("b16", ("b16",), half)
+        table[f"{opcode}x2"] = call("b32", _ONE, packed16.packed(half))
     return table
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from . import bitfield, integer
+from .bits import Bits, Predicate
 from .operation import Op, call, inline
+from .video import video_operations
 
 _WIDTHS = (16, 32, 64)
 _SIGNED_TYPE = {16: "np.int16", 32: "i32", 64: "i64"}
@@ -18,7 +23,7 @@ def integer_operations() -> dict[str, Op]:
         table |= _arithmetic(width) | _logic(width) | _shifts(width)
         if width > 16:
             table |= _fields_and_counts(width)
-    return table | _wide_products() | _predicates() | _words() | _carries()
+    return table | _wide_products() | _predicates() | _words() | _carries() | video_operations()
 
 
 def _arithmetic(width: int) -> dict[str, Op]:
@@ -145,9 +150,13 @@ def _words() -> dict[str, Op]:
         "sub.sat.s32": call("b32", two, integer.sub_sat_s32),
         "prmt.b32": call("b32", three, bitfield.permute),
         "lop3.b32": call("b32", (*three, "b32"), bitfield.three_input_logic),
+        "fns.b32": call("b32", three, bitfield.find_nth_set),
         "bmsk.wrap.b32": call("b32", two, bitfield.bit_mask_wrap),
         "bmsk.clamp.b32": call("b32", two, bitfield.bit_mask_clamp),
     }
+    for name, combine in (("or", np.logical_or), ("and", np.logical_and)):
+        test = partial(bitfield.logic_and_test, combine=combine)
+        table[f"lop3.{name}.b32"] = Op(("b32", "pred"), (*three, "b32", "pred"), test)
     for mode in bitfield.PERMUTE_MODES:
         table[f"prmt.b32.{mode}"] = call("b32", three, partial(bitfield.permute_mode, mode=mode))
     for clamp, limit in (("wrap", bitfield.wrapped), ("clamp", bitfield.clamped)):
@@ -178,7 +187,15 @@ def _words() -> dict[str, Op]:
 def _carries() -> dict[str, Op]:
     table: dict[str, Op] = {}
     for name, kind in (("u32", "b32"), ("s32", "b32"), ("u64", "b64"), ("s64", "b64")):
-        both, two = (kind, "carry"), (kind, kind)
+        both, two, three = (kind, "carry"), (kind, kind), (kind, kind, kind)
+        for part in ("lo", "hi"):
+            product = getattr(integer, f"mul_{part}_{name}")
+            with_carry = partial(_multiply_add_carry, product=product)
+            table[f"mad.{part}.cc.{name}"] = Op(both, three, partial(_multiply_add, product=product))
+            table[f"madc.{part}.cc.{name}"] = Op(both, (*three, "carry"), with_carry)
+            table[f"madc.{part}.{name}"] = call(
+                kind, (*three, "carry"), lambda a, b, c, carry, with_carry=with_carry: with_carry(a, b, c, carry)[0]
+            )
         for verb, start, follow in (
             ("add", integer.add_carry, integer.add_with_carry),
             ("sub", integer.sub_borrow, integer.sub_with_borrow),
@@ -189,3 +206,13 @@ def _carries() -> dict[str, Op]:
                 kind, (*two, "carry"), lambda a, b, carry, follow=follow: follow(a, b, carry)[0]
             )
     return table
+
+
+def _multiply_add(a: Bits, b: Bits, c: Bits, product: Callable[..., Bits]) -> tuple[Bits, Predicate]:
+    return integer.add_carry(product(a, b), c)
+
+
+def _multiply_add_carry(
+    a: Bits, b: Bits, c: Bits, carry: Predicate, product: Callable[..., Bits]
+) -> tuple[Bits, Predicate]:
+    return integer.add_with_carry(product(a, b), c, carry)

@@ -23,6 +23,9 @@ DTYPES: dict[str, Any] = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64, 
 _DTYPE_NAMES = {"b16": "uint16", "b32": "uint32", "b64": "uint64", "pred": "bool_"}
 _KIND_BITS = {"b16": 16, "b32": 32, "b64": 64}
 
+MULTIPROCESSORS = 132
+"""Of an H200; blocks are given to them in turn."""
+
 SPECIAL_REGISTERS = {
     **{f"%tid.{axis}": f"L.tid[{number}]" for number, axis in enumerate("xyz")},
     **{f"%ctaid.{axis}": f"L.ctaid[{number}]" for number, axis in enumerate("xyz")},
@@ -38,7 +41,18 @@ SPECIAL_REGISTERS = {
     "%lanemask_le": "(TWO << L.laneid) - ONE",
     "%lanemask_gt": "~((TWO << L.laneid) - ONE)",
     "%lanemask_ge": "~((ONE << L.laneid) - ONE)",
+    "%clock": "L.chunk.run.ticks().astype(uint32)",
+    "%clock_hi": "(L.chunk.run.ticks() >> HALF).astype(uint32)",
+    "%globaltimer_lo": "L.chunk.run.ticks().astype(uint32)",
+    "%globaltimer_hi": "(L.chunk.run.ticks() >> HALF).astype(uint32)",
+    "%smid": f"(L.linear_block % {MULTIPROCESSORS}).astype(uint32)",
+    "%nsmid": f"(ONE * uint32({MULTIPROCESSORS}))",
 }
+WIDE_SPECIAL_REGISTERS = {
+    **dict.fromkeys(("%clock64", "%globaltimer"), "L.chunk.run.ticks()"),
+    "%gridid": "ONE.astype(uint64)",
+}
+"""Of 64 bits. Clocks count what the emulated device has done, not time: each reading is larger than the one before."""
 
 
 def real_bits(value: float, kind: str) -> int:
@@ -69,6 +83,7 @@ class KernelContext:
             "select": select,
             "ONE": np.array([1], np.uint32),
             "TWO": np.array([2], np.uint32),
+            "HALF": np.uint64(32),
         }
         for name in _DTYPE_NAMES.values():
             self.namespace[name] = getattr(np, name)
@@ -206,6 +221,11 @@ class BlockEmitter:
         special = SPECIAL_REGISTERS.get(name)
         if special is not None:
             return self.convert(f"({special})", "b32", kind, instruction)
+        wide = WIDE_SPECIAL_REGISTERS.get(name)
+        if wide is not None:
+            return self.convert(f"({wide})", "b64", kind, instruction)
+        if name.startswith("%envreg"):
+            raise self.unsupported(instruction, "grid-wide synchronisation (a cooperative launch) is not emulated")
         if name == "WARP_SZ":
             return context.constant(32, kind)
         for offsets in (context.shared_offsets, context.local_offsets, context.parameter_offsets):

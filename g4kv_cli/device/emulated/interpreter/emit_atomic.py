@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
-from ..memory.atomics import atomic, update_function
-from ..ptx.instruction import Instruction, Operand, Register
+from ..memory.atomics import Atomic, atomic, update_function
+from ..ptx.instruction import Instruction, Operand, Register, Vector
+from ..ptx.parse import REGISTER_KINDS, TYPE_BYTES
 from .emit import BlockEmitter
 
 _ATOMIC = re.compile(
     r"(atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
-    r"(?:\.(global|shared|shared::cta))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.L2::cache_hint)?\."
-    r"([usb](?:32|64)|f32)"
+    r"(?:\.(global|shared|shared::cta))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.noftz)?(\.L2::cache_hint)?"
+    r"(?:\.v([248]))?\.([usb](?:32|64)|b16|f32|f64|b?f16(?:x2)?)"
 )
+_HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
+_LARGEST_VECTOR_BYTES = 16
 
 
 def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
@@ -20,28 +23,49 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     found = _ATOMIC.fullmatch(instruction.opcode)
     if found is None:
         return False
-    word, space, operation, hint, kind = found.groups()
+    word, space, operation, noftz, hint, vector, kind = found.groups()
     operands: list[Operand | None] = list(instruction.operands)
     if hint is not None:
         operands.pop()
+    count, nbytes = int(vector or 1), TYPE_BYTES[kind]
     targets: list[Register | None] = []
     if word == "atom":
-        target = operands.pop(0)
-        if target is not None and not isinstance(target, Register):
-            raise emitter.unsupported(instruction, "destination form not understood")
-        targets = [target]
+        targets = _registers(emitter, instruction, operands.pop(0), count)
     is_shared = space in ("shared", "shared::cta")
     wanted = 3 if operation == "cas" else 2
-    known = update_function(operation, kind, is_shared) is not None
-    if not known or len(operands) != wanted or (word == "red" and operation in ("exch", "cas")):
+    is_known = update_function(operation, kind, is_shared, word == "red") is not None
+    is_known &= (noftz is not None) == (kind in _HALVES) and (word == "atom" or operation not in ("exch", "cas"))
+    if vector is not None:
+        is_known &= space in ("global", None) and kind in (*_HALVES, "f32") and count * nbytes <= _LARGEST_VECTOR_BYTES
+    if not is_known or len(operands) != wanted:
         raise emitter.unsupported(instruction)
     base, span, offset = emitter.address(operands[0], instruction)
-    values = [emitter.source(operand, f"b{kind[1:]}", instruction) for operand in operands[1:]]
+    sources = [item for operand in operands[1:] for item in _items(emitter, instruction, operand, count)]
+    values = [emitter.source(item, REGISTER_KINDS.get(kind, "b16"), instruction) for item in sources]
     if space != "global":
-        shift = 2 if kind[1:] == "32" else 3
+        shift = nbytes.bit_length() - 1
         emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, shift)
-    function = atomic(
-        emitter.site(instruction), "shared" if is_shared else space, offset, operation, kind, word == "atom"
-    )
+    what = Atomic(operation, kind, nbytes, count, word == "red")
+    function = atomic(emitter.site(instruction), "shared" if is_shared else space, offset, what)
     emitter.effect(number, instruction, targets, function, [base, *values], span)
     return True
+
+
+def _items(
+    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
+) -> tuple[Operand | None, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count:
+        raise emitter.unsupported(instruction, f"expected {count} vector elements")
+    return items
+
+
+def _registers(
+    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
+) -> list[Register | None]:
+    targets: list[Register | None] = []
+    for item in _items(emitter, instruction, operand, count):
+        if item is not None and not isinstance(item, Register):
+            raise emitter.unsupported(instruction, "destination form not understood")
+        targets.append(item)
+    return targets

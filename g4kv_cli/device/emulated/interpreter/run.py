@@ -24,6 +24,8 @@ DEFAULT_BLOCK_STEPS = 20_000_000
 """Basic-block executions after which the watchdog ends a launch that sets no instruction limit."""
 
 
+_TICKS_A_STEP = 64
+"""Clock ticks, and nanoseconds of %globaltimer, that a basic block or a reading counts for."""
 _MAX_CLOCKED_LOCATIONS = 1 << 20
 """Shared locations of the blocks executed together where each has clocks (see clock_races.py)."""
 
@@ -66,6 +68,7 @@ class Run:
         self.printed: list[str] = []
         self.thread_instructions = 0
         self.block_steps = 0
+        self._ticks = 0
         self.max_instructions = max_instructions
         self.deadline = deadline
         self.owned_reads = owned_reads
@@ -90,6 +93,11 @@ class Run:
         words = f"more than {limit} thread instructions" if limit is not None else "more steps than any real kernel"
         site = block.site or self.kernel.sites[0]
         self.collector.add("watchdog", f"the launch ran {words}; it looks endless", site, group.lanes, 0, lanes)
+
+    def ticks(self) -> npt.NDArray[np.uint64]:
+        """A clock: later readings are larger, and a wait for a time to pass ends."""
+        self._ticks = max(self._ticks, self.block_steps * _TICKS_A_STEP) + _TICKS_A_STEP
+        return np.array([self._ticks], np.uint64)
 
     def standing(self) -> Standing:
         """The basic block that ran last, and the first lane that ran it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -46,13 +47,48 @@ def _decrement(old: Array, b: Array, c: Array) -> Array:
 _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-def update_function(operation: str, kind: str, is_shared: bool) -> Update | None:
+@dataclass(frozen=True)
+class Atomic:
+    """One form: ``count`` elements of ``nbytes`` bytes at consecutive addresses, each updated by itself."""
+
+    operation: str
+    kind: str
+    nbytes: int
+    count: int
+    is_reduction: bool
+    """Whether it returns nothing (``red``)."""
+
+
+def _add_f64_shared(old: Array, b: Array) -> Array:
+    """Recorded: as add.f64, the operand first."""
+    result: Array = ELEMENTWISE["add.f64"].function(b, old)
+    return result
+
+
+def _add_f64_global(old: Array, b: Array) -> Array:
+    """Recorded: as add.f64, but a NaN stays as it is, the operand's before the memory's."""
+    result: Array = ELEMENTWISE["add.f64"].function(old, b)
+    for value in (old, b):
+        result = np.where(np.isnan(value.view(np.float64)), value, result)
+    return result
+
+
+_HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
+
+
+def update_function(operation: str, kind: str, is_shared: bool, is_reduction: bool) -> Update | None:
     """What an atomic does to a location; None if the form is not known exactly."""
     nbytes = int(kind[1:]) // 8 if kind[1:].isdigit() else 0
     if operation == "add" and kind == "f32":
         # Recorded: global memory flushes subnormals, shared memory keeps them.
         return _plain(ELEMENTWISE["add.f32" if is_shared else "add.ftz.f32"].function)
-    if nbytes not in (4, 8) or kind[0] == "f":
+    if kind in _HALVES and operation in ("add", "min", "max"):
+        return _plain(ELEMENTWISE[f"{operation}.{kind}"].function)
+    if kind == "f64":
+        return _plain(_add_f64_shared if is_shared else _add_f64_global) if operation == "add" else None
+    if kind == "b16" and operation == "cas":
+        return lambda old, b, c: np.where(old == b, c, old)
+    if nbytes not in (4, 8) or kind[0] not in "bus":
         return None
     if operation == "add" and kind in ("u32", "s32", "u64"):
         return _plain(np.add)
@@ -95,40 +131,49 @@ def apply_in_turns(view: Array, units: npt.NDArray[np.int64], update: Update, b:
     return found
 
 
-def atomic(site: Site, space: str | None, offset: int, operation: str, kind: str, returns: bool) -> Callable[..., Any]:
-    """A function (lanes, base, span, b[, c]) for one atom or red; ``returns`` the old values."""
-    nbytes = int(kind[1:]) // 8
-    shift = nbytes.bit_length() - 1
-    dtype: Any = UNSIGNED[nbytes]
-    updates = {is_shared: update_function(operation, kind, is_shared) for is_shared in (False, True)}
+def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable[..., Any]:
+    """A function (lanes, base, span, count values b, count values c) for one atom or red."""
+    count, shift = what.count, what.nbytes.bit_length() - 1
+    full_shift = (what.nbytes * count).bit_length() - 1
+    dtype: Any = UNSIGNED[what.nbytes]
+    updates = {
+        is_shared: update_function(what.operation, what.kind, is_shared, what.is_reduction)
+        for is_shared in (False, True)
+    }
 
-    def on_global(lanes: LaneSet, base: Array, span: Span, b: Array, c: Array) -> Array:
-        units, allocation = global_units(lanes, base, span, offset, shift, site)
+    def apply(view: Array, units: npt.NDArray[np.int64], update: Update, values: Sequence[Array]) -> list[Array]:
+        second = values[count:] if len(values) > count else values[:count]
+        return [
+            apply_in_turns(view, units * count + place, update, values[place], second[place]) for place in range(count)
+        ]
+
+    def on_global(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
+        units, allocation = global_units(lanes, base, span, offset, full_shift, site)
         run = lanes.chunk.run
         memory = run.memory
         if allocation is None or not allocation.fully_initialised:
-            check_initialised(lanes, units, shift, allocation, site)
-            memory.state.of[shift][units] = ALL_INITIALISED[shift]
+            check_initialised(lanes, units, full_shift, allocation, site)
+            memory.state.of[full_shift][units] = ALL_INITIALISED[full_shift]
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
-        run.stores.add(units, shift, lanes, site, True)
-        return apply_in_turns(memory.data.of[shift], units, _known(updates[False]), b, c)
+        run.stores.add(units, full_shift, lanes, site, True)
+        return apply(memory.data.of[shift], units, _known(updates[False]), values)
 
-    def on_shared(lanes: LaneSet, base: Array, span: Span, b: Array, c: Array) -> Array:
+    def on_shared(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
         shared: SharedMemory = lanes.chunk.shared
-        units = shared.units(lanes, base, span, offset, shift, site)
-        shared.check_initialised(lanes, units, shift, site)
+        units = shared.units(lanes, base, span, offset, full_shift, site)
+        shared.check_initialised(lanes, units, full_shift, site)
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
-        shared.races.add(ATOMIC, units, shift, lanes, site)
-        return apply_in_turns(shared.data.of[shift], units, _known(updates[True]), b, c)
+        shared.races.add(ATOMIC, units, full_shift, lanes, site)
+        return apply(shared.data.of[shift], units, _known(updates[True]), values)
 
-    def on_generic(lanes: LaneSet, base: Array, span: Span, b: Array, c: Array) -> Array:
+    def on_generic(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
         window = np.uint64(SHARED_WINDOW)
         if space_of(span[0] + offset) == space_of(span[1] + offset) == GLOBAL_SPACE:
-            return on_global(lanes, base, span, b, c)
-        found = np.zeros(lanes.count, dtype)
-        base, b, c = (np.broadcast_to(value, (lanes.count,)) for value in (base, b, c))
+            return on_global(lanes, base, span, *values)
+        found = [np.zeros(lanes.count, dtype) for _ in range(count)]
+        base, *values_here = (np.broadcast_to(value, (lanes.count,)) for value in (base, *values))
         for part, position in divide_by_space(base, offset):
             here = base.take(position)
             if part == GLOBAL_SPACE:
@@ -136,14 +181,18 @@ def atomic(site: Site, space: str | None, offset: int, operation: str, kind: str
             else:
                 function, here = on_shared, here - window
             cut = lanes.subset(position)
-            found[position] = function(cut, here, span_of(here), b.take(position), c.take(position))
+            parts = function(cut, here, span_of(here), *(value.take(position) for value in values_here))
+            for whole, piece in zip(found, parts, strict=True):
+                whole[position] = piece
         return found
 
     chosen = {"global": on_global, "shared": on_shared, None: on_generic}[space]
 
-    def run(lanes: LaneSet, base: Array, span: Span, b: Array, *rest: Array) -> Any:
-        found = chosen(lanes, base, span, b.astype(dtype, copy=False), rest[0].astype(dtype, copy=False) if rest else b)
-        return found if returns else None
+    def run(lanes: LaneSet, base: Array, span: Span, *values: Array) -> Any:
+        found = chosen(lanes, base, span, *(value.astype(dtype, copy=False) for value in values))
+        if what.is_reduction:
+            return None
+        return found[0] if count == 1 else tuple(found)
 
     return run
 

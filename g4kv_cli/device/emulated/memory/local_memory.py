@@ -31,23 +31,27 @@ class LocalMemory:
     ) -> npt.NDArray[np.int64]:
         """Checked offsets of every lane in units of 1 << shift bytes."""
         size = 1 << shift
+        addresses = base.astype(np.int64) + offset
         if span[0] + offset < 0 or span[1] + offset + size > self.nbytes:
-            addresses = base.astype(np.int64) + offset
+            if base.dtype == np.uint32:
+                addresses = (addresses + (1 << 31)) % (1 << 32) - (1 << 31)  # 32-bit addresses wrap
+            # A base below the variable is good where the offset leads back into it.
             bad = np.flatnonzero((addresses < 0) | (addresses + size > self.nbytes))
-            position = int(bad[0])
-            address = int(addresses[position])
-            self.chunk.run.collector.add(
-                "local_out_of_bounds",
-                f"access of {size} bytes at local offset {address}, past the thread's {self.nbytes} bytes",
-                site,
-                lanes,
-                position,
-                lanes.count if addresses.size == 1 else bad.size,
-                address,
-            )
+            if bad.size:
+                position = int(bad[0])
+                address = int(addresses[position])
+                self.chunk.run.collector.add(
+                    "local_out_of_bounds",
+                    f"access of {size} bytes at local offset {address}, past the thread's {self.nbytes} bytes",
+                    site,
+                    lanes,
+                    position,
+                    lanes.count if addresses.size == 1 else bad.size,
+                    address,
+                )
         if (span[2] | offset) & (size - 1):
             check_alignment(lanes, base, offset, size, site, "local memory")
-        units: npt.NDArray[np.int64] = base.astype(np.int64) + (lanes.index * self.stride + offset)
+        units: npt.NDArray[np.int64] = addresses + lanes.index * self.stride
         units >>= shift
         return units
 

@@ -19,6 +19,7 @@ from .instruction import (
     TensorAddress,
     Vector,
 )
+from .modifiers import ordered
 from .parse import REGISTER_KINDS, ParsedKernel, ParsedModule, Variable, parse_literal, parse_parameters, parse_variable
 
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:\s*,\s*function_name\s+[^,]+,\s*inlined_at\s+(\d+)\s+(\d+)\s+\d+)?")
@@ -187,6 +188,7 @@ class _BodyParser:
         if match is None:
             raise PtxSyntaxError(f"cannot read '{text}' at PTX line {line}")
         negated, guard_name, opcode, operand_text = match.groups()
+        opcode = ordered(opcode)
         guard = None
         if guard_name:
             guard = self.scope.register(guard_name)
