@@ -19,11 +19,13 @@ MAX_PRESET_TOKENS = 2**23
 """Global keys of a preset's batch at most: 64 requests of 131072. ``--batch`` and ``--kv-len`` ask for any."""
 ELEMENT_BYTES = 2
 
-SPLIT_COUNTS = (2, 4, 8, 16, 32, 64, 128)
-MIN_SPLIT_BLOCKS = 16
-MAX_SPLIT_BLOCKS = 1024
+SPLIT_COUNTS = (2, 4, 6, 8, 16, 32, 64, 128)
+"""Powers of two, and 6: of clusters of 6, more blocks fit on a Hopper card than of 4 or 8."""
+MIN_SPLIT_BLOCKS, MAX_SPLIT_BLOCKS = 16, 512
 """Blocks (requests x KV heads x splits) outside of this range leave most of a card idle, or pay for merging."""
-MIN_KEYS_PER_SPLIT = 64
+MIN_KEYS_PER_SPLIT = 16
+SHORT_SPLIT_KEYS = 32
+"""Splits of so few keys are tried however few blocks they make: a short history has no more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +188,15 @@ def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequen
 
 
 def splits_worth_trying(shape: Shape) -> tuple[int, ...]:
-    """Powers of two that leave each split keys enough and the card blocks enough, but not far too many."""
-    blocks = shape.batch * shape.num_kv_heads
-    return tuple(
-        count
-        for count in SPLIT_COUNTS
-        if MIN_SPLIT_BLOCKS <= blocks * count <= MAX_SPLIT_BLOCKS and shape.visible_keys // count >= MIN_KEYS_PER_SPLIT
-    )
+    """Counts that leave each split keys enough and the card blocks enough, but not far too many."""
+    units = shape.batch * shape.num_kv_heads
+    found = []
+    for count in SPLIT_COUNTS:
+        blocks, keys = units * count, shape.visible_keys // count
+        enough = blocks >= MIN_SPLIT_BLOCKS or keys <= SHORT_SPLIT_KEYS
+        if enough and blocks <= MAX_SPLIT_BLOCKS and keys >= MIN_KEYS_PER_SPLIT:
+            found.append(count)
+    return tuple(found)
 
 
 def with_baseline(variants: Sequence[Variant], suffix: str) -> list[Variant]:

@@ -35,12 +35,14 @@ class TensorMapShape:
     strides_bytes: from one index to the next of each dimension but the innermost; multiples of 16 below 2^40.
     box: sizes in elements of what one copy moves, 1 to 256 each, the innermost a multiple of 16 bytes.
     swizzle_bytes: 0, 32, 64 or 128; the innermost box must not be longer.
+    l2_bytes: what a miss fetches into the L2 cache at least: 0, 64, 128 or 256. It changes no result.
     """
 
     extents: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 128
+    l2_bytes: int = 256
 
 
 def scalar(kind: ScalarKind, value: float) -> Argument:

@@ -251,6 +251,7 @@ class CudaDevice(Device):
             8: kinds.CU_TENSOR_MAP_DATA_TYPE_INT64,
         }
         swizzle = "NONE" if shape.swizzle_bytes == 0 else f"{shape.swizzle_bytes}B"
+        promotion = "NONE" if shape.l2_bytes == 0 else f"L2_{shape.l2_bytes}B"
         rank = len(shape.extents)
         status, made = driver.cuTensorMapEncodeTiled(
             by_size[array.dtype.itemsize],
@@ -262,7 +263,7 @@ class CudaDevice(Device):
             [driver.cuuint32_t(1)] * rank,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         if int(status) != 0:

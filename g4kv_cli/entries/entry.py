@@ -50,9 +50,9 @@ class KernelVariant:
     block of an attention kernel serves two requests, as a persistent one's does. ``page_multiple``: what divides the
     page size; ``max_group``: query heads a KV head at most, 0 for all that the entry takes.
 
-    ``max_cluster_blocks``: a request's keys go to thread block clusters of up to so many blocks, which merge what they
-    found (entries/clusters.py), or with 1 to a block each; 0 for kernels that are launched otherwise. A block that is
-    a cluster of its own takes ``alone_shared_bytes``.
+    ``max_cluster_blocks``: a request's keys go to a thread block cluster of up to so many blocks, which merge what they
+    found (entries/clusters.py), or to blocks alone; 0 for kernels that are launched otherwise. A block alone takes
+    ``alone_shared_bytes``.
 
     ``same_bits_as``: the symbol of another kernel that gives the same bits, by design; empty for none.
 

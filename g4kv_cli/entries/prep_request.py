@@ -45,8 +45,8 @@ PAGE_INDPTR = rule("page_indptr", "must start at 0, never fall, and end at the n
 
 WARP_THREADS = 32
 WIDE_LAUNCH_ELEMS = 2**21
-"""From this many input elements on a warp serves four head rows instead of one: fewer loads of tables and weights,
-where there are warps enough. Measured on an H200: below it one row a warp is faster, above it four."""
+"""From this many input elements on a warp serves several head rows instead of one: fewer loads of tables and weights,
+where there are warps enough. Measured on an H200: below it one row a warp is faster, above it four or eight."""
 
 
 @dataclass(slots=True)
@@ -341,12 +341,13 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
     rows = many if wide else few
     kernel = choose_variant(entry, request.library.device, rows_per_warp=rows)
     groups = -(-num_qo_heads // rows) + entry.kv_bands * -(-num_kv_heads // rows)
-    warps = min(groups, kernel.threads // WARP_THREADS)
+    blocks = -(-groups // (kernel.threads // WARP_THREADS))
+    warps = -(-groups // blocks)  # the same in every block of a token, but for the last
     launch(
         request.library,
         kernel.source,
         kernel.symbol,
-        grid=(request.tokens, -(-groups // warps), 1),
+        grid=(request.tokens, blocks, 1),
         block=(WARP_THREADS * warps, 1, 1),
         arguments=(request.parameters,),
         must_write=[

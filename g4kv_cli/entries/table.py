@@ -74,9 +74,13 @@ _HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 1394
 
 
 def _prep(name: str, head_dim: int, form: str, value_source: ValueSource, what: str, kernels_of: str = "") -> Entry:
-    """A prep entry. Its kernels have its name, or that of the entry ``kernels_of``, and 1 or 4 head rows a warp."""
+    """A prep entry. Its kernels have its name, or that of the entry ``kernels_of``, and 1 or more head rows a warp."""
     function, metadata = _PREP_FORMS[form]
-    kernels = tuple(_V(f"{kernels_of or name}_rows{rows}", "prep.cu", 256, rows_per_warp=rows) for rows in (1, 4))
+    many = 8 if head_dim == 256 and metadata in ("batch", "plan") else 4
+    kernels = tuple(
+        _V(f"{kernels_of or name}_rows{rows}", "prep.cu", 128 if rows == 8 else 256, rows_per_warp=rows)
+        for rows in (1, many)
+    )
     return Entry(name, function, "prep", form, head_dim, metadata, kernels, value_source, what=what)
 
 

@@ -31,7 +31,7 @@ G4KV_DECODE_HOPPER_SPLIT(paged_decode_hopper_split_hd256_heads16, 256, 256, 2, 4
 G4KV_DECODE_HOPPER_SPLIT(paged_decode_hopper_split_hd512_heads8, 512, 128, 1, 2, 2, 1, 139472, 156816)
 G4KV_DECODE_HOPPER_SPLIT(paged_decode_hopper_split_hd512_heads16, 512, 256, 2, 2, 2, 1, 139600, 174288)
 
-// The merge of the clusters' partial results. It may be launched before they are there.
+// The merge of partial results of blocks alone. It may be launched before they are there.
 #define G4KV_MERGE_AFTER(name, head_dim)                                                                              \
   extern "C" __global__ void __launch_bounds__(g4kv::kMergeThreads) name(const g4kv::AttentionParams params) {        \
     g4kv::wait_for_launch_before();                                                                                   \

@@ -136,8 +136,8 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   const auto ask = [&](unsigned destination, unsigned barrier, int is_value) {
     barrier_expect(barrier, Shape::kTileBytes);
     // map[page][layer, K or V][kv head and column block][slot][64 columns]
-    copy_box(destination, map, barrier, 0, newest.slot, work.kv_head * (kHeadDim / kBoxColumns),
-             p.layer * 2 + is_value, newest.page);
+    copy_box_once(destination, map, barrier, 0, newest.slot, work.kv_head * (kHeadDim / kBoxColumns),
+                  p.layer * 2 + is_value, newest.page);
   };
   const auto keys_of = [&](int stage) { return ring + stage * 2 * Shape::kTileBytes; };
   const auto values_of = [&](int stage) { return keys_of(stage) + Shape::kTileBytes; };

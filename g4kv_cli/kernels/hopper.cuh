@@ -65,12 +65,15 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// A box of a five-dimensional tensor to shared memory; `barrier` counts its bytes.
-__device__ __forceinline__ void copy_box(unsigned destination, const TensorMap& map, unsigned barrier, int at0,
-                                         int at1, int at2, int at3, int at4) {
+// A box of a five-dimensional tensor to shared memory; `barrier` counts its bytes. Nobody reads it a second time soon:
+// the cache may drop it first.
+__device__ __forceinline__ void copy_box_once(unsigned destination, const TensorMap& map, unsigned barrier, int at0,
+                                              int at1, int at2, int at3, int at4) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(destination),
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], policy;\n}" ::"r"(destination),
       "l"(&map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(at4), "r"(barrier)
       : "memory");
 }

@@ -21,10 +21,11 @@ enum class ValueSource { none, raw_v, raw_k };
 
 constexpr int kChunkColumns = kWarpSize * 8;
 
-constexpr int kMaxThreads = 256;
-// Blocks of kMaxThreads that a multiprocessor holds at least: room for the registers that each head_dim takes.
-template <int kHeadDim>
-constexpr int kMinBlocks = kHeadDim == 256 ? 4 : 3;
+// Of a block; and blocks that a multiprocessor holds at least: room for the registers that each variant takes.
+template <int kRowsPerWarp>
+constexpr int kMaxThreads = kRowsPerWarp == 8 ? 128 : 256;
+template <int kHeadDim, int kRowsPerWarp>
+constexpr int kMinBlocks = kRowsPerWarp == 8 ? 7 : kHeadDim == 256 ? 4 : 3;
 
 // One head row as a warp holds it: this lane's columns, still packed.
 template <int kHeadDim>
@@ -194,22 +195,37 @@ struct PoolSlot {
   long long v;
 };
 
-// The second layer of defence behind the host's checks; every trap comes before the first store to the pool.
+// The pages of a token's request: entries [begin, end) of page_indices, the first of them logical page `origin`.
+struct PageRow {
+  int begin;
+  int end;
+  int origin;
+};
+
 template <Form kForm>
-__device__ __forceinline__ PoolSlot find_pool_slot(const PrepParams& p, int token, int position, int first_head) {
-  const int logical_page = position / p.layout.page_size;
-  int row_begin = 0, row_end = p.page_row_len, origin = p.page_origin;
+__device__ __forceinline__ PageRow load_page_row(const PrepParams& p, int token) {
+  PageRow row = {0, p.page_row_len, p.page_origin};
   if constexpr (kForm == Form::paged_decode) {
     const int request = p.token_requests == nullptr ? token : p.token_requests[token];
     if (request < 0 || request >= p.num_requests) __trap();  // no such row
-    row_begin = p.page_indptr[request];
-    row_end = p.page_indptr[request + 1];
-    origin = p.page_origins[request];
-    if (row_begin < 0 || row_end < row_begin || row_end > p.page_row_len) __trap();  // a row outside the array
+    row.begin = p.page_indptr[request];
+    row.end = p.page_indptr[request + 1];
+    row.origin = p.page_origins[request];
   }
-  if (origin < 0 || logical_page < origin) __trap();           // a page before the resident ones
-  if (logical_page - origin >= row_end - row_begin) __trap();  // the row ends before the token's page
-  const int page = p.page_indices[row_begin + (logical_page - origin)];
+  return row;
+}
+
+// The second layer of defence behind the host's checks; every trap comes before the first store to the pool.
+template <Form kForm>
+__device__ __forceinline__ PoolSlot find_pool_slot(const PrepParams& p, const PageRow& row, int position,
+                                                   int first_head) {
+  const int logical_page = position / p.layout.page_size;
+  if constexpr (kForm == Form::paged_decode) {
+    if (row.begin < 0 || row.end < row.begin || row.end > p.page_row_len) __trap();  // a row outside the array
+  }
+  if (row.origin < 0 || logical_page < row.origin) __trap();           // a page before the resident ones
+  if (logical_page - row.origin >= row.end - row.begin) __trap();  // the row ends before the token's page
+  const int page = p.page_indices[row.begin + (logical_page - row.origin)];
   if (page < 0 || page >= p.num_pages) __trap();  // no such page in the pool
   const int slot = position - logical_page * p.layout.page_size;
   PoolSlot found;
@@ -239,14 +255,24 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
   // raw[token][head][head_dim]
   const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;
 
+  // Loads that wait for no other come first, and then those that wait for one: every wait is part of the launch's time.
+  const int position = kForm == Form::paged_decode ? p.positions[token] : p.start_pos + token;
   Row<kHeadDim> raw_rows[kRowsPerWarp];
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     if (r < rows) raw_rows[r] = load_row<kHeadDim>(raw + rows_offset + r * kHeadDim, lane);
   }
-
-  const int position = kForm == Form::paged_decode ? p.positions[token] : p.start_pos + token;
+  // Four rows of 512 columns and a V of their own leave no registers for weights and RoPE rows that early.
+  constexpr bool kRoom = kRowsPerWarp == 1 || kHeadDim == 256 || kValue == ValueSource::raw_k;
+  const bf16_bits* weight = is_q ? p.q_weight : p.k_weight;
+  Row<kHeadDim> packed_weight;
+  if (kRoom && !is_v) packed_weight = load_row<kHeadDim>(weight, lane);
+  PageRow page_row;
+  if (kForm != Form::contiguous && !is_q) page_row = load_page_row<kForm>(p, token);
   if (position < 0 || position >= p.cos_max_pos) __trap();  // no such row in the RoPE tables
+  Rotation<kHeadDim> rotation;
+  const auto load_rope_rows = [&] { rotation = load_rotation<kHeadDim>(p, position, lane); };
+  if (kRoom && !is_v) load_rope_rows();
 
   bf16_bits* out;
   bf16_bits* value_out = nullptr;
@@ -257,7 +283,7 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     // k_out[token][head][head_dim]
     out = p.k_out + rows_offset;
   } else {
-    const PoolSlot slot = find_pool_slot<kForm>(p, token, position, first_head);
+    const PoolSlot slot = find_pool_slot<kForm>(p, page_row, position, first_head);
     out = p.pool + (is_v ? slot.v : slot.k);
     value_out = p.pool + slot.v;
   }
@@ -272,9 +298,10 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     return;
   }
 
-  const bf16_bits* weight = is_q ? p.q_weight : p.k_weight;
-  const Row<kHeadDim> packed_weight = load_row<kHeadDim>(weight, lane);
-  const Rotation<kHeadDim> rotation = load_rotation<kHeadDim>(p, position, lane);
+  if constexpr (!kRoom) {
+    packed_weight = load_row<kHeadDim>(weight, lane);
+    load_rope_rows();
+  }
   const bool writes_v = kValue == ValueSource::raw_k && !is_q;  // K=V: V from the same raw K and the same inverse RMS
   if (p.rotary_dim == kHeadDim) {
 #pragma unroll

@@ -35,7 +35,7 @@ _ROW = "return ((long long)token * p.num_qo_heads + head) * kHeadDim;"
 _PARTIAL = "*reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) = merged;"
 _MERGE_PART = "(row * p.num_splits + split) * kHeadDim"
 _RAW_ROW = "const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;"
-_PREP_PAGE = "p.page_indices[row_begin + (logical_page - origin)];"
+_PREP_PAGE = "p.page_indices[row.begin + (logical_page - row.origin)];"
 _PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
 _TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
 _VALUE_ROW = "store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
@@ -150,7 +150,7 @@ FAULTS = (
     *(
         Fault(
             f"page entries from {mask + 1} on wrap (prep)",
-            ((PREP, _PREP_PAGE, f"p.page_indices[row_begin + ((logical_page - origin) & {mask})];"),),
+            ((PREP, _PREP_PAGE, f"p.page_indices[row.begin + ((logical_page - row.origin) & {mask})];"),),
             _prep("long-row"),
         )
         for mask in (63, 255)

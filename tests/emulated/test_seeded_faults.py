@@ -155,7 +155,7 @@ FAULTS = (
     ),
     Fault(
         "page origin ignored",
-        _edit("origin = p.page_origins[request];", "origin = 0;"),
+        _edit("row.origin = p.page_origins[request];", "row.origin = 0;"),
         f"{LOCAL}/decode/origins/different",
         ("trap: ", BODY),
     ),
@@ -232,13 +232,13 @@ FAULTS = (
     ),
     Fault(
         "missing trap: page origin",
-        _edit("if (origin < 0 || logical_page < origin) __trap();", "if (logical_page < origin) __trap();"),
+        _edit("if (row.origin < 0 || logical_page < row.origin) __trap();", "if (logical_page < row.origin) __trap();"),
         "trap/12b-local/decode/origin-negative",
         ("trapped elsewhere than prep_body.cuh:",),
     ),
     Fault(
         "missing trap: row too short",
-        _edit("if (logical_page - origin >= row_end - row_begin) __trap();", ""),
+        _edit("if (logical_page - row.origin >= row.end - row.begin) __trap();", ""),
         "trap/12b-global/decode/row-too-short",
         ("the kernel ran to its end, want a trap",),
     ),

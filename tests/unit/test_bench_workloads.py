@@ -102,14 +102,16 @@ def test_impossible_allows_for_what_the_cache_may_hold() -> None:
 @pytest.mark.parametrize(
     ("geometry", "batch", "kv_len", "splits"),
     [
-        # 8 KV heads: two splits give 16 blocks; 1024 keys in splits of 64 at least.
-        (L12, 1, 1024, (2, 4, 8, 16)),
-        (L12, 64, 1024, (2,)),
+        # 8 KV heads: two splits give 16 blocks, 64 give 512; 1024 keys in splits of 16 at least.
+        (L12, 1, 1024, (2, 4, 6, 8, 16, 32, 64)),
+        (L12, 16, 1024, (2, 4)),
         (L12, 256, 1024, ()),
-        (L12, 1, 100, ()),
-        # 1 KV head: 16 splits for 16 blocks, 128 keys each.
-        (G12, 1, 2048, (16, 32)),
-        (G12, 16, 131072, (2, 4, 8, 16, 32, 64)),
+        (L12, 1, 100, (2, 4, 6)),
+        # 1 KV head: 16 splits for 16 blocks, fewer where they have 32 keys each at most.
+        (G12, 1, 2048, (16, 32, 64, 128)),
+        (G12, 1, 128, (4, 6, 8)),
+        (G12, 1, 15, ()),
+        (G12, 16, 131072, (2, 4, 6, 8, 16, 32)),
     ],
 )
 def test_splits_that_are_worth_a_try(geometry, batch, kv_len, splits) -> None:  # type: ignore[no-untyped-def]
@@ -118,7 +120,7 @@ def test_splits_that_are_worth_a_try(geometry, batch, kv_len, splits) -> None:  
 
 def test_configurations() -> None:
     shape = decode_shape(L12, 1, 256)
-    assert [one.name for one in variants_of(shape, L12, H200)] == ["a", "b", "c2", "c4"]
+    assert [one.name for one in variants_of(shape, L12, H200)] == ["a", "b", "c2", "c4", "c6", "c8", "c16"]
     assert [one.name for one in variants_of(shape, L12, H200, (3,))] == ["a", "b", "c3"]
     # A card with less shared memory has a smaller tile at head_dim 512.
     prefill = prefill_shape(G12, 512, 0)
@@ -136,7 +138,7 @@ def test_presets_stay_inside_the_memory() -> None:
 def test_a_plan_with_a_baseline_has_everything_twice() -> None:
     request = Request("decode", (L12,), "quick", batches=(1,), kv_lens=(128,), with_baseline=True)
     assert [cell.configuration for cell in make_plan(request).cells] == [
-        "a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline",
+        one for name in ("a", "b", "c2", "c4", "c6", "c8") for one in (name, f"{name}@baseline")
     ]  # fmt: skip
 
 
