@@ -252,7 +252,7 @@ FAULTS = (
         "missing trap: position",
         _edit(_POSITION_TRAP, "if (position < 0) __trap();"),
         "trap/e2b-global/decode/position-past-table",
-        ("trapped elsewhere than prep_body.cuh:",),
+        ("a fault of kind global_out_of_bounds came before the trap: ",),
     ),
     Fault(
         "a trap after the first store",
