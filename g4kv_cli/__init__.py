@@ -23,6 +23,7 @@ API_NAMES = frozenset(
         "DeviceArray",
         "DeviceFault",
         "DeviceUnavailable",
+        "Dump",
         "Entry",
         "ExpectedAttention",
         "G4kvError",
@@ -42,6 +43,7 @@ API_NAMES = frozenset(
         "attend",
         "entry_for",
         "entry_named",
+        "load_dump",
         "open_device",
         "rope_rows",
     }

@@ -17,6 +17,8 @@ It checks everything on the host before it launches: ContractError has ``code``,
 of splits up to its own) are its typed arguments, ``rope_rows`` makes rows of the tables, and ``attend`` is the float64
 oracle of attention: values, and how far off a right kernel may be.
 
+``load_dump`` reads the arrays of a case that ``g4kv smoke --dump DIR`` wrote.
+
 ``window`` is a number of keys, the query's own included, wherever people say it (``Geometry.window``,
 ``PlanRequest.of``); the kernels take ``window_left`` = window - 1, -1 for none. Lengths and positions count tokens,
 offsets and strides elements. Arrays on the host are NumPy, bf16 is ``ml_dtypes.bfloat16``.
@@ -45,6 +47,7 @@ from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.rules import RULES
 from g4kv_cli.oracle import attention as oracle_attention
 from g4kv_cli.oracle.attention import ExpectedAttention
+from g4kv_cli.records.dump import Dump, load_dump
 
 __all__ = [
     "ENTRIES",
@@ -56,6 +59,7 @@ __all__ = [
     "DeviceArray",
     "DeviceFault",
     "DeviceUnavailable",
+    "Dump",
     "Entry",
     "ExpectedAttention",
     "G4kvError",
@@ -75,6 +79,7 @@ __all__ = [
     "attend",
     "entry_for",
     "entry_named",
+    "load_dump",
     "open_device",
     "rope_rows",
 ]

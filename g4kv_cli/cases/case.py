@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, entry_named, sources_of
@@ -29,9 +30,10 @@ _Kept = TypeVar("_Kept", bound=Closing)
 class RunContext:
     """What a case runs with: the kernels on an open device, and what cases of a kind keep on it between them."""
 
-    def __init__(self, library: KernelLibrary, rerun: tuple[str, ...] = ()) -> None:
-        """``rerun``: the command line up to ``--case``."""
+    def __init__(self, library: KernelLibrary, rerun: tuple[str, ...] = (), dumps: DumpSettings | None = None) -> None:
+        """``rerun``: the command line up to ``--case``. ``dumps``: where arrays of cases are written, if they are."""
         self.library = library
+        self.dumps = dumps
         self._rerun = rerun
         self._kept: dict[type[Any], Closing] = {}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g4kv_cli.cases.case import Case, RunContext
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.standing import naming, words_of
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, MAX_TIME_LIMITS, Patience
 from g4kv_cli.device.interface import Device
@@ -32,6 +33,7 @@ class RunSettings:
     case_timeout_seconds: float = DEFAULT_CASE_TIMEOUT_SECONDS
     variant: str = ""
     providers: tuple[Path, ...] = ()
+    dumps: DumpSettings | None = None
 
     def limit_seconds(self, case: Case) -> float:
         """The time of a case; a heavy one is many in one."""
@@ -100,7 +102,7 @@ class CaseRunner:
 
     def _on(self, device: Device) -> RunContext:
         library = KernelLibrary(device, self.settings.kernels_directory, self.settings.variant, self._provider)
-        return RunContext(library, self.settings.rerun)
+        return RunContext(library, self.settings.rerun, self.settings.dumps)
 
     def _replace_device(self) -> None:
         if self._context.library.device.info.kind == "cuda":

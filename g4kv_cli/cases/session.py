@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.dump import CaseDump, DumpSettings, write_dump
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
@@ -50,6 +51,8 @@ class Session:
     arrays: list[DeviceArray] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
     digest: Any = field(default_factory=hashlib.sha256)
+    dump: CaseDump | None = None
+    """Where arrays are noted, if they are to be written down."""
     left_out: dict[str, None] = field(default_factory=dict)
     """Why parts of the case are not covered, each reason once."""
 
@@ -64,7 +67,10 @@ class Session:
 
     def upload(self, values: Array, label: str) -> DeviceArray:
         """A device copy that is freed when the case ends."""
-        return self.keep(self.device.upload(values, label))
+        array = self.keep(self.device.upload(values, label))
+        if self.dump is not None:
+            self.dump.uploaded(array, values)
+        return array
 
     def poisoned(self, shape: tuple[int, ...], label: str, dtype: npt.DTypeLike = BF16) -> DeviceArray:
         """An array of which every byte is 0xff (a NaN in bf16 and in float32)."""
@@ -94,6 +100,16 @@ class Session:
             self.left_out[f"{statement} = false: those bits are not compared"] = None
         return kept
 
+    def given(self, name: str, values: Array) -> None:
+        """Note a logical tensor that lies on the device in another form, for a dump."""
+        if self.dump is not None:
+            self.dump.given(name, values)
+
+    def compared(self, operation: str, got: Array, want: Array, limit: Array | None = None) -> None:
+        """Note both sides of a comparison, for a dump."""
+        if self.dump is not None:
+            self.dump.compared(operation, got, want, limit)
+
     def found(self, mismatch: Mismatch | None) -> None:
         """Note a finding, if it is one."""
         if mismatch is not None:
@@ -111,10 +127,11 @@ def run_session(
     execute: Callable[[SessionT], None],
     *,
     lacking: Status = "error",
+    dumps: DumpSettings | None = None,
 ) -> CaseResult:
     """Make a session and run a case in it. Wrong results and device faults are ``failed``, a refused or impossible
     request is ``error``, Skip is ``skipped``, NotCovered ``not covered``. ``lacking``: what it is if no kernel at hand
-    takes the request. CompileError is passed on."""
+    takes the request. ``dumps``: where its arrays are written. CompileError is passed on."""
     begin = time.perf_counter()
     library.launched.clear()
 
@@ -134,29 +151,41 @@ def run_session(
             left_out=() if session is None or status == "not covered" else tuple(session.left_out),
         )
 
-    session = None
+    session: SessionT | None = None
+
+    def run() -> CaseResult:
+        nonlocal session
+        try:
+            session = make()
+            if dumps is not None:
+                session.dump = CaseDump()
+            execute(session)
+        except DeviceFault as fault:
+            return result("failed", _fault_text(fault), tuple(session.mismatches) if session else ())
+        except Skip as why:
+            return result("skipped", str(why))
+        except NotCovered as why:
+            return result("not covered", str(why))
+        except CompileError:
+            raise
+        except DeviceUnavailable as why:
+            return result(lacking, str(why))
+        except G4kvError as error:
+            return result("error", str(error))
+        if session.mismatches:
+            return result("failed", "", tuple(session.mismatches), session.digest.hexdigest())
+        return result("passed", digest=session.digest.hexdigest())
+
     try:
-        session = make()
-        execute(session)
-    except DeviceFault as fault:
-        return result("failed", _fault_text(fault), tuple(session.mismatches) if session else ())
-    except Skip as why:
-        return result("skipped", str(why))
-    except NotCovered as why:
-        return result("not covered", str(why))
-    except CompileError:
-        raise
-    except DeviceUnavailable as why:
-        return result(lacking, str(why))
-    except G4kvError as error:
-        return result("error", str(error))
+        outcome = run()
+        if dumps is None or session is None or session.dump is None or not dumps.wants(outcome):
+            return outcome
+        session.dump.gather(session.arrays)
+        return write_dump(dumps, case, outcome, session.dump)
     finally:
         if session is not None:
             with suppress(G4kvError):  # after a fault the device is replaced, and its memory with it
                 library.device.free_all(session.arrays)
-    if session.mismatches:
-        return result("failed", "", tuple(session.mismatches), session.digest.hexdigest())
-    return result("passed", digest=session.digest.hexdigest())
 
 
 def _fault_text(fault: DeviceFault) -> str:

@@ -7,11 +7,11 @@ from g4kv_cli.bench.dispatch import dispatch_text
 from g4kv_cli.commands.bench_options import BenchOptions
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, BenchRecord, Measurement
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.findings import Analysis, Comparison
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_html import write_html
 from g4kv_cli.report.bench_plots import missing_matplotlib, write_plots
-from g4kv_cli.report.files import write_whole
 
 
 def report_analysis(

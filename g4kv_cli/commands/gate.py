@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.dump import DumpSettings, prepare_directory
 from g4kv_cli.cases.isolate import run_cases, run_here
 from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import case_timeout_words, require_one_origin, require_two_files
 from g4kv_cli.device.open import open_device
-from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo, summarise
 from g4kv_cli.report.json import NO_SETTINGS
 from g4kv_cli.report.result_files import ResultFiles
@@ -53,6 +55,7 @@ class GateOptions:
     providers: tuple[Path, ...] = ()
     here: bool = False
     shard: ShardInfo | None = None
+    dumps: DumpSettings | None = None
 
     def rerun(self, device_spec: str) -> list[str]:
         """The words of the command that runs on the same device with the same kernels, up to ``--case``."""
@@ -71,6 +74,7 @@ class GateOptions:
             case_timeout_seconds=self.case_timeout,
             variant=self.variant,
             providers=self.providers,
+            dumps=self.dumps,
         )
 
 
@@ -92,10 +96,13 @@ def run_gate(
     """
     require_two_files(options.json_path, options.junit_path)
     require_one_origin(options.providers, options.kernels, options.variant)
-    opened = open_device(options.device, options.require_gpu)
+    opened, made = open_device(options.device, options.require_gpu), False
     try:
         run = collect_run_info(opened, options.kernels, seed, options.providers)
         before(run)
+        if options.dumps is not None:
+            made = prepare_directory(options.dumps.directory)
+            options = dataclasses.replace(options, dumps=options.dumps.of(run))
         if not options.providers:
             compile_for(opened, options.kernels, cases, options.variant)
         spec = device_spec_of(opened)
@@ -124,8 +131,20 @@ def run_gate(
         console.finish()
     finally:
         opened.close()
+        if made and options.dumps is not None:
+            with suppress(OSError):  # it holds dumps
+                options.dumps.directory.rmdir()
     files.require_whole()
+    require_dumps(results)
     return exit_code_of_results(results)
+
+
+def require_dumps(results: Sequence[CaseResult]) -> None:
+    """Raises UsageError if the arrays of a case could not be written down."""
+    failed = [result for result in results if result.dump_error]
+    if failed:
+        more = f" (and {len(failed) - 1} more cases)" if len(failed) > 1 else ""
+        raise UsageError(f"{failed[0].dump_error}{more}")
 
 
 def _default_jobs(kind: str) -> int:

@@ -13,7 +13,7 @@ from g4kv_cli.compiler.occupancy import SM_LIMITS, occupancy
 from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
-from g4kv_cli.report.files import write_whole
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels
 from g4kv_cli.report.output import outlive_reader
 

@@ -8,7 +8,7 @@ from g4kv_cli.compiler import compile_image
 from g4kv_cli.compiler.sources import SourceFile
 from g4kv_cli.device.support import KernelSupport, kernel_support
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
-from g4kv_cli.report.files import write_whole
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.report.kernels_check import check_json, print_check
 
 

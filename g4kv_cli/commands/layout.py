@@ -15,10 +15,10 @@ from g4kv_cli.model.geometry import MODELS, Geometry, select_geometries
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
 from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
-from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
 from g4kv_cli.report.output import outlive_reader
 from g4kv_cli.report.terminal import results_console

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
 from g4kv_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from g4kv_cli.cases.dump import DumpSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -120,6 +123,28 @@ def require_one_origin(providers: Sequence[Path], kernels: Path | None, variant:
     for option, given in (("--kernels", kernels is not None), ("--variant", bool(variant))):
         if providers and given:
             raise UsageError(f"{option} is about the built-in kernels, and --provider runs others; give one of the two")
+
+
+def dump_options(function: _Function) -> _Function:
+    """Add ``--dump`` (argument ``dump: Path | None``) and ``--dump-all`` (``dump_all: bool``); see dump_settings."""
+    add_directory = click.option(
+        "--dump",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Write the arrays of each case that does not pass, one .npz a case, into this new or empty directory: "
+        "inputs, metadata, got, want and limit (docs/dump.md).",
+    )
+    add_all = click.option("--dump-all", is_flag=True, help="With --dump: of each case that passes, too.")
+    return add_directory(add_all(function))
+
+
+def dump_settings(directory: Path | None, every: bool) -> DumpSettings | None:
+    """What the two options mean. Raises UsageError."""
+    from g4kv_cli.cases.dump import DumpSettings  # late: --help needs no numpy
+
+    if directory is None and every:
+        raise UsageError("--dump-all needs a directory: give --dump DIR too")
+    return None if directory is None else DumpSettings(directory, every)
 
 
 def provider_option(function: _Function, text: str = "") -> _Function:

@@ -16,6 +16,8 @@ from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
+    dump_options,
+    dump_settings,
     geometry_option,
     kernels_option,
     provider_option,
@@ -39,6 +41,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("--host-only", is_flag=True, help="Leave out the traps: only what the host must refuse.")
 @kernels_option
 @provider_option
+@dump_options
 @shard_option
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record, again and again as it runs.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
@@ -59,6 +62,8 @@ def reject(
     host_only: bool,
     kernels: Path | None,
     provider: tuple[Path, ...],
+    dump: Path | None,
+    dump_all: bool,
     shard: Shard | None,
     json_path: Path | None,
     junit_path: Path | None,
@@ -100,7 +105,7 @@ def reject(
         raise UsageError("--no-isolate runs one trap in this process: name it with --case")
     options = GateOptions(
         "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path, provider,
-        here=no_isolate, shard=part,
+        here=no_isolate, shard=part, dumps=dump_settings(dump, dump_all),
     )  # fmt: skip
     rerun = ["--geometry", geometry] if geometry is not None else []
     return run_gate(chosen, options, RejectConsole(quiet=quiet), seed=SEED, rerun=rerun)

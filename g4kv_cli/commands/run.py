@@ -26,7 +26,7 @@ from g4kv_cli.emulator.mangled import read_symbol
 from g4kv_cli.emulator.names import kernel_words
 from g4kv_cli.emulator.policy import Policy
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceFault, G4kvError, UsageError
-from g4kv_cli.report.files import write_whole
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.report.output import outlive_reader
 from g4kv_cli.report.run import ArrayOutcome, RunRecord, print_outcome, print_start, write_record
 from g4kv_cli.report.terminal import print_line, results_console

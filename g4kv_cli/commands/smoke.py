@@ -22,6 +22,8 @@ from g4kv_cli.commands.gate import GateOptions, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
+    dump_options,
+    dump_settings,
     geometry_option,
     kernels_option,
     provider_option,
@@ -112,6 +114,7 @@ class Request:
     help="Replay recorded models (.npz) end to end; without it, --case 'e2e/*' replays those of the checkout, or of "
     "tests/golden/greedy here.",
 )
+@dump_options
 @shard_option
 @click.option("--json", "json_path", type=_file, metavar="FILE", help="Write a record; whole after every case.")
 @click.option("--junit", "junit_path", type=_file, metavar="FILE", help="Write JUnit XML.")
@@ -140,6 +143,8 @@ def smoke(
     variant: str,
     golden: Path | None,
     model_golden: Path | None,
+    dump: Path | None,
+    dump_all: bool,
     shard: Shard | None,
     json_path: Path | None,
     junit_path: Path | None,
@@ -163,8 +168,9 @@ def smoke(
         return 0
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
     options = GateOptions(
-        "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider, shard=part
-    )
+        "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider, shard=part,
+        dumps=dump_settings(dump, dump_all),
+    )  # fmt: skip
     return run_gate(
         cases,
         options,

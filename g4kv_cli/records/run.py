@@ -121,6 +121,10 @@ class CaseResult:
     """The waivers of a provider that tolerated something in this case, as RunInfo.waivers names them."""
     left_out: tuple[str, ...] = ()
     """Why parts of the case are not covered; the rest of it ran."""
+    dump: str = ""
+    """The file that its arrays were written to (``--dump``)."""
+    dump_error: str = ""
+    """Why they could not be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_console import cell_lines, place_text, rule_lines
 from g4kv_cli.report.bench_format import bytes_text, ceilings_text, clocks_text, rate_text, share_text, time_text
 from g4kv_cli.report.bench_plots import Plot, missing_matplotlib, plots_of, render
-from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.format import digest_text
 
 STYLE = """

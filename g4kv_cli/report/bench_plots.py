@@ -13,9 +13,9 @@ from typing import Any
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX
+from g4kv_cli.records.files import unwritable, write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_format import time_text
-from g4kv_cli.report.files import unwritable, write_whole
 
 PIP_LINE = "python -m pip install 'g4kv[bench]'"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BenchRecord, Measurement, record_to_text
-from g4kv_cli.report.files import write_whole
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.report.output import outlive_reader
 
 OPTION = "--json"

@@ -204,6 +204,8 @@ def write_result(out: Console, result: CaseResult) -> None:
     for line in result_lines(result):
         text = line.lstrip()
         print_line(out, " " * (6 + len(line) - len(text)), text)
+    if result.dump:
+        out.print(Text.assemble(("      dumped ", "dim"), result.dump))
     if result.rerun and result.status != "skipped":
         out.print(Text.assemble(("      again  ", "dim"), result.rerun))
 

@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, RunRecord, ShardInfo, summarise, to_json
 from g4kv_cli.records.schema import SchemaError, record_from
-from g4kv_cli.report.files import write_whole
 
 OPTION = "--json"
 PAGE_SIZE = "page_size"

@@ -8,9 +8,9 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.run import CaseResult, RunInfo
 from g4kv_cli.report.console import mismatch_lines
-from g4kv_cli.report.files import write_whole
 
 OPTION = "--junit"
 

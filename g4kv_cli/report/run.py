@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.emulator.report import Report
+from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
-from g4kv_cli.report.files import write_whole
 from g4kv_cli.report.format import count_text, seconds_text
 from g4kv_cli.report.terminal import print_line, results_console
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from g4kv_cli import main
-from g4kv_cli.report import files
+from g4kv_cli.records import files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCH_RECORD = REPOSITORY / "tests" / "data" / "bench" / "sample.json"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from g4kv_cli.cases.e2e.model_reader import _Reader, read_model
-from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
+from g4kv_cli.records.npz import npz_files
 
 MODELS = Path(__file__).resolve().parent.parent / "golden" / "greedy"
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.cases.prep.golden import golden_cases, read_recording
 from g4kv_cli.errors import UsageError
+from g4kv_cli.records.npz import npz_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 Arrays = dict[str, np.ndarray[Any, Any]]

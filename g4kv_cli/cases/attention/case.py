@@ -84,7 +84,7 @@ class AttentionCase(OfOneEntry):
         """Run it; see run_attention_case."""
         from g4kv_cli.cases.attention.run import run_attention_case  # late: what runs a case knows the case
 
-        return run_attention_case(self, context.library, context.rerun(self.id))
+        return run_attention_case(self, context.library, context.rerun(self.id), context.dumps)
 
     @property
     def num_tokens(self) -> int:

@@ -131,4 +131,5 @@ def _judge(session: Session, case: AttentionCase, got: Array, expected: Expected
     want = ExpectedAttention(
         expected.value[kept], expected.rounding.at(kept), expected.lse[kept], expected.lse_limit[kept]
     )
+    session.compared("out", got[kept], want.value, want.rounding.limit)
     session.found(compare_attention("out", got[kept], want, Axes(ROWS, {}, named)))

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
-from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.cases.prep.golden import Recording, read_recording
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
@@ -28,6 +27,7 @@ from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import Axes, compare_values
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.oracle.tolerance import U_FLOAT32
+from g4kv_cli.records.npz import load_npz, npz_files
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]

@@ -23,6 +23,7 @@ from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
 from g4kv_cli.cases.attention.merge import launch_merge
 from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.session import Session, Skip, run_session
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.contract import Contract
@@ -37,7 +38,7 @@ from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_bits, compare_untouched
 from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse
 from g4kv_cli.oracle.suspects import Suspects
-from g4kv_cli.records.run import CaseResult
+from g4kv_cli.records.run import CaseResult, Status
 
 Array = npt.NDArray[Any]
 
@@ -65,7 +66,9 @@ class Outputs:
     lse: Array
 
 
-def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_attention_case(
+    case: AttentionCase, library: KernelLibrary, rerun: str, dumps: DumpSettings | None = None
+) -> CaseResult:
     """Run an attention case; see run_session."""
 
     def make() -> AttentionSession:
@@ -88,7 +91,8 @@ def run_attention_case(case: AttentionCase, library: KernelLibrary, rerun: str) 
         expected = expected_attention(with_inputs, tensors, contract=contract)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
-    return run_session(case, rerun, library, make, _execute, lacking="not covered" if case.is_asked else "error")
+    lacking: Status = "not covered" if case.is_asked else "error"
+    return run_session(case, rerun, library, make, _execute, lacking=lacking, dumps=dumps)
 
 
 def _with_a_tile_of(case: AttentionCase, target: Target) -> AttentionCase:
@@ -104,6 +108,10 @@ def _execute(session: AttentionSession) -> None:
     if case.check == "ends":
         run_ends(session, case, session.tensors, session.expected)
         return
+    for number, (k, v) in enumerate(zip(session.tensors.k, session.tensors.v, strict=True)):
+        session.given(f"k[{number}]", k)
+        session.given(f"v[{number}]", v)
+    session.given("first_keys", np.array(session.tensors.first_keys))
     pool_check = make_pool(session, case)
     pool = session.keep(pool_check.upload(session.device))
     if case.check == "refill":
@@ -145,9 +153,11 @@ def judge(session: AttentionSession, outputs: Outputs, of: str = "") -> None:
     axes = _axes(case)
     want = expected.of_tokens(judged)
     suspects = _suspects(session, judged)
+    session.compared(f"out{of}", outputs.out[judged], want.value, want.rounding.limit)
     session.found(compare_attention(f"out{of}", outputs.out[judged], want, axes, suspects))
     lse_axes = dataclasses.replace(axes, names=ROWS[:2])
     if case.wants_lse and "lse" in session.contract.outputs:
+        session.compared(f"lse{of}", outputs.lse[judged], want.lse, want.lse_limit)
         session.found(compare_lse(f"lse{of}", outputs.lse[judged], want.lse, want.lse_limit, lse_axes))
     if case.padding_rows:
         operation = f"out{of}, rows behind the tokens"
@@ -243,6 +253,7 @@ def _compare_alone(session: AttentionSession, pool: DeviceArray, outputs: Output
             _same_bits(session, f"out of request {index} alone", batch, got)
         else:
             want = session.expected.of_tokens(np.arange(rows.start, rows.stop))
+            session.compared(f"out of request {index} alone", got.out, want.value, want.rounding.limit)
             session.found(compare_attention(f"out of request {index} alone", got.out, want, Axes(ROWS)))
 
 
@@ -324,6 +335,7 @@ def _preallocated(session: AttentionSession) -> PrefillPagedPlan:
 
 
 def _same_bits(session: AttentionSession, operation: str, want: Outputs, got: Outputs) -> None:
+    session.compared(operation, got.out, want.out)
     session.found(compare_bits(operation, got.out, want.out, Axes(ROWS)))
     session.found(compare_float32_bits(operation.replace("out", "lse", 1), got.lse, want.lse, Axes(ROWS[:2])))
 

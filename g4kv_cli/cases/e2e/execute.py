@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.e2e.batch import MakeCache, ModelBatch
 from g4kv_cli.cases.e2e.caches import FamilyCache
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
@@ -56,13 +57,14 @@ def run_replay_case(
     rerun: str,
     make_cache: MakeCache = FamilyCache,
     make_launches: Callable[..., FamilyLaunches] = FamilyLaunches,
+    dumps: DumpSettings | None = None,
 ) -> CaseResult:
     """Run a case; see run_session. A wrong replay comes with the layer, token and array where it goes wrong."""
 
     def make() -> ReplayRun:
         return ReplayRun(library=library, case=case, make_cache=make_cache, make_launches=make_launches)
 
-    return run_session(case, rerun, library, make, _execute)
+    return run_session(case, rerun, library, make, _execute, dumps=dumps)
 
 
 def _execute(run: ReplayRun) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from g4kv_cli.cases.case import OfManyEntries, RunContext
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.recorded_model import Array
@@ -92,7 +93,7 @@ class FarCase(OfManyEntries):
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_far_case."""
-        return run_far_case(self, context.library, context.rerun(self.id))
+        return run_far_case(self, context.library, context.rerun(self.id), context.dumps)
 
 
 def far_cases() -> list[FarCase]:
@@ -128,9 +129,9 @@ class FarRun(Session):
     case: FarCase
 
 
-def run_far_case(case: FarCase, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_far_case(case: FarCase, library: KernelLibrary, rerun: str, dumps: DumpSettings | None = None) -> CaseResult:
     """Run a case; see run_session."""
-    return run_session(case, rerun, library, lambda: FarRun(library=library, case=case), _execute)
+    return run_session(case, rerun, library, lambda: FarRun(library=library, case=case), _execute, dumps=dumps)
 
 
 def _execute(run: FarRun) -> None:
@@ -230,6 +231,7 @@ class _Walker:
             ("V in the pool", "v", v, expected_value_rows(k_raw if v_raw is None else v_raw)),
         )
         for name, part, got, expected in parts:
+            self.run.compared(name, got, expected.value, expected.limit)
             self.run.found(compare_values(name, got, expected, axes, given.suspects(part)))
             self.run.digest.update(np.ascontiguousarray(got).tobytes())
         self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
@@ -247,6 +249,7 @@ class _Walker:
         axes = self._axes(range(self.at, self.at + len(q)))
         rows = RequestRows(q, self.k, self.v, start, 0)
         whose = AttentionSuspects([rows], left, 1.0, PAGE_SIZE)
+        self.run.compared(f"attention, {words}", out, want.value, want.rounding.limit)
         self.run.found(compare_attention(f"attention, {words}", out, want, axes, whose))
         self.run.digest.update(out.tobytes())
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.cases.e2e.recorded_model import TRACE_PARTS, Array, Float32, Float64, Int64, RecordedLayer, RecordedModel
-from g4kv_cli.cases.npz import load_npz
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, model_families
 from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.records.npz import load_npz
 
 LIMIT_OVER_GAP = 1.5
 """Rule B: a harness that is float32 outside the kernels stays within 1.5 times the gap between the recorded bf16 and

@@ -16,9 +16,9 @@ from g4kv_cli.cases.case import OfManyEntries, RunContext
 from g4kv_cli.cases.e2e.batch import Settings
 from g4kv_cli.cases.e2e.model_reader import read_model
 from g4kv_cli.cases.e2e.recorded_model import RecordedModel
-from g4kv_cli.cases.npz import npz_files
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.model.geometry import Geometry, model_families
+from g4kv_cli.records.npz import npz_files
 from g4kv_cli.records.run import CaseResult
 
 ENTRY = "greedy_decode_replay"
@@ -60,7 +60,7 @@ class ReplayCase(OfManyEntries):
         """Run it; see run_replay_case."""
         from g4kv_cli.cases.e2e.execute import run_replay_case  # late: what runs a case knows the case
 
-        return run_replay_case(self, context.library, context.rerun(self.id))
+        return run_replay_case(self, context.library, context.rerun(self.id), dumps=context.dumps)
 
 
 def replay_cases(path: Path) -> list[ReplayCase]:

@@ -65,7 +65,7 @@ class PrepCase(OfOneEntry):
         """Run it; see run_prep_case."""
         from g4kv_cli.cases.prep.run import run_prep_case  # late: what runs a case knows the case
 
-        return run_prep_case(self, context.library, context.rerun(self.id))
+        return run_prep_case(self, context.library, context.rerun(self.id), context.dumps)
 
     @property
     def ends(self) -> PrepCase:

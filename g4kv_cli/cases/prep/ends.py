@@ -52,6 +52,7 @@ class EndRows:
         ends, heads = np.nonzero(there)
         named = {"token": np.where(ends == 0, 0, self.tokens - 1), "head": heads}
         want = Expected(expected.value[there][:, None], expected.limit[there][:, None], expected.limit_text)
+        self.session.compared(operation, got[there], expected.value[there], expected.limit[there])
         self.session.found(compare_values(operation, got[there][:, None], want, Axes(ROWS, {}, named)))
         self.session.digest.update(np.ascontiguousarray(got).tobytes())
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.cases.npz import load_npz, npz_files
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.records.npz import load_npz, npz_files
 
 Array = npt.NDArray[Any]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.cases.prep.ends import EndRows
 from g4kv_cli.cases.prep.pool import PoolCheck
@@ -50,7 +51,7 @@ class _Run(Session):
     problem: Problem
 
 
-def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str, dumps: DumpSettings | None = None) -> CaseResult:
     """Run a case; see run_session. A case whose pool exceeds the GPU's memory is skipped, with the two numbers."""
 
     def make() -> _Run:
@@ -65,7 +66,7 @@ def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str) -> CaseRes
             library=library, case=case, problem=build_problem(case.ends if case.judges_ends else case, contract)
         )
 
-    return run_session(case, rerun, library, make, _execute)
+    return run_session(case, rerun, library, make, _execute, dumps=dumps)
 
 
 def _execute(run: _Run) -> None:
@@ -169,13 +170,17 @@ def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: 
     k_out = run.poisoned(run.problem.inputs.k.shape, "k_out of the contiguous form")
     contiguous = entry_for(run.case.geometry, "prep", "contiguous")
     contiguous(run.library, **arguments | {"q_out": q_out, "k_out": k_out, "start_pos": run.case.positions[0]})
-    run.found(compare_bits("q_out against the contiguous form", q, run.device.read(q_out), _token_axes(run)))
-    run.found(compare_bits("K in the pool against the contiguous form", k, run.device.read(k_out), check.row_axes))
+    twins = (("q_out", q, run.device.read(q_out), _token_axes(run)),
+             ("K in the pool", k, run.device.read(k_out), check.row_axes))  # fmt: skip
+    for name, got, want, axes in twins:
+        run.compared(f"{name} against the contiguous form", got, want)
+        run.found(compare_bits(f"{name} against the contiguous form", got, want, axes))
 
 
 def _check_rows(run: _Run, operation: str, part: Part, got: Array, expected: tuple[Expected, ...]) -> None:
     suspects = _given(run.problem.inputs).suspects(part)
     for one in expected:
+        run.compared(operation, got, one.value, one.limit)
         run.found(compare_values(operation, got, one, _token_axes(run), suspects))
     run.digest.update(np.ascontiguousarray(got).tobytes())
 
@@ -188,6 +193,7 @@ def _check_pool_rows(run: _Run, check: PoolCheck, part: Part, got: Array, expect
             one.value[kept], one.limit[kept], one.limit_text, one.rms_limit,
             None if one.magnitude is None else one.magnitude[kept],
         )  # fmt: skip
+        run.compared(f"{part.upper()} in the pool", got[kept], limits.value, limits.limit)
         run.found(compare_values(f"{part.upper()} in the pool", got[kept], limits, check.row_axes, suspects))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,8 +197,8 @@ class Draft:
         allocation = Allocation(self.device, (1 << 70) + self.bench.claimed_bytes, nbytes, "a claimed array")
         return DeviceArray(allocation, 0, shape, kind, contiguous_strides(shape, kind.itemsize))
 
-    def release(self) -> None:
-        """Free what the case made."""
+    def own_arrays(self) -> Iterator[DeviceArray]:
+        """The arrays of what the case made."""
         for made in self.made:
             if isinstance(made, PrefillPagedPlan):
                 arrays = list(made.buffers.by_name().values())
@@ -208,9 +208,12 @@ class Draft:
                 arrays = [made.positions, made.page_indices, made.page_indptr, made.page_origins]
             else:
                 arrays = [made]
-            for array in arrays:
-                if not array.allocation.freed:
-                    array.device.free(array)
+            yield from (array for array in arrays if not array.allocation.freed)
+
+    def release(self) -> None:
+        """Free what the case made."""
+        for array in list(self.own_arrays()):
+            array.device.free(array)
 
 
 Change = Callable[[Draft], None]
@@ -241,6 +244,7 @@ class RejectBench:
         self.entry = entry
         self.geometry = geometry
         self.claimed_bytes = 0
+        self.last_draft: Draft | None = None
         self._arrays: dict[str, DeviceArray] = {}
         self._contents: dict[str, Array] = {}
         self.layout = reject_layout(self.geometry) if self.entry.has_pool else None
@@ -297,7 +301,13 @@ class RejectBench:
         if entry.takes_splits:
             draft.arguments["num_splits"] = NUM_SPLITS
             draft.workspace = SplitWorkspace(arrays["partial_out"], arrays["partial_max"], arrays["partial_sum"])
+        self.last_draft = draft
         return draft
+
+    def at_hand(self) -> list[DeviceArray]:
+        """Its arrays, and those that the last draft made."""
+        made = [] if self.last_draft is None else list(self.last_draft.own_arrays())
+        return [*self._arrays.values(), *made]
 
     def changed_arrays(self) -> list[str]:
         """Names of arrays whose bytes are not what they were made with."""

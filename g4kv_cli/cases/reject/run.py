@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from g4kv_cli.cases.case import OfOneEntry, RunContext
+from g4kv_cli.cases.dump import CaseDump, DumpSettings, write_dump
 from g4kv_cli.cases.reject.arrays import array_cases
 from g4kv_cli.cases.reject.attention import attention_cases
 from g4kv_cli.cases.reject.entries import example_geometry
@@ -68,7 +69,7 @@ class RejectCase(OfOneEntry):
         library = context.library
         # Memory of another device, whatever this one is.
         runner = context.kept(RejectRunner, lambda: RejectRunner(library, open_device("emulated")))
-        return runner.run(self, context.rerun(self.id))
+        return runner.run(self, context.rerun(self.id), context.dumps)
 
     def __reduce__(self) -> tuple[Callable[..., RejectCase], tuple[str, Geometry, str]]:
         """What is spoiled is a function of the table: another process takes it from there."""
@@ -110,7 +111,7 @@ class RejectRunner:
         self._twins: dict[int, str] = {}
         self._contract = STRICT
 
-    def run(self, case: RejectCase, rerun: str = "") -> CaseResult:
+    def run(self, case: RejectCase, rerun: str = "", dumps: DumpSettings | None = None) -> CaseResult:
         """Run one case. CompileError is passed on: it is the run's failure, not the case's."""
         begin = time.perf_counter()
         status: Status = "failed"
@@ -123,13 +124,17 @@ class RejectRunner:
         except NotCovered as why:
             status, reasons = "not covered", [str(why)]
         seconds = time.perf_counter() - begin
+        dump = None if dumps is None else CaseDump()
+        if dump is not None and self._bench is not None and (reasons or (dumps is not None and dumps.every)):
+            dump.gather(self._bench.at_hand())
         if reasons:
             # Whatever the case left behind must not become the next one's: the run goes on with fresh arrays.
             self._bench = None
         else:
             status = "passed"
         reason = "\n".join(reasons)
-        return CaseResult(case.id, case.entry, case.geometry.name, status, seconds, reason, rerun=rerun)
+        result = CaseResult(case.id, case.entry, case.geometry.name, status, seconds, reason, rerun=rerun)
+        return result if dumps is None or dump is None else write_dump(dumps, case, result, dump)
 
     def refuse(self, case: RejectCase, bench: RejectBench) -> list[str]:
         """Make the spoiled call; what is wrong with the way it was refused, empty if nothing."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.attention.arguments import plan_requests, workspace
 from g4kv_cli.cases.attention.pool import places_of
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.device.interface import DeviceArray
@@ -65,10 +66,12 @@ class ServeSession(Session):
     """Attention output [tokens, heads, head_dim] by (step, batch, request)."""
 
 
-def run_serve_case(case: ServeCase, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_serve_case(
+    case: ServeCase, library: KernelLibrary, rerun: str, dumps: DumpSettings | None = None
+) -> CaseResult:
     """Run a serving case, once with and once without releasing pages; see run_session."""
     return run_session(
-        case, rerun, library, lambda: ServeSession(library=library, case=case), _with_and_without_release
+        case, rerun, library, lambda: ServeSession(library=library, case=case), _with_and_without_release, dumps=dumps
     )
 
 
@@ -85,6 +88,7 @@ def _with_and_without_release(session: ServeSession) -> None:
         session.digest.update(np.ascontiguousarray(kept).tobytes())
         if same_bits:
             operation = f"step {step}, {batch}: out without and with released pages, request {request}"
+            session.compared(operation, releasing[step, batch, request], kept)
             session.found(compare_bits(operation, releasing[step, batch, request], kept, Axes(ROWS)))
 
 
@@ -188,6 +192,7 @@ class _Run:
         # Padding rows have written to their page; what stands there is nobody's business.
         bits(self.image[PADDING_PAGE])[:] = bits(got[PADDING_PAGE])
         operation = f"pool after step {step.number}"
+        self.session.compared(operation, got, self.image)
         self.session.found(compare_bits(operation, got, self.image, Axes(POOL_AXES), "not what was written there"))
 
     # --- a batch: prep, then attention over it ------------------------------------------------------------------
@@ -252,6 +257,7 @@ class _Run:
             )
             for what, part, values, expected in parts:
                 whose = given.suspects(part)
+                self.session.compared(f"{name}: {what}", values, expected.value, expected.limit)
                 self.session.found(compare_values(f"{name}: {what}", values, expected, where, whose))
             history.k[new], history.v[new] = got
             for kv in (0, 1):
@@ -301,6 +307,7 @@ class _Run:
         axes = Axes(ROWS, {}, {"request": named, "position": rows.positions})
         operation = f"{name} ({form.form}): out"
         whose = AttentionSuspects(suspects, geometry.window_left, 1.0, self.case.page_size)
+        session.compared(operation, got, expected.value, expected.rounding.limit)
         session.found(compare_attention(operation, got, expected, axes, whose))
 
     def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:

@@ -57,7 +57,7 @@ class ServeCase(OfManyEntries):
         """Run it; see run_serve_case."""
         from g4kv_cli.cases.serve.run import run_serve_case  # late: what runs a case knows the case
 
-        return run_serve_case(self, context.library, context.rerun(self.id))
+        return run_serve_case(self, context.library, context.rerun(self.id), context.dumps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from g4kv_cli.cases.dump import CaseDump, DumpSettings, write_dump
 from g4kv_cli.cases.reject.request import RejectBench
 from g4kv_cli.cases.reject.valid import LAYER, NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.cases.trap.table import TRAP_COMMENTS, TrapCase
@@ -24,14 +25,15 @@ _BLOCK = re.compile(r"block \((\d+), (\d+), (\d+)\)")
 _THREAD = re.compile(r"thread \(\d+, \d+, \d+\)")
 
 
-def run_trap_case(case: TrapCase, library: KernelLibrary, rerun: str) -> CaseResult:
+def run_trap_case(case: TrapCase, library: KernelLibrary, rerun: str, dumps: DumpSettings | None = None) -> CaseResult:
     """Run a case. A kernel that neither traps nor ends is wrong, as one that runs to its end is."""
     begin = time.perf_counter()
     status: Status = "failed"
+    dump = None if dumps is None else CaseDump()
     try:
         if not library.contract_of(case.entry).traps:
             raise NotCovered("traps = false: its kernels do not stop on what only the device knows")
-        reasons = run_trap(case, library)
+        reasons = run_trap(case, library, dump)
     except CaseTimeout as error:
         reasons = [f"hung, want a trap ({case.comment}): {error}"]
     except CompileError:
@@ -45,13 +47,14 @@ def run_trap_case(case: TrapCase, library: KernelLibrary, rerun: str) -> CaseRes
     digest = hashlib.sha256(b"trapped").hexdigest() if status == "passed" else ""
     seconds = time.perf_counter() - begin
     reason = "\n".join(reasons)
-    return CaseResult(
+    result = CaseResult(
         case.id, case.entry, case.geometry.name, status, seconds, reason, output_digest=digest, rerun=rerun
     )
+    return result if dumps is None or dump is None else write_dump(dumps, case, result, dump)
 
 
-def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
-    """Launch the contradiction; what is wrong with how the kernel met it, empty if nothing.
+def run_trap(case: TrapCase, library: KernelLibrary, dump: CaseDump | None = None) -> list[str]:
+    """Launch the contradiction; what is wrong with how the kernel met it, empty if nothing. ``dump`` gets the arrays.
 
     The device is lost afterwards. CompileError is passed on.
     """
@@ -61,8 +64,12 @@ def run_trap(case: TrapCase, library: KernelLibrary) -> list[str]:
     case.change(draft)
     launches = device.launch_count
     try:
-        draft.call()
-        device.synchronize()
+        try:
+            draft.call()
+            device.synchronize()
+        finally:
+            if dump is not None:
+                dump.gather(bench.at_hand())
     except ContractError as error:
         return [f"the host refused it, so the trap was not tried: {error}"]
     except DeviceFault as fault:

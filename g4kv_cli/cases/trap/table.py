@@ -109,7 +109,7 @@ class TrapCase(OfOneEntry):
         """Run it; see run_trap_case."""
         from g4kv_cli.cases.trap.check import run_trap_case  # late: what runs a case knows the case
 
-        return run_trap_case(self, context.library, context.rerun(self.id))
+        return run_trap_case(self, context.library, context.rerun(self.id), context.dumps)
 
     def __reduce__(self) -> tuple[Callable[..., TrapCase], tuple[str, Geometry, str, str, str]]:
         """What is changed is a function of the table: another process takes it from there."""
