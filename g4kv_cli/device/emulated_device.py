@@ -63,6 +63,9 @@ from g4kv_cli.records.run import DeviceInfo, ImageKind, KernelImage
 DEFAULT_ARCH = "sm_90"
 FRESH_MACHINE_BYTES = 1 << 38
 """Address space after which a device without live memory starts over; the arena has four times as much."""
+MANY_BLOCKS = 64
+"""Of a grid's y and z axes. Those of more blocks, heads say, have ends as x has, where only the ends are run; fewer are
+parts of one row, splits or columns, and belong together."""
 ARITHMETIC_ARCH = "sm_90"
 
 
@@ -241,7 +244,7 @@ class EmulatedDevice(Device):
 
     @contextmanager
     def only_the_ends(self) -> Iterator[None]:
-        """Launches leave out all blocks but those at both ends of x, and no output has to be whole."""
+        """Launches leave out all blocks but those at both ends of x and other long axes; no output has to be whole."""
         self._ends_only = True
         try:
             yield
@@ -355,9 +358,16 @@ class EmulatedDevice(Device):
 
 
 def _ends(grid: tuple[int, int, int]) -> list[range]:
-    """The numbers of all blocks with the first x of a grid, and of those with the last."""
-    # block[z][y][x]
-    return [range(x, math.prod(grid), grid[0]) for x in sorted({0, grid[0] - 1})]
+    """The numbers of the blocks with the first or the last x of a grid; of y and z all, or the ends of many."""
+    columns, rows, layers = grid
+    found = []
+    for z in range(layers) if layers <= MANY_BLOCKS else (0, layers - 1):
+        # block[z][y][x]
+        runs = [(0, rows)] if rows <= MANY_BLOCKS else [(0, 1), (rows - 1, rows)]
+        for begin, end in runs:
+            blocks = range((z * rows + begin) * columns, (z * rows + end) * columns)
+            found += [blocks[x::columns] for x in sorted({0, columns - 1})]
+    return found
 
 
 @lru_cache(maxsize=64)

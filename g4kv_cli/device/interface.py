@@ -264,8 +264,8 @@ class Device(ABC):
 
     @contextmanager
     def only_the_ends(self) -> Iterator[None]:
-        """Meanwhile a device that emulates runs the first and the last blocks along a grid's x axis alone: all that it
-        can of a launch with millions of rows. A GPU runs every block."""
+        """Meanwhile a device that emulates runs the first and the last blocks along a grid's x axis alone, and along
+        another that is long: all that it can of a launch with millions of rows. A GPU runs every block."""
         yield
 
     @abstractmethod

@@ -58,13 +58,21 @@ class PoolOrder:
         """A view of a flat pool by the logical axes; writing to it writes to the pool."""
         return flat.reshape(self.physical_shape(shape)).transpose([self.axes.index(axis) for axis in POOL_AXES])
 
-    def page_pieces(self, page: int, shape: PoolShape) -> list[tuple[int, int]]:
-        """(first element, number of elements) of each stretch of memory that a page lies in."""
-        at = self.axes.index("page")
+    def page_pieces(self, page: int, shape: PoolShape, layer: int | None = None) -> list[tuple[int, int]]:
+        """(first element, number of elements) of each stretch of memory that a page lies in; of one layer, if given."""
+        fixed = {"page": page} if layer is None else {"page": page, "layer": layer}
+        inner = max(map(self.axes.index, fixed)) + 1
         physical = self.physical_shape(shape)
-        inside = math.prod(physical[at + 1 :])
-        # flat[outer axes..][page][inner axes..]
-        return [((outer * shape[0] + page) * inside, inside) for outer in range(math.prod(physical[:at]))]
+        # flat[axes up to the inner of page and layer][inner axes..]
+        outer = [
+            [fixed[axis]] if axis in fixed else range(extent)
+            for axis, extent in zip(self.axes[:inner], physical[:inner], strict=True)
+        ]
+        inside = math.prod(physical[inner:])
+        numbers = [0]
+        for extent, indices in zip(physical[:inner], outer, strict=True):
+            numbers = [number * extent + index for number in numbers for index in indices]
+        return [(number * inside, inside) for number in numbers]
 
     def offsets(self, places: Sequence[npt.ArrayLike], shape: PoolShape) -> npt.NDArray[np.int64]:
         """Element offsets of logical places, broadcast together: page, layer, K or V, slot, head, dim."""

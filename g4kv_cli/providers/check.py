@@ -19,6 +19,7 @@ from g4kv_cli.providers.cudart.library import read_library, stand_in_for
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, Image, Manifest, Step
 from g4kv_cli.providers.manifest_provider import names_entry
+from g4kv_cli.providers.scope import TOKEN_WORDS
 
 _OF_ANY_ENTRY = frozenset(("tokens", "requests", "head_dim", "group", "k_eq_v", "has_lse"))
 _OF_A_POOL = frozenset(
@@ -106,6 +107,7 @@ def names_of(entry: Entry) -> tuple[frozenset[str], frozenset[str]]:
     if entry.has_pool:
         numbers |= _OF_A_POOL
         arrays |= {"pool"}
+        numbers |= frozenset(TOKEN_WORDS) if entry.is_prep else frozenset()
     elif entry.is_prep:
         arrays |= {"k_out"}
     return numbers, arrays

@@ -104,6 +104,13 @@ class EntrySpec:
     workspace: tuple[MadeArray, ...]
     steps: tuple[Step, ...]
 
+    @property
+    def host_names(self) -> frozenset[str]:
+        """The names that are read before anything is launched."""
+        expressions = [*(one for one, _ in self.only_if), *(one for _, one in self.let)]
+        expressions += [made.value for made in (*self.arrays, *self.workspace)]
+        return frozenset(name for expression in expressions for name in expression.names)
+
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
@@ -284,7 +291,7 @@ def _step(table: Table, images: dict[str, Image]) -> Step:
     if call is not None and kind not in ("library", None):
         raise table.error("call", f"only a library has functions to call; image {image.text!r} is of kind {kind}")
     launched = call is None
-    if launched and symbol is None:
+    if launched and symbol is None and kind != "builder":
         raise table.error("", "lacks 'symbol', a pattern of the kernel's name, or 'call'")
     step = Step(
         image,

@@ -69,7 +69,7 @@ class ManifestProvider:
         Raises NotCovered, or UsageError with a line.
         """
         spec = self.spec_of(request.entry.name)
-        scope = scope_of(request, self.pool_order)
+        scope = scope_of(request, self.pool_order, spec.host_names)
         if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
             raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
         for condition, why in spec.only_if:

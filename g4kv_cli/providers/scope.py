@@ -7,16 +7,26 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from g4kv_cli.entries.provider import CheckedRequest
+from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.model.pool_order import PoolOrder, PoolShape
 
+Array = npt.NDArray[Any]
 OPTIONAL_ARRAYS = ("lse", "v")
 """Arrays that a call may not have: their pointer is then null."""
 
 
-def scope_of(request: CheckedRequest, order: PoolOrder) -> dict[str, Any]:
-    """Numbers, host metadata, and what follows from both; see docs/providers.md for the list."""
+TOKEN_WORDS = ("token_positions", "token_slots")
+"""Words of the prep entries that write a pool, whatever index arrays they take."""
+
+
+def scope_of(request: CheckedRequest, order: PoolOrder, wanted: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Numbers, host metadata, and what follows from both; see docs/providers.md for the list.
+
+    ``wanted``: the names that are read; TOKEN_WORDS are made only where they are. Raises NotCovered where the call's
+    index arrays contradict themselves, as trap cases hand them to a kernel: nothing follows from those.
+    """
     numbers = dict(request.numbers)
     scope: dict[str, Any] = {**numbers, "head_dim": request.entry.head_dim}
     scope["group"] = int(numbers["num_qo_heads"]) // int(numbers["num_kv_heads"])
@@ -30,7 +40,25 @@ def scope_of(request: CheckedRequest, order: PoolOrder) -> dict[str, Any]:
         scope.update({f"stride_{axis}": stride for axis, stride in strides.items() if axis != "dim"})
         scope["k_offset"] = int(numbers["layer"]) * strides["layer"]
         scope["v_offset"] = scope["k_offset"] + strides["kv"]
+    if shape is not None and request.entry.is_prep and wanted.intersection(TOKEN_WORDS):
+        try:
+            scope.update(zip(TOKEN_WORDS, _token_words(scope), strict=True))
+        except IndexError as error:
+            raise NotCovered(f"no slots follow from index arrays that contradict themselves: {error}") from error
     return scope
+
+
+def _token_words(scope: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Of every token of a prep call: its position, and the slot that it takes, ``page * page_size + slot in it``."""
+    tokens, page_size = int(scope["tokens"]), int(scope["page_size"])
+    if "page_row" in scope:
+        positions = np.arange(tokens) + int(scope["start_pos"])
+        pages = scope["page_row"][positions // page_size - int(scope["page_origin"])]
+    else:
+        requests, positions = scope.get("token_requests", np.arange(tokens)), scope["positions"]
+        at = scope["page_indptr"][requests] + positions // page_size - scope["page_origins"][requests]
+        pages = scope["page_indices"][at]
+    return positions, pages * page_size + positions % page_size
 
 
 def pool_shape(request: CheckedRequest) -> PoolShape | None:

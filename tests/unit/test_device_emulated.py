@@ -11,7 +11,7 @@ import pytest
 
 from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.arguments import Argument, TensorMapShape, by_value, pointer, scalar
-from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice
+from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice, _ends
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
 from g4kv_cli.records.run import KernelImage
@@ -114,6 +114,23 @@ def test_only_the_ends_of_a_grid_run_where_that_is_asked_for(mode: str, monkeypa
     np.testing.assert_array_equal(device.read(out)[-32:], 2.0 * np.arange(999 * 32, 1000 * 32))
     device.launch(kernel, launch)
     np.testing.assert_array_equal(device.read(out), 2.0 * np.arange(32 * 1000))
+
+
+@pytest.mark.parametrize(
+    ("grid", "blocks"),
+    [
+        ((1, 1, 1), [0]),
+        ((5, 1, 1), [0, 4]),
+        ((5, 2, 1), [0, 4, 5, 9]),
+        ((5, 1, 2), [0, 4, 5, 9]),
+        ((5, 2, 3), [0, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 29]),
+        ((5, 100, 1), [0, 4, 495, 499]),
+        ((5, 100, 2), [0, 4, 495, 499, 500, 504, 995, 999]),
+        ((3, 1, 100), [0, 2, 297, 299]),
+    ],
+)
+def test_which_blocks_are_the_ends(grid: tuple[int, int, int], blocks: list[int]) -> None:
+    assert sorted(block for run in _ends(grid) for block in run) == blocks
 
 
 @pytest.mark.parametrize("arch", [*ARCHS, "sm_90a"])

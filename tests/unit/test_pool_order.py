@@ -45,6 +45,8 @@ def test_the_logical_view_and_the_pieces_of_a_page(axes: str) -> None:
     assert logical[3, 1, 0, 2, 1, 5] == int(order.offsets((3, 1, 0, 2, 1, 5), SHAPE))
     pieces = np.concatenate([np.arange(begin, begin + count) for begin, count in order.page_pieces(3, SHAPE)])
     assert sorted(pieces) == sorted(logical[3].reshape(-1))
+    of_layer = [np.arange(begin, begin + count) for begin, count in order.page_pieces(3, SHAPE, layer=1)]
+    assert sorted(np.concatenate(of_layer)) == sorted(logical[3, 1].reshape(-1))
     logical[3] = -1
     assert (flat == -1).sum() == pieces.size
 

@@ -87,11 +87,11 @@ class AttentionPool:
         pool = device.allocate((int(np.prod(shape, dtype=np.int64)),), BF16, "pool", sparse=True)
         if device.info.kind == "cuda":
             device.fill(pool, POISON_BYTE)
+        else:
+            for page in sorted({page for request in self.case.requests for page in request.pages}):
+                for begin, count in self.order.page_pieces(page, shape, self.case.layer):
+                    device.fill(pool.view((count,), offset_elems=begin), POISON_BYTE)
         for index, request in enumerate(self.case.requests):
-            if device.info.kind != "cuda":
-                for page in request.pages:
-                    begin = int(np.ravel_multi_index((page, self.case.layer, 0, 0, 0, 0), shape))
-                    device.fill(pool.view(shape[2:], offset_elems=begin), POISON_BYTE)
             pages, slots = places_of(request, self.tensors.first_keys[index], self.case.page_size)
             for kv, rows in enumerate((self.tensors.k[index], self.tensors.v[index])):
                 heads = np.arange(shape[4])

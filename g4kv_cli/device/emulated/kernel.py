@@ -108,7 +108,7 @@ class Kernel:
 
 
 class Module:
-    """PTX text as NVRTC emits it. ``source_name`` replaces the name of the first source file in messages.
+    """PTX text of a compiler. ``source_name`` is the first source file's in messages, where the PTX names none.
 
     Kernels are translated when first asked for and kept. Raises PtxSyntaxError or UnsupportedOpcode.
     """

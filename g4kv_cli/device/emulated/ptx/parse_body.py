@@ -169,9 +169,11 @@ class _BodyParser:
         )
 
     def _file(self, number: int) -> str | None:
-        if self.source_name is not None and number == 1:
-            return self.source_name
-        return self.module.files.get(number)
+        """A file's bare name: its folder is one of the machine that compiled it."""
+        name = self.module.files.get(number)
+        if name is None:
+            return self.source_name if number == 1 else None
+        return name.replace("\\", "/").rpartition("/")[2]
 
     def _label(self, name: str) -> None:
         self.scope.labels.add(name)
@@ -347,7 +349,7 @@ def located(error: UnsupportedOpcode, location: Location) -> UnsupportedOpcode:
 
 
 def parse_kernel(module: ParsedModule, name: str, source_name: str | None = None) -> ParsedKernel:
-    """Parse one kernel's body. ``source_name`` replaces the name of the first source file."""
+    """Parse one kernel's body. ``source_name`` is that of the first source file, where the PTX names none."""
     if name not in module.bodies:
         known = ", ".join(sorted(module.bodies)) or "none"
         raise PtxSyntaxError(f"the module has no kernel '{name}'; it has {known}")
