@@ -302,7 +302,7 @@ def test_an_opcode_that_is_not_known_is_named_before_any_launch(device: Emulated
     assert b"mul.wide.s32" in ptx
     odd = KernelImage("ptx", "sm_90", "odd.cu", ptx.replace(b"mul.wide.s32", b"mul.odd.s32"), "0" * 64, "13.5")
     with pytest.raises(
-        CompileError, match=r"cannot run scale of odd\.cu: .*'mul\.odd\.s32' \(odd\.cu:\d+ .*PTX line \d+\)"
+        CompileError, match=r"cannot run scale of odd\.cu: .*'mul\.odd\.s32' \(probe\.cu:\d+ .*PTX line \d+\)"
     ):
         device.load(odd, "scale")
 
