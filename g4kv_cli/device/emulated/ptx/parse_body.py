@@ -9,6 +9,7 @@ from ..faults import PtxSyntaxError, UnsupportedOpcode
 from .instruction import (
     Address,
     Call,
+    Immediate,
     Instruction,
     Location,
     Negated,
@@ -208,7 +209,26 @@ class _BodyParser:
             operands = (self._call(opcode, operand_text, line),)
         else:
             operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
+        if opcode.startswith("mma."):
+            operands = tuple(self._in_registers(operand, line) for operand in operands)
         self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
+
+    def _in_registers(self, operand: Operand | None, line: int) -> Operand | None:
+        """A vector of registers: a literal in it is moved into one of its own first, a sink (``_``) is one that nothing
+        reads. What inline PTX may write where a compiler never does."""
+        if not isinstance(operand, Vector) or all(isinstance(item, Register) for item in operand.items):
+            return operand
+        items = list(operand.items)
+        for at, item in enumerate(items):
+            if item is None or isinstance(item, Immediate):
+                register = items[at] = Register(f"%own{len(self.kernel.registers)}", "b32")
+                self.kernel.registers.add(register)
+                if item is not None:
+                    move = "mov.b32" if item.real is None else "mov.f32"
+                    self.kernel.instructions.append(
+                        Instruction(move, (register, item), None, False, line, self.location)
+                    )
+        return Vector(tuple(items))
 
     def _call(self, opcode: str, text: str, line: int) -> Call:
         match = _CALL.fullmatch(text)
