@@ -170,7 +170,7 @@ REGISTERS = ".reg .pred %p<3>; .reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<
         "atom.global.add.bf16x2 %r1, [%rd1], %r2;",
         "red.shared.add.v2.f32 [%r1], {%f1, %f2};",
         "shfl.bfly.b32 %r1, %r2, 1, 31;",
-        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r1, %r1}, {%r1}, {%r1}, {%r1, %r1};",
+        "mma.sync.aligned.m8n8k16.row.row.s32.s8.s8.s32 {%r1, %r1}, {%r1}, {%r1}, {%r1, %r1};",
         "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1, %r2, %r3}, [%r4];",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r2];",
         "cp.async.cg.shared.global [%r1], [%rd1], 8;",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from .bits import F32_NAN, I64, U16, U32, Bits, Predicate, f64, i64, u32
+from .bits import F32_NAN, I64, U16, U32, Bits, Predicate, f64, i64, u16, u32
 from .packed16 import Format
 
 _FRACTION_BITS = 25
 _NO_EXPONENT = -(10**6)
-_LAYOUT = {"bf16": (7, 8), "f16": (10, 5), "f32": (23, 8)}
+_LAYOUT = {"bf16": (7, 8), "f16": (10, 5), "f32": (23, 8), "tf32": (23, 8)}
 """Mantissa and exponent bits."""
 
 
@@ -57,14 +58,17 @@ def _scaled(significand: I64, shift: I64) -> I64:
     return np.where(shift >= 0, significand << left, significand >> right)
 
 
-def mma_reference(a: U16, b: U16, c: U32, form: Format) -> U32:
+def mma_reference(
+    a: Bits, b: Bits, c: Bits, form: Format | Literal["tf32"], accumulator: Literal["f32", "f16"] = "f32"
+) -> Bits:
     """D = A B + C for n tiles.
 
-    a: ``[n, M, 16]`` uint16 bits, b: ``[n, 16, N]`` uint16 bits, c: ``[n, M, N]`` uint32 bits of f32; returns
-    d like c.
+    a: ``[n, M, K]`` and b: ``[n, K, N]`` uint16 bits (uint32 of tf32), c: ``[n, M, N]`` uint32 bits of f32, or uint16
+    of f16, into which the exact sum is rounded to nearest even; returns d like c.
     """
     left, right = _decode(a, form).expand(3), _decode(b, form).expand(1)  # both broadcast to [n, M, 16, N]
-    base = _decode(c, "f32")
+    base = _decode(c, accumulator)
+    c_bits = _LAYOUT[accumulator][0]
     mantissa_bits = _LAYOUT[form][0]
     negative = left.negative ^ right.negative
     product = left.significand * right.significand
@@ -75,7 +79,7 @@ def mma_reference(a: U16, b: U16, c: U32, form: Format) -> U32:
     unit = largest - _FRACTION_BITS  # exponent of the last bit kept of every addend
     addends = _scaled(product, exponent - 2 * mantissa_bits - unit[:, :, None])
     total = np.where(negative, -addends, addends).sum(2)
-    c_addend = _scaled(base.significand, base.exponent - 23 - unit)
+    c_addend = _scaled(base.significand, base.exponent - c_bits - unit)
     total = total + np.where(base.negative, -c_addend, c_addend)
 
     plus = (left.infinite | right.infinite) & ~negative
@@ -84,8 +88,17 @@ def mma_reference(a: U16, b: U16, c: U32, form: Format) -> U32:
     minus_infinity = minus.any(2) | (base.infinite & base.negative)
     zero_times_infinity = (left.infinite & (right.significand == 0)) | (right.infinite & (left.significand == 0))
     nan = (left.nan | right.nan | zero_times_infinity).any(2) | base.nan | (plus_infinity & minus_infinity)
+    if accumulator == "f16":
+        result = np.where(plus_infinity, u16(0x7C00), np.where(minus_infinity, u16(0xFC00), _pack_half(total, unit)))
+        return np.where(nan, u16(0x7FFF), result)
     result = np.where(plus_infinity, u32(0x7F800000), np.where(minus_infinity, u32(0xFF800000), _pack(total, unit)))
     return np.where(nan, F32_NAN, result)
+
+
+def _pack_half(total: I64, unit: I64) -> U16:
+    """total * 2^unit rounded to nearest even to f16; zero is +0."""
+    halves = np.ldexp(total.astype(f64), np.maximum(unit, -1000).astype(np.int32)).astype(np.float16)
+    return np.where(halves == 0, u16(0), halves.view(u16))
 
 
 def _pack(total: I64, unit: I64) -> U32:

@@ -163,7 +163,11 @@ def _emit_mma(emitter: BlockEmitter, number: int, instruction: Instruction, foun
     form: Format = "bf16" if found.group(2) == "bf16" else "f16"
     target, a, b, c = instruction.operands
     count = max(1, len(target.items) // 4) if isinstance(target, Vector) else 1
-    targets: list[Register | None] = [*_registers(emitter, instruction, target, 4 * count)]
+    targets: list[Register | None] = []
+    for item in _fragment(emitter, instruction, target, 4 * count):
+        if item is not None and not (isinstance(item, Register) and item.kind == "b32"):
+            raise emitter.unsupported(instruction, f"expected {4 * count} 32-bit registers")
+        targets.append(item)
     arguments = [
         emitter.source(item, "b32", instruction)
         for operand, registers in ((a, 2 * k_halves), (b, k_halves), (c, 4))

@@ -20,13 +20,14 @@ from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
 from .emit_calls import emit_calls
 from .emit_hopper import emit_hopper, phase_operands
+from .emit_matrix import emit_matrix
 from .emit_memory import emit_memory
 from .emit_warp import emit_warp
 
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
 _REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
-EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_calls)
+EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_matrix, emit_calls)
 
 
 @dataclass(frozen=True)

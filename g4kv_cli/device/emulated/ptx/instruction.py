@@ -101,7 +101,7 @@ _NO_RESULT = frozenset(
         *("call", "brx", "assertfail", "wild_call"),
     )
 )
-_NO_RESULT_PREFIXES = ("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.try_wait")
+_NO_RESULT_PREFIXES = ("wmma.store", "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.try_wait")
 """A try_wait is cut into the wait, which this is, and a second half that has the result (see flow.py)."""
 
 WGMMA = "wgmma.mma_async."

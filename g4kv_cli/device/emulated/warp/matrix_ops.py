@@ -22,7 +22,8 @@ from ..state.lanes import WARP, LaneSet
 Array = npt.NDArray[Any]
 
 
-def _check_whole(lanes: LaneSet, site: Site) -> None:
+def check_whole(lanes: LaneSet, site: Site) -> None:
+    """Report a warp of which not all lanes are here."""
     if lanes.frame.is_whole:
         return
     bits = int(lanes.frame.present_bits[0])
@@ -51,7 +52,7 @@ def transpose_matrix(site: Site) -> Callable[..., Any]:
     """movmatrix: (lanes, a) -> the 8x8 matrix that the warp holds, rows and columns changed round."""
 
     def run(lanes: LaneSet, a: Array) -> Array:
-        _check_whole(lanes, site)
+        check_whole(lanes, site)
         table = np.ascontiguousarray(lanes.frame.spread(a)).view(np.uint16)
         # matrix[row][lane of the row and half: column]
         turned = table.reshape(-1, 8, 8).transpose(0, 2, 1)
@@ -64,7 +65,7 @@ def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -
     """ldmatrix: (lanes, addresses) -> one register, or a tuple."""
 
     def run(lanes: LaneSet, base: Array) -> Any:
-        _check_whole(lanes, site)
+        check_whole(lanes, site)
         shared: SharedMemory = lanes.chunk.shared
         givers, addresses = _row_lanes(lanes, base, matrices)
         units = shared.units(givers, addresses, span_of(addresses), offset, 4, site)
@@ -85,7 +86,7 @@ def store_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) 
     """stmatrix: (lanes, addresses, registers...)."""
 
     def run(lanes: LaneSet, base: Array, *registers: Array) -> None:
-        _check_whole(lanes, site)
+        check_whole(lanes, site)
         shared: SharedMemory = lanes.chunk.shared
         givers, addresses = _row_lanes(lanes, base, matrices)
         units = shared.units(givers, addresses, span_of(addresses), offset, 4, site)
@@ -103,7 +104,7 @@ def whole_warp(site: Site) -> Callable[[LaneSet], None]:
     """The check of a mma.sync alone: (lanes)."""
 
     def run(lanes: LaneSet) -> None:
-        _check_whole(lanes, site)
+        check_whole(lanes, site)
 
     return run
 
@@ -116,7 +117,7 @@ def multiply(site: Site | None, form: Format, k_halves: int, count: int) -> Call
 
     def run(lanes: LaneSet, *registers: Array) -> tuple[Array, ...]:
         if site is not None:
-            _check_whole(lanes, site)
+            check_whole(lanes, site)
         frame = lanes.frame
         tiles = frame.rows * count
         b_first, c_first = 2 * k_halves * count, 3 * k_halves * count
