@@ -46,6 +46,7 @@ API_NAMES = frozenset(
         "load_dump",
         "open_device",
         "rope_rows",
+        "suggested_splits",
     }
 )
 """What ``g4kv_cli.api`` exports, said here so that asking for anything else (a module, say) does not load it."""

@@ -14,8 +14,8 @@ An entry is found by what it does, ``entry_for(geometry, "prep" | "attention" | 
 name (``g4kv_cli.entries.prep``, ``g4kv_cli.entries.attention``), and called with the library and keyword arguments.
 It checks everything on the host before it launches: ContractError has ``code``, ``field``, ``got`` and ``want``, and
 ``RULES`` the sentence of each code. ``RopeTables``, ``PageRow``, ``PagedBatch`` and ``SplitWorkspace`` (for any number
-of splits up to its own) are its typed arguments, ``rope_rows`` makes rows of the tables, and ``attend`` is the float64
-oracle of attention: values, and how far off a right kernel may be.
+of splits up to its own; ``suggested_splits`` says how many) are its typed arguments, ``rope_rows`` makes rows of the
+tables, and ``attend`` is the float64 oracle of attention: values, and how far off a right kernel may be.
 
 ``load_dump`` reads the arrays of a case that ``g4kv smoke --dump DIR`` wrote.
 
@@ -33,6 +33,7 @@ import numpy.typing as npt
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
+from g4kv_cli.entries.clusters import suggested_splits
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.kv_pool import PoisonedPool
 from g4kv_cli.entries.library import KernelLibrary
@@ -82,6 +83,7 @@ __all__ = [
     "load_dump",
     "open_device",
     "rope_rows",
+    "suggested_splits",
 ]
 
 

@@ -240,7 +240,9 @@ def test_suggested_splits_fill_half_the_card_or_with_long_histories_all_of_it() 
     for requests in (1, 2, 3, 4, 16, 64, 256, 1000):
         for heads in (1, 2, 4, 8, 16):
             for keys in (1, 16, 17, 128, 1024, 131072):
-                splits = suggested_splits(device, num_requests=requests, num_kv_heads=heads, visible_keys=keys)
+                splits = suggested_splits(
+                    device, num_requests=requests, num_kv_heads=heads, head_dim=512, visible_keys=keys
+                )
                 assert splits & (splits - 1) == 0 or splits == 6
                 assert splits == 1 or (splits - 1) * clusters.TILE_KEYS < keys
                 units = requests * heads
@@ -250,23 +252,26 @@ def test_suggested_splits_fill_half_the_card_or_with_long_histories_all_of_it() 
                     assert splits == 2 or 66 < units * splits <= 132 or units * splits * 2 > 132 * 9 // 10
                 elif keys == 1024:
                     assert splits == 2 or units * splits > 33
-    assert suggested_splits(device, num_requests=0, num_kv_heads=1, visible_keys=0) == 1
+    assert suggested_splits(device, num_requests=0, num_kv_heads=1, head_dim=256, visible_keys=0) == 1
 
 
 @pytest.mark.parametrize(
-    ("requests", "heads", "keys", "splits"),
+    ("requests", "heads", "head_dim", "keys", "splits"),
     [
-        # An H200's best of bench's counts, or within 7 % of it. One KV head, half the card: 66 blocks.
-        (1, 1, 128, 8), (1, 1, 8192, 64), (4, 1, 1024, 16), (16, 1, 128, 4), (64, 1, 1024, 2),
-        # 256 keys a split: all of it, as far as clusters fit at once.
-        (4, 1, 8192, 32), (16, 1, 1024, 6), (16, 1, 32768, 6), (4, 4, 8192, 6), (1, 4, 32768, 32),
-        # 1024 visible keys of 8 KV heads.
-        (1, 8, 1024, 8), (4, 8, 1024, 2), (16, 8, 1024, 1),
+        # An H200's best of bench's counts, or within 5 % of it. One KV head, half the card: 66 blocks.
+        (1, 1, 512, 128, 8), (1, 1, 512, 8192, 64), (4, 1, 512, 1024, 16), (16, 1, 512, 128, 4), (64, 1, 512, 1024, 2),
+        # 256 keys of 512 elements a split: all of it, as far as clusters fit at once.
+        (4, 1, 512, 8192, 32), (16, 1, 512, 1024, 6), (16, 1, 512, 32768, 6), (4, 4, 512, 8192, 6),
+        (1, 4, 512, 32768, 32),
+        # 1024 visible keys of 8 and 16 KV heads.
+        (1, 8, 256, 1024, 8), (4, 8, 256, 1024, 2), (16, 8, 256, 1024, 1), (1, 16, 256, 1024, 4),
     ],
 )  # fmt: skip
-def test_suggested_splits(requests: int, heads: int, keys: int, splits: int) -> None:
-    found = suggested_splits(_device("sm_90", "cuda"), num_requests=requests, num_kv_heads=heads, visible_keys=keys)
-    assert found == splits
+def test_suggested_splits(requests: int, heads: int, head_dim: int, keys: int, splits: int) -> None:
+    device = _device("sm_90", "cuda")
+    assert splits == suggested_splits(
+        device, num_requests=requests, num_kv_heads=heads, head_dim=head_dim, visible_keys=keys
+    )
 
 
 def test_suggested_clusters_start_together() -> None:
@@ -274,7 +279,7 @@ def test_suggested_clusters_start_together() -> None:
     device, fit = _device("sm_90", "cuda"), {2: 66, 4: 30, 6: 21, 8: 15}
     for requests in range(1, 140):
         for keys in (64, 512, 2048, 131072):
-            splits = suggested_splits(device, num_requests=requests, num_kv_heads=1, visible_keys=keys)
+            splits = suggested_splits(device, num_requests=requests, num_kv_heads=1, head_dim=512, visible_keys=keys)
             assert requests <= fit.get(splits, 10**6)
 
 
