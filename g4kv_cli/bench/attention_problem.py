@@ -5,6 +5,7 @@ The pools hold one layer. Every pool has the same page tables, so one plan serve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import page_origin, pages_for
+from g4kv_cli.model.workload import PagedRequest, Workload
 from g4kv_cli.oracle.attention_limits import (
     LOG2_E,
     KeySums,
@@ -70,18 +72,21 @@ class ExpectedRows:
 
 @dataclass(slots=True)
 class AttentionProblem:
-    """``pages`` int [batch, pages a request]: page ids of one pool. ``q`` bf16 [batch x tokens, heads, head_dim]."""
+    """``batch``: the requests with their rows of pages, ids of one pool of ``num_pages``; behind them ``num_padding``
+    more of one token in the ``padding_page``. ``q`` bf16 [tokens, heads, head_dim]."""
 
     shape: Shape
     geometry: Geometry
     arena: NoiseArena
     layout: KvLayout
     pools: tuple[PagedPool, ...]
-    pages: npt.NDArray[np.int32]
-    origin: int
+    batch: tuple[PagedRequest, ...]
+    num_pages: int
     q: DeviceArray
     q_host: Array
     rows: tuple[CheckedRow, ...]
+    padding_page: int | None = None
+    num_padding: int = 0
     plans: dict[int, PrefillPagedPlan] = field(default_factory=dict)
     _expected: dict[tuple[int, PoolOrder], ExpectedRows] = field(default_factory=dict)
     _seed: int = 0
@@ -94,7 +99,17 @@ class AttentionProblem:
     @property
     def tokens(self) -> int:
         """Query rows of the batch."""
-        return self.shape.batch * self.shape.tokens
+        return sum(request.q_len for request in self.batch) + self.num_padding
+
+    @property
+    def pages(self) -> npt.NDArray[np.int32]:
+        """int32 [batch, pages a request], of a batch of equals."""
+        return np.array([request.pages for request in self.batch], np.int32)
+
+    @property
+    def origin(self) -> int:
+        """First resident page of each request, of a batch of equals."""
+        return self.batch[0].origin
 
     @property
     def last_page_len(self) -> int:
@@ -103,16 +118,18 @@ class AttentionProblem:
 
     def requests(self) -> list[PlanRequest]:
         """The batch as a plan takes it."""
-        shape = self.shape
-        return [
-            PlanRequest.of(kv_len=shape.kv_len, q_len=shape.tokens, pages=row.tolist(), page_size=shape.page_size)
-            for row in self.pages
+        size = self.shape.page_size
+        found = [
+            PlanRequest.of(kv_len=one.kv_len, q_len=one.q_len, pages=one.pages, page_size=size) for one in self.batch
         ]
+        if self.padding_page is not None:
+            found += [PlanRequest.padding(self.padding_page)] * self.num_padding
+        return found
 
     def renew_queries(self) -> None:
         """Other queries, at the same address: what was checked before says nothing about them."""
         self._seed += 1
-        self.q_host = _queries(self.shape, self._seed)
+        self.q_host = _queries(self.shape, self.tokens, self._seed)
         self.device.write(self.q, self.q_host)
         self._expected.clear()
 
@@ -125,7 +142,7 @@ class AttentionProblem:
         if key not in self._expected:
             self._expected[key] = self._attend(pool, order)
         group = self.geometry.gqa_group
-        token_rows = [row.request * self.shape.tokens + row.token for row in self.rows]
+        token_rows = [self._token_row(row) for row in self.rows]
         heads = [slice(row.kv_head * group, (row.kv_head + 1) * group) for row in self.rows]
         got = np.stack([np.asarray(out[at, head], np.float64) for at, head in zip(token_rows, heads, strict=True)])
         want = self._expected[key]
@@ -145,14 +162,13 @@ class AttentionProblem:
         )
 
     def _attend_row(self, pool: int, order: PoolOrder, row: CheckedRow) -> ExpectedRows:
-        geometry, shape = self.geometry, self.shape
+        geometry = self.geometry
         group = geometry.gqa_group
-        position = shape.kv_len - shape.tokens + row.token
+        position = self.batch[row.request].start_pos + row.token
         first = 0 if geometry.window is None else max(0, position - geometry.window + 1)
         keys = np.arange(first, position + 1)
-        queries = self.q_host[
-            row.request * shape.tokens + row.token, row.kv_head * group : (row.kv_head + 1) * group
-        ].astype(np.float32)
+        heads = slice(row.kv_head * group, (row.kv_head + 1) * group)
+        queries = self.q_host[self._token_row(row), heads].astype(np.float32)
         sizes = np.abs(queries)
         steps = [slice(begin, begin + KEYS_PER_STEP) for begin in range(0, len(keys), KEYS_PER_STEP)]
         scores, magnitudes = np.empty((group, len(keys))), np.empty((group, len(keys)))
@@ -186,15 +202,20 @@ class AttentionProblem:
             },
         )
 
+    def _token_row(self, row: CheckedRow) -> int:
+        """Where a checked row's token stands in q and out."""
+        return sum(request.q_len for request in self.batch[: row.request]) + row.token
+
     def _kv(
         self, pool: int, order: PoolOrder, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
     ) -> npt.NDArray[np.float32]:
         """Rows of K or V of one request and KV head: float32 [positions, head_dim]."""
         layout = self.layout
-        page = self.pages[row.request, positions // layout.page_size - self.origin].astype(np.int64)
+        request = self.batch[row.request]
+        page = np.asarray(request.pages, np.int64)[positions // layout.page_size - request.origin]
         slot = positions % layout.page_size
         # pools[pool][page][layer][K, V][slot][head][dim], one layer, in the order of the pool's axes
-        shape = (self.pages.size, 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        shape = (self.num_pages, 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
         first = order.offsets((page, 0, int(is_v), slot, row.kv_head, 0), shape)
         begin = self.pools[pool].data.offset_bytes // BF16.itemsize
         return self.arena.rows(begin + first, layout.head_dim)
@@ -224,39 +245,52 @@ def wrong_rows(got: Float64, want: Float64, rounding: Rounding, rows: tuple[Chec
     return f"the checked rows are off together: their sizes by {scale:.3g} on average (limit {limit:.3g})"
 
 
-def pool_elems_of(shape: Shape, geometry: Geometry) -> int:
-    """Elements of one pool: the resident pages of every request, one layer."""
-    return _layout(shape).page_stride * shape.batch * _pages_a_request(shape, geometry)
+def pool_elems_of(shape: Shape, geometry: Geometry, workload: Workload | None = None) -> int:
+    """Elements of one pool, one layer: the resident pages of every request, or the workload's pool."""
+    pages = shape.batch * _pages_a_request(shape, geometry) if workload is None else workload.num_pages
+    return _layout(shape).page_stride * pages
 
 
 def attention_problem(
-    shape: Shape, geometry: Geometry, arena: NoiseArena, num_pools: int, *, seed: int
+    shape: Shape, geometry: Geometry, arena: NoiseArena, num_pools: int, *, seed: int, workload: Workload | None = None
 ) -> AttentionProblem:
-    """Lay ``num_pools`` pools out in the arena, permute the pages, upload queries. ValueError if they do not fit."""
+    """Lay ``num_pools`` pools out in the arena, permute the pages, upload queries. ValueError if they do not fit.
+
+    The batch is ``workload``'s where one is given, with its pages, and of equals where none is.
+    """
     layout = _layout(shape)
-    per_request = _pages_a_request(shape, geometry)
-    elems = pool_elems_of(shape, geometry)
+    elems = pool_elems_of(shape, geometry, workload)
     if num_pools * elems > arena.elems:
         raise ValueError(f"{num_pools} pools of {elems} elements do not fit into {arena.elems}")
     pools = tuple(
         PagedPool(layout, arena.data.view((elems,), offset_elems=index * elems)) for index in range(num_pools)
     )
-    random = np.random.Generator(np.random.PCG64([seed, shape.batch, shape.kv_len, shape.tokens]))
-    pages = random.permutation(shape.batch * per_request).astype(np.int32).reshape(shape.batch, per_request)
-    q_host = _queries(shape, seed)
+    batch = _equals(shape, geometry, seed) if workload is None else workload.requests
+    padding = 0 if workload is None else workload.padding
+    q_host = _queries(shape, sum(request.q_len for request in batch) + padding, seed)
     return AttentionProblem(
         shape=shape,
         geometry=geometry,
         arena=arena,
         layout=layout,
         pools=pools,
-        pages=pages,
-        origin=_origin(shape, geometry),
+        batch=batch,
+        num_pages=elems // layout.page_stride,
+        padding_page=None if workload is None else workload.padding_page,
+        num_padding=padding,
         q=arena.device.upload(q_host, "q"),
         q_host=q_host,
-        rows=_checked_rows(shape),
+        rows=_checked_rows(shape, batch),
         _seed=seed,
     )
+
+
+def _equals(shape: Shape, geometry: Geometry, seed: int) -> tuple[PagedRequest, ...]:
+    """``batch`` requests of one length on permuted pages."""
+    random = np.random.Generator(np.random.PCG64([seed, shape.batch, shape.kv_len, shape.tokens]))
+    per_request, origin = _pages_a_request(shape, geometry), _origin(shape, geometry)
+    pages = random.permutation(shape.batch * per_request).reshape(shape.batch, per_request)
+    return tuple(PagedRequest(shape.kv_len, shape.tokens, origin, tuple(row)) for row in pages.tolist())
 
 
 def _layout(shape: Shape) -> KvLayout:
@@ -274,17 +308,18 @@ def _pages_a_request(shape: Shape, geometry: Geometry) -> int:
     return pages_for(shape.kv_len, shape.page_size) - _origin(shape, geometry)
 
 
-def _queries(shape: Shape, seed: int) -> Array:
+def _queries(shape: Shape, tokens: int, seed: int) -> Array:
     random = np.random.Generator(np.random.PCG64([seed, 7, shape.batch, shape.tokens, shape.head_dim]))
-    rows = (shape.batch * shape.tokens, shape.num_qo_heads, shape.head_dim)
+    rows = (tokens, shape.num_qo_heads, shape.head_dim)
     scale = np.float32(QUERY_SCALE / np.sqrt(shape.head_dim))
     return (random.standard_normal(rows, dtype=np.float32) * scale).astype(BF16)
 
 
-def _checked_rows(shape: Shape) -> tuple[CheckedRow, ...]:
+def _checked_rows(shape: Shape, batch: Sequence[PagedRequest]) -> tuple[CheckedRow, ...]:
     """First, last and middle (request, token), each at one KV head, first and last heads included; as many as the
     budget of elements allows."""
-    total = shape.batch * shape.tokens
+    ends = np.cumsum([request.q_len for request in batch])
+    total = int(ends[-1])
     spread = dict.fromkeys(round(index * (total - 1) / (MAX_CHECKED_TOKENS - 1)) for index in range(MAX_CHECKED_TOKENS))
     order = list(spread)
     order = [order[-1], order[0], *order[1:-1]] if len(order) > 1 else order * MAX_CHECKED_TOKENS
@@ -292,7 +327,8 @@ def _checked_rows(shape: Shape) -> tuple[CheckedRow, ...]:
     count = max(1, min(len(order), MAX_CHECKED_ELEMS // each))
     rows = []
     for index, at in enumerate(order[:count]):
-        request, token = divmod(at, shape.tokens)
+        request = int(np.searchsorted(ends, at, "right"))
+        token = at - int(ends[request]) + batch[request].q_len
         head = (shape.num_kv_heads - 1 - index * 3) % shape.num_kv_heads
         rows.append(CheckedRow(request, token, head))
     return tuple(dict.fromkeys(rows))

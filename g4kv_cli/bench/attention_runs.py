@@ -93,5 +93,6 @@ def plan_of(problem: AttentionProblem, device: Device, tile: int) -> PrefillPage
                 sm_scale=SM_SCALE,
                 cta_tile_q=tile or None,
             ),
+            padding_page=problem.padding_page,
         )
     return problem.plans[tile]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.workload import Workload
 from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
@@ -186,9 +188,10 @@ class CudaBackend:
         *,
         seed: int,
         providers: Sequence[ManifestProvider] = (),
+        workloads: Mapping[str, Workload] = MappingProxyType({}),
     ) -> None:
-        """``variants``: ours and the ``providers``', by shape id and configuration. Allocates the arena for the largest
-        shape that fits."""
+        """``variants``: ours and the ``providers``', by shape id and configuration; ``workloads``: batches that are no
+        equals, by shape id. Allocates the arena for the largest shape that fits."""
         self.device = device
         self.cache_bytes = l2_cache_bytes(device)
         self._libraries = libraries
@@ -196,6 +199,7 @@ class CudaBackend:
         self._variants = variants
         self._seed = seed
         self._providers = providers
+        self._workloads = workloads
         self._limit_elems = int(device.memory_bytes()[0] * MEMORY_SHARE) // 2
         wanted = [self._pools_of(shape) * self._pool_elems(shape) for shape in shapes]
         self.arena = NoiseArena(libraries[0], max([min(MIN_ARENA_ELEMS, self._limit_elems // 2), *wanted]), seed=seed)
@@ -213,7 +217,8 @@ class CudaBackend:
         if shape.kind == "prep":
             problem = PrepProblem.make(shape, geometry, self.arena, pools, seed=self._seed)
         else:
-            problem = attention_problem(shape, geometry, self.arena, pools, seed=self._seed)
+            asked = self._workloads.get(shape.id)
+            problem = attention_problem(shape, geometry, self.arena, pools, seed=self._seed, workload=asked)
         touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
         variants = self._variants[shape.id]
         return CudaShape(problem, self.device, variants, self._libraries, touched, first_allocation, self._providers)
@@ -224,7 +229,9 @@ class CudaBackend:
 
     def _pool_elems(self, shape: Shape) -> int:
         geometry = self._geometries[shape.geometry]
-        return prep_bytes_a_pool(shape) // 2 if shape.kind == "prep" else pool_elems_of(shape, geometry)
+        if shape.kind == "prep":
+            return prep_bytes_a_pool(shape) // 2
+        return pool_elems_of(shape, geometry, self._workloads.get(shape.id))
 
     def _pools_of(self, shape: Shape) -> int:
         """As many as it takes to rotate through the cache several times, if the memory has them."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from g4kv_cli.bench.workloads import (
     shapes_of,
     variants_of,
     with_baseline,
+    workload_shape,
 )
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.entry import Target
@@ -31,6 +32,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.workload import Workload as Asked
 from g4kv_cli.providers.manifest_provider import ManifestProvider
 from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
 
@@ -54,6 +56,8 @@ class Request:
     peers: tuple[peer_registry.Peer, ...] = ()
     providers: tuple[ManifestProvider, ...] = ()
     with_baseline: bool = False
+    asked: tuple[Asked, ...] = ()
+    """Batches of the user's own in place of the workload's shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Plan:
     shapes: tuple[Shape, ...]
     cells: tuple[Measurement, ...]
     variants: Mapping[str, Mapping[str, Variant]]
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    """The user's own batches by shape id."""
 
 
 def make_plan(request: Request, target: Target = H200) -> Plan:
@@ -71,7 +77,12 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
         raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
     shapes: list[Shape] = []
-    for geometry in request.geometries:
+    asked: dict[str, Asked] = {}
+    for one in request.asked:
+        require_served(one.geometry)
+        shapes.append(workload_shape(one))
+        asked[shapes[-1].id] = one
+    for geometry in request.geometries if not request.asked else ():
         require_served(geometry)
         shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
     if not shapes:
@@ -81,7 +92,8 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     variants: dict[str, dict[str, Variant]] = {}
     cells: list[Measurement] = []
     for shape in shapes:
-        ours = variants_of(shape, geometries[shape.geometry], target, request.splits)
+        splits = asked[shape.id].splits if shape.id in asked else request.splits
+        ours = variants_of(shape, geometries[shape.geometry], target, splits)
         unalternated = ours
         if request.with_baseline:
             ours = with_baseline(ours, BASELINE_SUFFIX)
@@ -92,7 +104,7 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
             variants[shape.id] |= theirs
             cells += [_planned(shape, name, one.form, one.num_splits) for name, one in theirs.items()]
         cells += [_planned(shape, name, "peer", 1) for name in peer_registry.configurations_of(request.peers, shape)]
-    return Plan(tuple(shapes), tuple(cells), variants)
+    return Plan(tuple(shapes), tuple(cells), variants, asked)
 
 
 def _overridden(request: Request, geometry: Geometry) -> list[Shape]:
@@ -167,8 +179,9 @@ class BenchRun:
         self._cold = cold
         geometries = {geometry.name: geometry for geometry in request.geometries}
         self.backend = CudaBackend(
-            device, libraries, geometries, plan.shapes, plan.variants, seed=seed, providers=request.providers
-        )
+            device, libraries, geometries, plan.shapes, plan.variants, seed=seed, providers=request.providers,
+            workloads=plan.asked,
+        )  # fmt: skip
         self.ceilings: Ceilings = measure_ceilings(libraries[0], device, self.backend.arena.data)
 
     def measure(

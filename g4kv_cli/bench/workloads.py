@@ -8,6 +8,7 @@ from typing import Literal
 
 from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
+from g4kv_cli.model import workload as asked
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.records.bench import Shape
@@ -108,6 +109,40 @@ def prefill_shape(geometry: Geometry, chunk: int, history: int) -> Shape:
     return _attention_shape(geometry, "prefill", name, 1, chunk, kv_len, visible, pairs)
 
 
+def workload_shape(workload: asked.Workload) -> Shape:
+    """The batch of a workload: each request's own keys and rows; ``kv_len``, ``tokens`` and ``visible_keys`` are the
+    largest of them."""
+    geometry, requests = workload.geometry, workload.requests
+    visible, pairs = [], workload.padding
+    for request in requests:
+        first = 0 if geometry.window is None else max(0, request.start_pos - geometry.window_left)
+        visible.append(request.kv_len - first if request.q_len else 0)
+        seen = range(request.start_pos + 1, request.kv_len + 1)
+        pairs += sum(seen) if geometry.window is None else sum(min(keys, geometry.window) for keys in seen)
+    kind: Literal["decode", "prefill"] = "decode" if workload.one_token_each else "prefill"
+    heads, head_dim = geometry.num_qo_heads, geometry.head_dim
+    row_bytes = (workload.num_tokens + workload.padding) * heads * head_dim * ELEMENT_BYTES
+    key_bytes = 2 * geometry.num_kv_heads * head_dim * ELEMENT_BYTES
+    return Shape(
+        id=f"{kind}/{geometry.name}/{workload.name}",
+        kind=kind,
+        geometry=geometry.name,
+        family=geometry.family,
+        batch=len(requests) + workload.padding,
+        tokens=max(request.q_len for request in requests),
+        kv_len=max(request.kv_len for request in requests),
+        visible_keys=max(visible),
+        page_size=workload.page_size,
+        num_qo_heads=heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=head_dim,
+        read_bytes=(sum(visible) + workload.padding) * key_bytes + row_bytes,
+        write_bytes=row_bytes,
+        flops=4 * head_dim * heads * pairs,
+        requests=tuple((request.kv_len, request.q_len) for request in requests),
+    )
+
+
 def _attention_shape(
     geometry: Geometry,
     kind: Literal["decode", "prefill"],
@@ -174,8 +209,8 @@ def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequen
         return [Variant("kernel", entry, entry)]
     if shape.kind == "prefill":
         entry = entry_for(geometry, "attention", "prefill").name
-        # The smallest tile is the decode kernel's.
-        tiles = prefill_tiles(shape.head_dim, target)[1:]
+        # The smallest tile is the decode kernel's; short chunks beside decoding requests are for it, too.
+        tiles = prefill_tiles(shape.head_dim, target)[0 if shape.requests else 1 :]
         return [Variant(f"tile{tile}", f"tile{tile}", entry, tile=tile) for tile in tiles]
     counts = splits_worth_trying(shape) if splits is None else tuple(splits)
     found = []

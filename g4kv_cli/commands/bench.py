@@ -13,11 +13,12 @@ from g4kv_cli.bench.peers import PEERS, peer_status, select_peers
 from g4kv_cli.bench.peers.manifest_peers import read_providers
 from g4kv_cli.bench.roofline import H200_CEILINGS
 from g4kv_cli.bench.run import Request, make_plan
-from g4kv_cli.commands.bench_options import BenchOptions, bench_options, require_one_mode
+from g4kv_cli.commands.bench_options import DEFAULT_GEOMETRY, BenchOptions, bench_options, require_one_mode
 from g4kv_cli.commands.bench_report import compared, exit_code_of, report_analysis, within
 from g4kv_cli.commands.bench_run import measure
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
-from g4kv_cli.model.geometry import select_geometries
+from g4kv_cli.model.geometry import ATTENTION_SCALE, select_geometries
+from g4kv_cli.model.workload import Workload
 from g4kv_cli.records.bench import BenchRecord, read_bench_record
 from g4kv_cli.records.run import DeviceInfo, RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
@@ -58,9 +59,12 @@ def _require_writable(options: BenchOptions) -> None:
 
 
 def _request_of(options: BenchOptions) -> Request:
+    asked = tuple(_timed(one) for one in options.asked.workloads) if options.asked else ()
+    geometries = select_geometries(options.geometry or DEFAULT_GEOMETRY, options.tp) if not asked else ()
     return Request(
         workload=options.workload,
-        geometries=select_geometries(options.geometry, options.tp),
+        geometries=geometries or tuple(one.geometry for one in asked),
+        asked=asked,
         preset=options.preset,
         batches=options.batch or (),
         kv_lens=options.kv_len or (),
@@ -69,6 +73,15 @@ def _request_of(options: BenchOptions) -> Request:
         providers=read_providers(options.provider),
         with_baseline=options.alternates,
     )
+
+
+def _timed(workload: Workload) -> Workload:
+    """The workload, if the bench can check its results. Raises UsageError."""
+    if workload.sm_scale != ATTENTION_SCALE:
+        raise UsageError(
+            f"{workload.name}: the bench runs attention at sm_scale {ATTENTION_SCALE}: leave the scale out"
+        )
+    return workload
 
 
 def _list_peers(console: BenchConsole) -> int:

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
+from g4kv_cli.commands.asked import Asked, asked_options
 from g4kv_cli.commands.options import (
     device_options,
     geometry_option,
@@ -26,6 +27,7 @@ from g4kv_cli.model.kv_layout import INT32_MAX
 from g4kv_cli.records.bench import BenchRecord, read_bench_record
 
 BUILT_IN = "built-in"
+DEFAULT_GEOMETRY = "12b-local"
 DEFAULT_THRESHOLD = "5%"
 _file = click.Path(dir_okay=False, path_type=Path)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,12 +38,14 @@ class BenchOptions:
     """The command line. ``batch``, ``kv_len`` and ``splits`` are None where the preset decides."""
 
     workload: Workload
-    geometry: str
+    geometry: str | None
     tp: int
     preset: Preset
     batch: tuple[int, ...] | None
     kv_len: tuple[int, ...] | None
     splits: tuple[int, ...] | None
+    workload_path: Path | None
+    shape: str | None
     device: str
     require_gpu: bool
     kernels: Path | None
@@ -63,6 +67,11 @@ class BenchOptions:
     round_ms: float
     seed: int
     quiet: bool
+
+    @property
+    def asked(self) -> Asked:
+        """Requests of the user's own in place of the shapes, if there are any."""
+        return Asked(self.workload_path, self.shape, self.geometry, self.tp)
 
     @property
     def baseline_is_record(self) -> bool:
@@ -127,8 +136,11 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 _REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
 _PLAN = frozenset(
-    ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline")
-)
+    ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline",
+     "workload_path", "shape")
+)  # fmt: skip
+_NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path")
+"""What --workload and --shape say themselves, or what a single batch has not."""
 _MODES: dict[str, frozenset[str]] = {
     "list_peers": frozenset(),
     "compare": frozenset(("threshold", "quiet")),
@@ -142,6 +154,11 @@ def require_one_mode(ctx: click.Context) -> None:
     """Raises UsageError for an option on the command line that the chosen mode would not heed."""
     options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name}
     given = [name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    asked = next((name for name in ("workload_path", "shape") if name in given), None)
+    also = next((name for name in given if asked is not None and name in _NOT_ASKED), None)
+    if asked is not None and also is not None:
+        word = f"{ctx.params[also]}" if also == "workload" else options[also]
+        raise UsageError(f"{word} does not apply to {options[asked]}, which is one batch of requests; leave one out")
     mode = next((name for name in _MODES if name in given), None)
     if mode is None:
         return
@@ -152,7 +169,7 @@ def require_one_mode(ctx: click.Context) -> None:
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.argument("workload", type=click.Choice(["decode", "prefill", "prep", "all"]), default="decode"),
-    geometry_option("", default="12b-local"),
+    geometry_option(f"Default: {DEFAULT_GEOMETRY}."),
     click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Heads of one of N ranks."),
     click.option(
         "--preset",
@@ -164,6 +181,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--batch", callback=_counts, metavar="N[,N...]", help="Decode: these batch sizes, not the preset's."),
     click.option("--kv-len", callback=_counts, metavar="N[,N...]", help="Decode: these lengths, not the preset's."),
     click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts."),
+    asked_options,
     device_options,
     kernels_option,
     variant_option,

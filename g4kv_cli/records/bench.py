@@ -38,8 +38,9 @@ BASELINE_SUFFIX = "@baseline"
 class Shape:
     """One problem size. ``tokens``: query tokens a request (decode: 1); ``kv_len``: keys a request, new ones included.
 
-    ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once. ``flops`` count a
-    multiply and an add as two.
+    ``requests``: (keys, new tokens) of each, where they are no equals; ``kv_len``, ``tokens`` and ``visible_keys`` are
+    then the largest. ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once.
+    ``flops`` count a multiply and an add as two.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Shape:
     read_bytes: int
     write_bytes: int
     flops: int
+    requests: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
