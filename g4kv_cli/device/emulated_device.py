@@ -286,10 +286,10 @@ class EmulatedDevice(Device):
             raise _copy_fault("from", error) from error
 
     def write_bytes(self, address: int, data: bytes) -> None:
-        """As a kernel's stores would: what was written stays known. Raises DeviceFault as ``read_bytes``."""
+        """As a kernel's stores: they are among the ``written_ranges``. Raises DeviceFault as ``read_bytes``."""
         self._require_usable()
         try:
-            self._machine.write(address, data)
+            self._machine.store(address, data)
         except EmulatorError as error:
             raise _copy_fault("to", error) from error
 

@@ -3,38 +3,20 @@ there, and which entries it serves."""
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from g4kv_cli.entries.attention_parameters import AttentionParameters
 from g4kv_cli.entries.entry import Entry
-from g4kv_cli.entries.prep_parameters import PrepParameters
-from g4kv_cli.entries.provider import numbers_of
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
+from g4kv_cli.providers.callables import find_module
 from g4kv_cli.providers.cudart.library import read_library, stand_in_for
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, Image, Manifest, Step
 from g4kv_cli.providers.manifest_provider import names_entry
-from g4kv_cli.providers.scope import TOKEN_WORDS
-
-_OF_ANY_ENTRY = frozenset(("tokens", "requests", "head_dim", "group", "k_eq_v", "has_lse"))
-_OF_A_POOL = frozenset(
-    ("num_pages", "k_offset", "v_offset", *(f"stride_{axis}" for axis in ("page", "layer", "kv", "slot", "head")))
-)
-_OF_A_BUILDER = frozenset(("built_threads", "built_shared"))
-_ROWS = ("page_indices", "page_indptr", "page_origins")
-_INDEX_ARRAYS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "page_row": ("page_row",),
-    "batch": ("positions", *_ROWS),
-    "plan": ("kv_lens", "last_page_len", "q_indptr", "positions", "token_requests", *_ROWS),
-}
-_PREP_ARRAYS = ("q", "k", "v", "q_norm_weight", "k_norm_weight", "cos", "sin", "q_out")
-_PARTIALS = ("partial_out", "partial_max", "partial_sum")
+from g4kv_cli.providers.scope import BUILT_NAMES, names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +46,7 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
         spec = next((spec for spec in manifest.entries if names_entry(spec, entry.name)), None)
         served.append(Served(entry.name, spec.line if spec is not None else 0))
         if spec is not None:
-            problems += _unknown_names(spec, entry)
+            problems += _unknown_names(manifest, spec, entry)
     for spec in manifest.entries:
         for pattern in spec.names:
             if not any(names_entry(EntrySpec((pattern,), 0, (), (), (), (), (), ()), entry.name) for entry in table):
@@ -79,6 +61,10 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
                 stand_in_for(image.path)
             except G4kvError as error:
                 notes.append(f"image {image.name} runs on a GPU only: {error}")
+        elif image.kind == "python":
+            missing = find_module(image.function, manifest.file.resolve().parent)
+            if missing:
+                problems.append((f"{image.line}: {missing}", ""))
         elif image.kind == "cubin":
             notes.append(f"image {image.name} runs on a GPU only: it is machine code")
     return ManifestCheck(tuple(served), _once(problems), tuple(notes))
@@ -96,25 +82,9 @@ def _once(problems: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def names_of(entry: Entry) -> tuple[frozenset[str], frozenset[str]]:
-    """(names of numbers and host arrays, names of device arrays) that expressions of this entry may use."""
-    index_arrays = frozenset(_INDEX_ARRAYS[entry.metadata])
-    structure: ctypes.Structure = PrepParameters() if entry.is_prep else AttentionParameters()
-    numbers = frozenset(numbers_of(structure)) | _OF_ANY_ENTRY | index_arrays | _OF_A_BUILDER
-    if not entry.is_prep:
-        numbers |= {"sm_scale", "cta_tile_q"}
-    arrays = index_arrays | (frozenset(_PREP_ARRAYS) if entry.is_prep else frozenset(("q", "out", "lse", *_PARTIALS)))
-    if entry.has_pool:
-        numbers |= _OF_A_POOL
-        arrays |= {"pool"}
-        numbers |= frozenset(TOKEN_WORDS) if entry.is_prep else frozenset()
-    elif entry.is_prep:
-        arrays |= {"k_out"}
-    return numbers, arrays
-
-
-def _unknown_names(spec: EntrySpec, entry: Entry) -> list[tuple[str, str]]:
+def _unknown_names(manifest: Manifest, spec: EntrySpec, entry: Entry) -> list[tuple[str, str]]:
     known, arrays = (set(names) for names in names_of(entry))
+    known |= BUILT_NAMES
     problems: list[tuple[str, str]] = []
 
     def check(line: int, expressions: Iterable[Expression], more: frozenset[str] = frozenset()) -> None:
@@ -146,11 +116,17 @@ def _unknown_names(spec: EntrySpec, entry: Entry) -> list[tuple[str, str]]:
         check(step.line, expressions)
         for argument in [*step.arguments, *(argument for _, argument in step.named)]:
             for kind, expression in _leaves(argument):
-                check(step.line, [expression], frozenset(arrays) if kind == "ptr" else frozenset())
+                sees_arrays = kind == "ptr" or _image_kind(manifest, step) == "python"
+                check(step.line, [expression], frozenset(arrays) if sees_arrays else frozenset())
         for name in step.writes:
             if name not in arrays:
                 problems.append((f"{step.line}: writes {name!r}, which is no array of the call", entry.name))
     return problems
+
+
+def _image_kind(manifest: Manifest, step: Step) -> str:
+    image = manifest.images.get(step.image.text)
+    return "" if image is None else image.kind
 
 
 def _leaves(argument: ArgumentSpec) -> list[tuple[str, Expression]]:

@@ -20,6 +20,7 @@ from g4kv_cli.device.arguments import Argument, pointer
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError
+from g4kv_cli.providers.callables import load_function
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import Image, Manifest
 from g4kv_cli.records.run import KernelImage
@@ -56,7 +57,7 @@ class ImageStore:
         self._manifest = manifest
         self._loaded: dict[tuple[str, str], KernelImage] = {}
         self._facts: dict[tuple[str, str], LaunchFacts] = {}
-        self._runtime: Any = None
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._libraries: dict[Path, ctypes.CDLL] = {}
         self.digests: dict[str, str] = {}
 
@@ -119,6 +120,15 @@ class ImageStore:
             return
         self._call_on_gpu(image, path, function, typed, device)
 
+    def function(self, name: str) -> Callable[..., Any]:
+        """A Python function, imported once. Raises CompileError."""
+        if name not in self._functions:
+            image = self.image(name)
+            self._functions[name] = load_function(image.function, self._manifest.file.resolve().parent)
+            for file in image.read_files:
+                self.digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        return self._functions[name]
+
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def _load(self, image: Image, facts: LaunchFacts, device: Device) -> KernelImage:
@@ -152,10 +162,8 @@ class ImageStore:
         """Run a builder, once for each set of constants and state of its files."""
         folder = self._manifest.file.resolve().parent
         digest = hashlib.sha256("\0".join((*image.command, constants)).encode())
-        for part in image.command:
-            file = folder / part
-            if file.is_file() and file.stat().st_size < 1 << 24:
-                digest.update(file.read_bytes())
+        for file in image.read_files:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
         target = _cache_folder() / "builders" / f"{image.name}_{digest.hexdigest()[:24]}.ptx"
         facts_file = target.with_suffix(".json")
         if not (target.is_file() and facts_file.is_file()):

@@ -9,8 +9,8 @@ from pathlib import Path
 from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import UsageError
-from g4kv_cli.providers.manifest import read_manifest
 from g4kv_cli.providers.manifest_provider import ManifestProvider
+from g4kv_cli.providers.read import read_manifest
 
 
 class Providers:

@@ -12,12 +12,12 @@ import numpy as np
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import DeviceFault, UsageError
-from g4kv_cli.model.pool_order import PoolOrder
+from g4kv_cli.providers.callables import call_function
 from g4kv_cli.providers.expression import ExpressionError
 from g4kv_cli.providers.images import ImageStore
 from g4kv_cli.providers.manifest import EntrySpec, Manifest, Step, Waiver
-from g4kv_cli.providers.packing import element_type, extents_of, number_of, packed, values_of
-from g4kv_cli.providers.scope import OPTIONAL_ARRAYS, addresses_of, pool_shape, scope_of
+from g4kv_cli.providers.packing import element_type, extents_of, number_of, packed, python_arguments, values_of
+from g4kv_cli.providers.scope import PARTIAL_ARRAYS, addresses_of, optional_arrays, pool_shape, scope_of
 
 POISON_BYTE = 0xFF
 
@@ -28,7 +28,7 @@ class ManifestProvider:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.name = manifest.name
-        self.pool_order = PoolOrder.parse(" ".join(manifest.pool_axes))
+        self.pool_order = manifest.pool_order
         self.images = ImageStore(manifest)
         self.used: Counter[str] = Counter()
         self.waived: Counter[int] = Counter()
@@ -156,6 +156,9 @@ class PreparedCall:
     def _step(self, step: Step) -> None:
         provider, request, scope, addresses = self._provider, self._request, self._scope, self._addresses
         image = provider.evaluated(step.line, lambda: step.image.format(scope))
+        if provider.images.image(image).kind == "python":
+            self._call_python(step, image)
+            return
         if step.call is not None:
             function = provider.evaluated(step.line, lambda: step.call.format(scope))  # type: ignore[union-attr]
             given = provider.evaluated(
@@ -182,6 +185,27 @@ class PreparedCall:
         )
         self._launch(kernel, launch)
 
+    def _call_python(self, step: Step, image: str) -> None:
+        """Call a Python function with the step's arguments by name."""
+        provider, request = self._provider, self._request
+        shape = pool_shape(request)
+        # Of an index array a function sees what is in use, as the host knows it.
+        shapes = {name: self._scope[name].shape for name in request.arrays if name in self._scope}
+        if shape is not None:
+            shapes["pool"] = provider.pool_order.physical_shape(shape)
+        outputs = {*request.outputs, *(array.name for array in self._spec.workspace), *step.writes}
+        outputs |= {"pool"} if request.entry.writes_pool else set()
+        outputs |= set(PARTIAL_ARRAYS) if request.entry.merge_kernels else set()
+        absent = [name for name in optional_arrays(request.entry) if name not in self._arrays]
+        self._written_by(step)
+        tensors, values = provider.evaluated(
+            step.line, lambda: python_arguments(step, self._scope, self._arrays, shapes, outputs, absent)
+        )
+        function = provider.images.function(image)
+        name = provider.images.image(image).function
+        provider.used[name] += 1
+        call_function(function, name, tensors, values, request.device)
+
     def _launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         self._provider.used[kernel.name] += 1
         try:
@@ -202,7 +226,7 @@ class PreparedCall:
         for name in step.writes:
             if name in self._arrays:
                 writes.append(self._arrays[name])
-            elif name not in OPTIONAL_ARRAYS:
+            elif name not in optional_arrays(self._request.entry):
                 raise self._provider.error_at(step.line, f"writes {name!r}, which is no array of the call")
         return tuple(writes)
 

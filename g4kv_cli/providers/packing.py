@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from g4kv_cli.device.arguments import Argument, by_value, pointer, scalar
+from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.providers.callables import TensorArgument
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.images import LaunchFacts
-from g4kv_cli.providers.manifest import ArgumentSpec, MadeArray, Step
+from g4kv_cli.providers.manifest import ELEMENT_KINDS, ArgumentSpec, MadeArray, Step
 
 Scope = Mapping[str, Any]
 
@@ -65,6 +67,38 @@ def number_of(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> tuple[str, 
     return spec.kind, value
 
 
+def python_arguments(
+    step: Step, scope: Scope, arrays: Mapping[str, DeviceArray], shapes: Mapping[str, tuple[int, ...]],
+    outputs: Collection[str], absent: Collection[str],
+) -> tuple[dict[str, TensorArgument], dict[str, Any]]:  # fmt: skip
+    """(tensors, numbers) of a Python function by name: an expression that is an array's name is the array, None if the
+    call has not this optional one. Raises ExpressionError, also for an array of another type than is said."""
+    tensors: dict[str, TensorArgument] = {}
+    values: dict[str, Any] = {}
+    for key, spec in step.named:
+        if spec.value is None:
+            raise ExpressionError(f"{key}: an argument without a value")
+        name = spec.value.text.strip()
+        if name in arrays:
+            array, wanted = arrays[name], element_type(spec.kind)
+            if array.dtype != wanted:
+                raise ExpressionError(f"{key}: {name} is of {_kind_of(array.dtype)}, not of {spec.kind}")
+            tensors[key] = TensorArgument(array.view(shapes.get(name, array.shape)), name in outputs)
+        elif name in absent:
+            values[key] = None
+        elif spec.kind == "bool":
+            values[key] = spec.value.truth(scope)
+        elif spec.kind in ("f32", "f64"):
+            values[key] = float(spec.value.evaluate(scope))
+        else:
+            values[key] = spec.value.integer(scope)
+    return tensors, values
+
+
+def _kind_of(dtype: np.dtype[Any]) -> str:
+    return next((kind for kind in ELEMENT_KINDS if element_type(kind) == dtype), str(dtype))
+
+
 def _argument(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> Argument:
     if spec.kind == "struct":
         return by_value(_struct(spec, scope, addresses)[0])
@@ -72,8 +106,11 @@ def _argument(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> Argument:
         raise ExpressionError("an argument without a value")
     if spec.kind == "ptr":
         return pointer(spec.value.integer(addresses))
-    value = spec.value.evaluate(scope)
-    return scalar(spec.kind, float(value) if spec.kind in ("f32", "f64") else spec.value.integer(scope))
+    if spec.kind == "f32" or spec.kind == "f64":
+        return scalar(spec.kind, float(spec.value.evaluate(scope)))
+    if spec.kind == "bf16" or spec.kind == "bool":
+        raise ExpressionError(f"{spec.kind} is no type of a kernel's argument")
+    return scalar(spec.kind, spec.value.integer(scope))
 
 
 def _struct(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> tuple[bytes, int]:

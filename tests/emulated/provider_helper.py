@@ -24,7 +24,8 @@ Change = tuple[str, str, str]
 def engine_in(folder: Path, *changes: Change) -> Path:
     """The folder with the engine's files."""
     for file in ENGINE.iterdir():
-        shutil.copy(file, folder)
+        if file.is_file():
+            shutil.copy(file, folder)
     for name, old, new in changes:
         text = (folder / name).read_text()
         assert text.count(old) >= 1, f"{name} has no {old!r}"

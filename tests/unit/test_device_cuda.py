@@ -100,6 +100,9 @@ class StandInDriver:
         assert not (self.is_endless and self.launches), "this call does not come back from an endless kernel"
         return (self.next_result,)
 
+    def cuCtxSynchronize(self) -> tuple[Result]:
+        return (self.next_result,)
+
     def cuStreamQuery(self, stream: int) -> tuple[Result]:
         self.queries += 1
         is_busy = bool(self.launches) and (self.is_endless or self.queries < 3)
@@ -403,6 +406,16 @@ def test_a_sticky_error_is_a_fault_and_stays(
         device.load(IMAGE, "probe")
     device.free(array)
     device.close()
+
+
+def test_the_whole_context_is_waited_for_and_a_fault_names_what_was_done(
+    device: CudaDevice, driver: StandInDriver
+) -> None:
+    device.synchronize_context("run engine_prep of libengine.so")
+    driver.next_result = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceFault, match=r"run engine_prep of libengine\.so"):
+        device.synchronize_context("run engine_prep of libengine.so")
+    assert device.is_lost
 
 
 def test_any_other_driver_error_is_no_fault(device: CudaDevice, driver: StandInDriver) -> None:

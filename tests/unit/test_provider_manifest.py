@@ -9,7 +9,9 @@ import pytest
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.toml_lines import lines_of
 from g4kv_cli.providers.load import load_providers
-from g4kv_cli.providers.manifest import read_manifest
+from g4kv_cli.providers.manifest import ELEMENT_KINDS
+from g4kv_cli.providers.packing import element_type
+from g4kv_cli.providers.read import read_manifest
 
 GOOD = """\
 provider = "mine"
@@ -88,6 +90,15 @@ def test_a_whole_manifest(folder: Path) -> None:
         ('"ptr q",', '"pointer q",', 25, "'pointer q' must be a type and an expression"),
         ("block = [128]", "block = [true]", 24, "got true or false"),
         ('name = "batch_decode_*|batch_prefill_*"', "name = 3", 14, "must be a string, got an integer"),
+        ('provider = "mine"', 'provider = "mine"\ncases = ["*"]', 2, "cases: is no field here"),
+        ('ptx = "kernels.ptx"', 'ptx = "kernels.ptx"\ncompiler = "nvcc"', 7, "compiler: is no field here"),
+        ('ptx = "kernels.ptx"', 'ptx = "kernels.ptx"\nconstants = { D = 1 }', 7, "constants: is no field here"),
+        ('ptx = "kernels.ptx"', 'ptx = "kernels.ptx"\nfiles = ["*.py"]', 7, "files: is no field here"),
+        ("grid = ", 'named = { q = "ptr q" }\ngrid = ', 23, "named: goes with a builder or a Python function"),
+        ('ptx = "kernels.ptx"', 'builder = ["python"]', 25, "arguments: stand in an order that the builder knows"),
+        ('ptx = "kernels.ptx"', 'builder = ["python"]\nfiles = ["*.none"]', 7, "files: no file in "),
+        ('ptx = "kernels.ptx"', 'python = "engine"', 6, "'engine' must be 'module:function'"),
+        ('ptx = "kernels.ptx"', 'python = "engine:run"', 23, "grid: means nothing for a Python function"),
     ],
 )
 def test_a_fault_names_its_line(folder: Path, old: str, new: str, line: int, says: str) -> None:
@@ -99,6 +110,61 @@ def test_a_fault_names_its_line(folder: Path, old: str, new: str, line: int, say
     assert text.startswith(f"{file}:{line}: "), text
     assert says in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("grid", "[1]"), ("block", "[1]"), ("cluster", "[1]"), ("shared", "0"), ("writes", '["out"]'),
+        ("named", '{ q = "ptr q" }'),
+    ],
+)  # fmt: skip
+def test_what_is_a_kernels_alone_is_refused_beside_a_call(folder: Path, key: str, value: str) -> None:
+    (folder / "libengine.so").write_text("")
+    called = GOOD.replace('ptx = "kernels.ptx"', 'library = "libengine.so"')
+    called = called.replace(
+        'symbol = "decode_hd{head_dim}_"\ngrid = ["tokens", 1]\nblock = [128]\n', 'call = "decode"\n'
+    )
+    read_manifest(_write(folder, called))
+    file = _write(folder, called.replace('call = "decode"\n', f'call = "decode"\n{key} = {value}\n'))
+    with pytest.raises(
+        UsageError, match=rf"provider\.toml:23: entry\[0\]\.launch\[0\]\.{key}: means nothing beside 'call'"
+    ):
+        read_manifest(file)
+
+
+def test_a_python_functions_arguments_are_tensors(folder: Path) -> None:
+    step = '[[entry.launch]]\nimage = "a"\n[entry.launch.named]\n'
+    text = f'provider = "p"\n[image.a]\npython = "engine:run"\n[[entry]]\nname = "batch_*"\n{step}q = "bf16 q"\n'
+    (entry,) = read_manifest(_write(folder, text)).entries
+    assert [(name, spec.kind) for name, spec in entry.steps[0].named] == [("q", "bf16")]
+    with pytest.raises(UsageError, match=r":9: .*'ptr q' must be a type and an expression .*bf16"):
+        read_manifest(_write(folder, text.replace("bf16 q", "ptr q")))
+
+
+def test_every_element_kind_is_a_type() -> None:
+    sizes = {kind: element_type(kind).itemsize for kind in ELEMENT_KINDS}
+    assert sizes == {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4, "f64": 8,
+                     "bf16": 2, "bool": 1}  # fmt: skip
+    assert len({element_type(kind) for kind in ELEMENT_KINDS}) == len(sizes) - 1, "bool is a byte, as u8"
+
+
+def test_the_digest_is_of_the_images_files_too(folder: Path) -> None:
+    first = read_manifest(_write(folder, GOOD)).digest
+    assert read_manifest(_write(folder, GOOD)).digest == first
+    (folder / "kernels.ptx").write_text("another")
+    assert read_manifest(_write(folder, GOOD)).digest != first
+    image = '[image.a]\nbuilder = ["python", "build.py"]\nfiles = ["kernel*.py"]\n'
+    step = '[[entry.launch]]\nimage = "a"\nsymbol = "."\ngrid = [1]\n[entry.launch.named]\nq = "ptr q"\n'
+    built = f'provider = "p"\n{image}[[entry]]\nname = "batch_*"\n{step}'
+    (folder / "build.py").write_text("a")
+    (folder / "kernel_a.py").write_text("a")
+    digests = set()
+    for name in ("build.py", "kernel_a.py"):
+        digests.add(read_manifest(_write(folder, built)).digest)
+        (folder / name).write_text("b")
+    digests.add(read_manifest(_write(folder, built)).digest)
+    assert len(digests) == 3
 
 
 def test_what_is_no_toml_and_what_is_no_file(folder: Path) -> None:
@@ -115,7 +181,7 @@ def test_what_is_no_toml_and_what_is_no_file(folder: Path) -> None:
     [
         ("page layer kv slot head", "must name each of"),
         ("page page kv slot head dim", "must name each of"),
-        ("page layer kv slot dim head", "innermost axis must be dim"),
+        ("page layer kv slot dim head", "must be dim: kernels read rows of it"),
     ],
 )
 def test_a_pool_that_is_none(folder: Path, axes: str, says: str) -> None:

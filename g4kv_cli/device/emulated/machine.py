@@ -86,6 +86,13 @@ class Machine:
             raw = np.frombuffer(values, np.uint8)
         self._memory.write(address, raw)
 
+    def store(self, address: int, data: bytes) -> None:
+        """Copy host bytes as a kernel's store: they are among ``written_ranges``."""
+        self.write(address, data)
+        if data:
+            begin = address - GLOBAL_BASE
+            self._written.add(np.array([[begin, begin + len(data)]], np.int64), self._memory)
+
     def read(self, address: int, nbytes: int) -> Bytes:
         """A copy of ``nbytes`` device bytes, uint8."""
         return self._memory.read(address, nbytes)

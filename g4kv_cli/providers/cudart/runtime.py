@@ -314,7 +314,9 @@ class StandInRuntime:
         most = handle.max_threads or self._now.device.limits.max_threads_per_block
         dynamic = self._opted_in.get(name, DEFAULT_SHARED_BYTES - handle.shared_bytes)
         sizes = struct.pack("<3Q", handle.shared_bytes, 0, handle.local_bytes)
-        ctypes.memmove(int(values[2]), sizes + struct.pack("<7i", most, 0, 90, 90, 0, dynamic, -1), 24 + 28)
+        arch = int("".join(filter(str.isdigit, self._now.device.info.arch)))  # sm_90a: 90
+        ints = struct.pack("<7i", most, 0, arch, arch, 0, dynamic, -1)
+        ctypes.memmove(int(values[2]), sizes + ints, 24 + 28)
         return SUCCESS
 
     def _occupancy(self, values: _Values) -> int:
