@@ -6,10 +6,18 @@ import re
 
 from ..arithmetic.packed16 import Format
 from ..checks.clock_races import fence_proxy
+from ..memory.bulk_bytes import load_bytes, store_bytes
 from ..memory.bulk_copy import commit_bulk, load_tensor, store_tensor, wait_bulk
 from ..ptx.flow import READ_PHASE
 from ..ptx.instruction import Immediate, Instruction, Operand, Register, TensorAddress, Vector
-from ..warp.mbarriers import MBARRIER_SHIFT, arrive_mbarrier, initialise_mbarrier, invalidate_mbarrier, read_phase
+from ..warp.mbarriers import (
+    MBARRIER_SHIFT,
+    arrive_mbarrier,
+    arrive_with_copies,
+    initialise_mbarrier,
+    invalidate_mbarrier,
+    read_phase,
+)
 from ..warp.wgmma import Shape, commit_wgmma, fence_wgmma, multiply_async, wait_wgmma
 from .emit import BlockEmitter
 from .emit_warp import is_dead
@@ -17,10 +25,15 @@ from .emit_warp import is_dead
 _SHARED = r"\.shared(?:::cta)?\.b64"
 _INIT = re.compile(r"mbarrier\.(init|inval)" + _SHARED)
 _ARRIVE = re.compile(
-    r"mbarrier\.(?:(arrive)(\.expect_tx)?(?:\.release\.(?:cta|cluster))?|(expect_tx)(?:\.relaxed\.(?:cta|cluster))?)"
-    + _SHARED
+    r"mbarrier\.(?:(arrive|arrive_drop)(\.expect_tx|\.noComplete)?(?:\.(?:release|relaxed)\.(?:cta|cluster))?"
+    r"|(expect_tx)(?:\.relaxed\.(?:cta|cluster))?)" + _SHARED
 )
-_WAIT = re.compile(r"mbarrier\.try_wait\.parity(?:\.acquire\.(?:cta|cluster))?" + _SHARED)
+_WAIT = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?" + _SHARED)
+_COPIES_ARRIVE = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
+_BULK_LOAD = re.compile(
+    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
+)
+_BULK_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
 _LOAD = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
     r"(\.L2::cache_hint)?"
@@ -30,7 +43,14 @@ _WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
 _WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2")
 _SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 
-NO_OPERATION = frozenset({"fence.mbarrier_init.release.cluster", "fence.proxy.async.global", "prefetch.tensormap"})
+NO_OPERATION = frozenset(
+    {
+        "fence.mbarrier_init.release.cluster",
+        "fence.proxy.async.global",
+        "prefetch.tensormap",
+        "cp.async.bulk.prefetch.L2.global",
+    }
+)
 """What has no effect here: an mbarrier exists for all at once, and proxies are told apart in shared memory only."""
 
 PROXY_FENCES = frozenset({"fence.proxy.async", "fence.proxy.async.shared::cta"})
@@ -42,7 +62,7 @@ def emit_hopper(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     if opcode.startswith(READ_PHASE):
         target = instruction.operands[0]
         if _WAIT.fullmatch(opcode[len(READ_PHASE) :]) is None or not isinstance(target, Register):
-            raise emitter.unsupported(instruction, "only try_wait.parity with a predicate is known")
+            raise emitter.unsupported(instruction, "no wait of this form is known")
         emitter.effect(number, instruction, [target], read_phase(), [])
         return True
     if not _emit(emitter, number, instruction):
@@ -56,6 +76,9 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     for pattern, emit in (
         (_INIT, _emit_init),
         (_ARRIVE, _emit_arrive),
+        (_COPIES_ARRIVE, _emit_copies_arrive),
+        (_BULK_LOAD, _emit_bulk_load),
+        (_BULK_STORE, _emit_bulk_store),
         (_LOAD, _emit_load),
         (_STORE, _emit_store),
         (_WGMMA, _emit_wgmma),
@@ -94,9 +117,9 @@ def _check_register_count(emitter: BlockEmitter, instruction: Instruction) -> No
 
 
 def phase_operands(emitter: BlockEmitter, instruction: Instruction) -> str:
-    """What the block of a try_wait returns: (address base, offset, parity)."""
+    """What the block of a wait returns: (address base, offset, parity, or token whose lowest bit is that)."""
     if _WAIT.fullmatch(instruction.opcode) is None:
-        raise emitter.unsupported(instruction, "only try_wait.parity is known")
+        raise emitter.unsupported(instruction, "no wait of this form is known")
     _note_mbarrier(emitter)
     emitter.context.is_asynchronous = True
     base, _, offset = emitter.address(instruction.operands[0], instruction)
@@ -125,12 +148,15 @@ def _emit_init(emitter: BlockEmitter, number: int, instruction: Instruction, fou
 
 
 def _emit_arrive(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
-    arrives, expects = found.group(1) is not None, found.group(2) is not None or found.group(3) is not None
+    arrives, drops = found.group(1) is not None, found.group(1) == "arrive_drop"
+    expects = found.group(2) == ".expect_tx" or found.group(3) is not None
     operands = list(instruction.operands)
+    targets: list[Register | None] = []
     if arrives:
-        state = operands.pop(0)
-        if state is not None and not (isinstance(state, Register) and is_dead(emitter, number, state)):
-            raise emitter.unsupported(instruction, "the state that arrive returns is not known; wait by parity")
+        token = operands.pop(0)
+        if token is not None and not (isinstance(token, Register) and token.kind == "b64"):
+            raise emitter.unsupported(instruction, "the token must be a 64-bit register")
+        targets = [token if not is_dead(emitter, number, token) else None]
     if len(operands) not in ((2,) if expects else (1, 2)):
         raise emitter.unsupported(instruction, "wrong number of operands")
     _note_mbarrier(emitter)
@@ -139,9 +165,41 @@ def _emit_arrive(emitter: BlockEmitter, number: int, instruction: Instruction, f
     value = emitter.source(operands[1] if len(operands) == 2 else one, "b32", instruction)
     count = emitter.source(one, "b32", instruction)
     arguments = [base, count, value] if expects else [base, value, count]
-    emitter.effect(
-        number, instruction, [], arrive_mbarrier(emitter.site(instruction), offset, arrives, expects), arguments
-    )
+    function = arrive_mbarrier(emitter.site(instruction), offset, arrives, expects, drops)
+    emitter.effect(number, instruction, targets, function, arguments)
+
+
+def _emit_copies_arrive(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    if len(instruction.operands) != 1:
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    _note_mbarrier(emitter)
+    base, _, offset = emitter.address(instruction.operands[0], instruction)
+    function = arrive_with_copies(emitter.site(instruction), offset, found.group(1) is not None)
+    emitter.effect(number, instruction, [], function, [base])
+
+
+def _emit_bulk_load(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    operands = instruction.operands
+    if len(operands) != (5 if found.group(1) else 4):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    _note_mbarrier(emitter)
+    shared, _, shared_offset = emitter.address(operands[0], instruction)
+    source, _, source_offset = emitter.address(operands[1], instruction)
+    nbytes = emitter.source(operands[2], "b32", instruction)
+    mbarrier, _, mbarrier_offset = emitter.address(operands[3], instruction)
+    function = load_bytes(emitter.site(instruction), shared_offset, source_offset, mbarrier_offset)
+    emitter.effect(number, instruction, [], function, [shared, source, nbytes, mbarrier])
+
+
+def _emit_bulk_store(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
+    operands = instruction.operands
+    if len(operands) != (4 if found.group(1) else 3):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    target, _, target_offset = emitter.address(operands[0], instruction)
+    shared, _, shared_offset = emitter.address(operands[1], instruction)
+    nbytes = emitter.source(operands[2], "b32", instruction)
+    function = store_bytes(emitter.site(instruction), shared_offset, target_offset)
+    emitter.effect(number, instruction, [], function, [shared, target, nbytes])
 
 
 def _tensor_operand(

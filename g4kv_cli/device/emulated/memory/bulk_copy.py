@@ -200,6 +200,22 @@ class BulkCopies:
         view = chunk.run.memory.data.of[placed.shift]
         data = np.zeros(units.size, view.dtype)
         data[inside] = view.take(source)
+        self.issue_load(lanes, owners, units, data, placed.shift, box.box_bytes, number, site)
+
+    def issue_load(
+        self,
+        lanes: LaneSet,
+        owners: LaneSet,
+        units: Units,
+        data: Array,
+        shift: int,
+        nbytes: int,
+        number: int,
+        site: Site,
+    ) -> None:
+        """Put a load in flight: ``data`` for the shared ``units`` of 1 << shift bytes, as many and ``nbytes`` for each
+        lane, ``owners`` the lane of each unit."""
+        chunk = self.chunk
         while len(self.issued) <= number:
             self.issued.append(np.zeros(chunk.block_count, np.int64))
             self.delivered.append(np.zeros(chunk.block_count, np.int64))
@@ -207,11 +223,11 @@ class BulkCopies:
         for position, slot in enumerate(lanes.block_slot):
             self.issued[number][slot] += 1
             serial[position] = self.issued[number][slot]
-        chunks, owners = _chunks(owners, units, placed.shift, None)
+        chunks, owners = _chunks(owners, units, shift, None)
         agent = np.full(chunks.size, chunk.races.copy_agent(number))
         segment = np.repeat(serial, chunks.size // lanes.count)
         chunk.races.add_asynchronous(WRITE, chunks, _CHUNK_SHIFT, owners, site, agent, segment)
-        self.loads.append(_Load(number, lanes, units, placed.shift, data, box.box_bytes, site))
+        self.loads.append(_Load(number, lanes, units, shift, data, nbytes, site))
 
     def deliver(self) -> bool:
         """Let all loads arrive, in the order of their issue; False if there were none."""
@@ -242,14 +258,25 @@ class BulkCopies:
         source = units.take(inside)
         shared_memory: SharedMemory = self.chunk.shared
         shared_memory.check_initialised(owners, source, placed.shift, site)
-        group = self.committed.take(lanes.index)
         chunks, givers = _chunks(givers, units, placed.shift, placed.is_inside)
+        self._read_later(chunks, givers, site)
+        group = self.committed.take(lanes.index)
+        owner = inside // placed.is_inside[0].size
+        self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site))
+
+    def issue_store(self, lanes: LaneSet, givers: LaneSet, source: Units, destination: Units, site: Site) -> None:
+        """Put a store in flight: shared units of 16 bytes and their destinations, as many for each lane."""
+        self._read_later(source, givers, site)
+        group = self.committed.take(lanes.index)
+        owner = np.repeat(np.arange(lanes.count), source.size // lanes.count)
+        self.stores.append(_Store(lanes, group, owner, source, destination, _CHUNK_SHIFT, site))
+
+    def _read_later(self, chunks: Units, givers: LaneSet, site: Site) -> None:
+        """The open group reads these chunks of 16 bytes until it is waited for."""
         segment = self.committed.take(givers.index).astype(np.int64) + 1
         races: ClockRaces = self.chunk.races
         agent = races.store_agent(givers.thread // 32)
         races.add_asynchronous(READ, chunks, _CHUNK_SHIFT, givers, site, agent, segment)
-        owner = inside // placed.is_inside[0].size
-        self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site))
 
     def commit(self, lanes: LaneSet) -> None:
         """cp.async.bulk.commit_group."""
@@ -335,9 +362,10 @@ def _cut(values: Array, position: Units | None) -> Array:
     return values if position is None or values.shape[0] == 1 else values.take(position)
 
 
-def _displaced(base: Array, offset: int) -> Array:
-    displaced: Array = base + base.dtype.type(offset & ((1 << 8 * base.dtype.itemsize) - 1))
-    return displaced
+def displaced(base: Array, offset: int) -> Array:
+    """An address with a constant offset, in its own width."""
+    moved: Array = base + base.dtype.type(offset & ((1 << 8 * base.dtype.itemsize) - 1))
+    return moved
 
 
 def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset: int) -> Callable[..., None]:
@@ -346,7 +374,7 @@ def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset
     def run(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, *coordinates: Array) -> None:
         chunk = lanes.chunk
         copies: BulkCopies = chunk.bulk_copies
-        destination = _displaced(shared, shared_offset)
+        destination = displaced(shared, shared_offset)
         for address, position in _by_map(lanes, tensor_map):
             part = lanes if position is None else lanes.subset(position)
             box = copies.tensor_map(part, address + map_offset, site)
@@ -363,7 +391,7 @@ def store_tensor(site: Site, shared_offset: int, map_offset: int) -> Callable[..
 
     def run(lanes: LaneSet, shared: Array, tensor_map: Array, *coordinates: Array) -> None:
         copies: BulkCopies = lanes.chunk.bulk_copies
-        source = _displaced(shared, shared_offset)
+        source = displaced(shared, shared_offset)
         for address, position in _by_map(lanes, tensor_map):
             part = lanes if position is None else lanes.subset(position)
             box = copies.tensor_map(part, address + map_offset, site)

@@ -46,8 +46,8 @@ def is_reduction(opcode: str) -> bool:
 
 
 def is_phase_wait(opcode: str) -> bool:
-    """Whether the opcode waits for a phase of an mbarrier."""
-    return opcode.startswith("mbarrier.try_wait")
+    """Whether the opcode waits for a phase of an mbarrier. A test_wait may wait too: until nothing else can run."""
+    return opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait"))
 
 
 WARP_BARRIER = "bar.warp.sync"

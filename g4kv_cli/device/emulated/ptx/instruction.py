@@ -101,8 +101,15 @@ _NO_RESULT = frozenset(
         *("call", "brx", "assertfail", "wild_call"),
     )
 )
-_NO_RESULT_PREFIXES = ("wmma.store", "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.try_wait")
-"""A try_wait is cut into the wait, which this is, and a second half that has the result (see flow.py)."""
+_NO_RESULT_PREFIXES = (
+    "wmma.store",
+    "mbarrier.init",
+    "mbarrier.inval",
+    "mbarrier.expect_tx",
+    "mbarrier.try_wait",
+    "mbarrier.test_wait",
+)
+"""A try_wait or test_wait is cut into the wait, which this is, and a second half that has the result (see flow.py)."""
 
 WGMMA = "wgmma.mma_async."
 WGMMA_WAIT = "wgmma.wait_group.sync.aligned"

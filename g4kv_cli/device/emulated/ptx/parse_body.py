@@ -210,10 +210,11 @@ class _BodyParser:
         else:
             operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
         if opcode.startswith("mma."):
-            operands = tuple(self._in_registers(operand, line) for operand in operands)
+            kind = "b64" if ".f64." in opcode else "b32"
+            operands = tuple(self._in_registers(operand, kind, line) for operand in operands)
         self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
 
-    def _in_registers(self, operand: Operand | None, line: int) -> Operand | None:
+    def _in_registers(self, operand: Operand | None, kind: str, line: int) -> Operand | None:
         """A vector of registers: a literal in it is moved into one of its own first, a sink (``_``) is one that nothing
         reads. What inline PTX may write where a compiler never does."""
         if not isinstance(operand, Vector) or all(isinstance(item, Register) for item in operand.items):
@@ -221,10 +222,10 @@ class _BodyParser:
         items = list(operand.items)
         for at, item in enumerate(items):
             if item is None or isinstance(item, Immediate):
-                register = items[at] = Register(f"%own{len(self.kernel.registers)}", "b32")
+                register = items[at] = Register(f"%own{len(self.kernel.registers)}", kind)
                 self.kernel.registers.add(register)
                 if item is not None:
-                    move = "mov.b32" if item.real is None else "mov.f32"
+                    move = f"mov.{kind}" if item.real is None else f"mov.f{kind[1:]}"
                     self.kernel.instructions.append(
                         Instruction(move, (register, item), None, False, line, self.location)
                     )

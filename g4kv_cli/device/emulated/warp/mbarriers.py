@@ -146,14 +146,18 @@ class Mbarriers:
         if wrong.any():
             self.misuse(f"more than {MAX_COUNT} transaction bytes expected", number, lanes, wrong, site)
 
-    def arrive(self, number: int, lanes: LaneSet, counts: Counts, site: Site) -> None:
-        """Take arrivals from the current phase, and complete it where that was the last."""
+    def arrive(self, number: int, lanes: LaneSet, counts: Counts, site: Site, drops: bool = False) -> Counts:
+        """Take arrivals from the current phase, and complete it where that was the last; ``drops``: from all later
+        ones too. Returns the phase that each lane found, which is its token."""
         mbarrier = self.use(number, lanes, site)
+        found = mbarrier.phase[lanes.block_slot]
         wrong = counts < 1
         if wrong.any():
             self.misuse("arrival with a count of 0", number, lanes, wrong, site)
         left = np.zeros(self.chunk.block_count, np.int64)
         np.add.at(left, lanes.block_slot, counts)
+        if drops:
+            np.subtract.at(mbarrier.expected, lanes.block_slot, counts)
         while True:
             self.chunk.races.release(number, lanes)
             taken = np.minimum(left, mbarrier.pending)
@@ -162,7 +166,7 @@ class Mbarriers:
             complete = (taken > 0) & (mbarrier.pending == 0) & (mbarrier.transaction_bytes == 0)
             self._complete(number, complete)
             if not left.any():
-                return
+                return found
             stuck = (left > 0) & ~complete
             if stuck.any():
                 self.misuse(
@@ -216,7 +220,7 @@ class Mbarriers:
         return group
 
     def wait(self, operands: tuple[Array, int, Array], site: Site, following: int, group: Group) -> bool:
-        """try_wait.parity of (address, offset, parity): True if the whole group may go straight on."""
+        """A wait of (address, offset, parity or token): True if the whole group may go straight on."""
         base, offset, parity = operands
         lanes = group.lanes
         addresses = self.locate(lanes, base, offset, site)
@@ -305,19 +309,42 @@ def invalidate_mbarrier(site: Site, offset: int) -> Callable[..., None]:
     return run
 
 
-def arrive_mbarrier(site: Site, offset: int, arrives: bool, expects: bool) -> Callable[..., None]:
-    """mbarrier.arrive, arrive.expect_tx and expect_tx: (lanes, address, arrival count, transaction bytes)."""
+def arrive_mbarrier(site: Site, offset: int, arrives: bool, expects: bool, drops: bool = False) -> Callable[..., Any]:
+    """mbarrier.arrive, arrive_drop, arrive.expect_tx and expect_tx: (lanes, address, arrival count, transaction
+    bytes) -> token. A token is the number of the phase; a wait looks at its lowest bit."""
 
-    def run(lanes: LaneSet, base: Array, count: Array, nbytes: Array) -> None:
+    def run(lanes: LaneSet, base: Array, count: Array, nbytes: Array) -> Array:
         mbarriers: Mbarriers = lanes.chunk.mbarriers
         counts = np.broadcast_to(count, (lanes.count,)).astype(np.int64)
         bytes_expected = np.broadcast_to(nbytes, (lanes.count,)).astype(np.int64)
+        tokens = np.zeros(lanes.count, np.int64)
         for number, part, position in mbarriers.parts(lanes, mbarriers.locate(lanes, base, offset, site)):
             if expects:
                 here = bytes_expected if position is None else bytes_expected[position]
                 mbarriers.expect(number, part, here, site)
             if arrives:
-                mbarriers.arrive(number, part, counts if position is None else counts[position], site)
+                here = counts if position is None else counts[position]
+                tokens[slice(None) if position is None else position] = mbarriers.arrive(
+                    number, part, here, site, drops
+                )
+        return tokens.view(np.uint64)
+
+    return run
+
+
+def arrive_with_copies(site: Site, offset: int, counts: bool) -> Callable[..., None]:
+    """cp.async.mbarrier.arrive: (lanes, address). The copies that these lanes issued before arrive now, and with
+    ``.noinc`` (``counts``) so do the lanes; without it an arrival is added and taken."""
+
+    def run(lanes: LaneSet, base: Array) -> None:
+        mbarriers: Mbarriers = lanes.chunk.mbarriers
+        lanes.chunk.copies.wait(lanes, -1)
+        for number, part, _ in mbarriers.parts(lanes, mbarriers.locate(lanes, base, offset, site)):
+            if counts:
+                mbarriers.arrive(number, part, np.ones(part.count, np.int64), site)
+            else:
+                mbarriers.use(number, part, site)
+                lanes.chunk.races.release(number, part)
 
     return run
 
