@@ -13,6 +13,8 @@ from g4kv_cli.commands.options import device_options, geometry_option, kernels_o
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, select_geometries
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
+from g4kv_cli.model.pool_layout import PoolDescription, lay_out, read_pool
+from g4kv_cli.model.pool_order import PoolOrder
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
 from g4kv_cli.records.files import write_whole
@@ -21,6 +23,7 @@ from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
 from g4kv_cli.report.output import outlive_reader
+from g4kv_cli.report.pool_layout import pool_json, write_place, write_pool
 from g4kv_cli.report.terminal import results_console
 
 if TYPE_CHECKING:
@@ -98,6 +101,22 @@ if TYPE_CHECKING:
     help="Hold a layout that somebody else states against the derived one.",
 )
 @click.option(
+    "--pool",
+    "pool_path",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE.toml",
+    help="Show and check a pool that somebody else lays out: axes in any order, strides, K and V apart.",
+)
+@click.option(
+    "--provider",
+    "provider_path",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE.toml",
+    help="The same for the pool of a provider's manifest.",
+)
+@click.option(
     "--probe/--no-probe",
     default=None,
     help="Prove kv_offsets.cuh on the device.  [default: unless --at, --offset or --check asks]",
@@ -123,6 +142,8 @@ def layout(
     at_text: str | None,
     element_offset: int | None,
     check_path: Path | None,
+    pool_path: Path | None,
+    provider_path: Path | None,
     probe: bool | None,
     device: str,
     require_gpu: bool,
@@ -137,6 +158,7 @@ def layout(
     g4kv layout --geometry 12b-local --at page=820,layer=0,kv=v,slot=3,head=7,dim=128
     g4kv layout --geometry 12b-local --offset 2147483648
     g4kv layout --geometry 12b-local --check theirs.json
+    g4kv layout --geometry 12b-local --pool hnd.toml --num-pages 1000
 
     --at, --offset and --check answer just that, and prove nothing on a device unless --probe says so. Exit
     code 1: a stated layout is wrong, or an offset computed on the device is.
@@ -157,6 +179,27 @@ def layout(
     page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
     shown = [ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries]
     report = _Report(json_path)
+
+    if pool_path is not None or provider_path is not None:
+        others = {"--check": check_path is not None, "--context": context_tokens is not None, "--probe": bool(probe)}
+        both = {"--provider": None not in (pool_path, provider_path)}
+        for option, given in {**others, **both}.items():
+            if given:
+                raise UsageError(f"{option} does not go with --{'provider' if pool_path is None else 'pool'}; drop one")
+        described = stated_pool(pool_path, provider_path)
+        extents = {"page_size": page_size, "num_layers": num_layers, "num_pages": num_pages}
+        for geometry in geometries:
+            pool = lay_out(described, geometry, **extents)
+            report.findings += len(pool.findings())
+            report.add("pool_layouts", pool_json(pool))
+            if not asks:
+                report.write(write_pool, pool)
+            if at_text is not None:
+                report.write(write_place, pool, parse_coordinate(at_text))
+            if element_offset is not None:
+                report.write(write_place, pool, pool.coordinate(element_offset))
+        report.finish()
+        return
 
     if not asks:
         for one in shown:
@@ -199,6 +242,17 @@ def layout(
         report.write(text.write_probe, device_info, lines)
         report.findings += sum(line.disagreeing for line in lines)
     report.finish()
+
+
+def stated_pool(pool_path: Path | None, provider_path: Path | None) -> PoolDescription:
+    """The pool of a file of its own, or of a provider's manifest."""
+    if pool_path is not None:
+        return read_pool(pool_path)
+    from g4kv_cli.providers.manifest import read_manifest  # late: it needs NumPy
+
+    manifest = read_manifest(Path(str(provider_path)))
+    order = PoolOrder.parse(" ".join(manifest.pool_axes))
+    return PoolDescription(str(provider_path), order, "kv" not in manifest.pool_axes)
 
 
 class _Report:

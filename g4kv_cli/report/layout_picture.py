@@ -15,9 +15,9 @@ def page_picture(layout: KvLayout, *, ascii_only: bool = False, width: int | Non
     Offsets (+n) are elements."""
     lines = [
         f"one page, {layout.page_stride} elements; +n: elements from the page's first",
-        *_fitting(_framed(_layer_rows(layout)), width),
+        *_fitting(framed_rows(_layer_rows(layout)), width),
         f"one block (K or V of a layer), {layout.kv_block_len} elements; +n: elements from the block's first",
-        *_fitting(_framed(_slot_rows(layout)), width),
+        *_fitting(framed_rows(_slot_rows(layout)), width),
         f"pool[page][layer][K, V][slot][head][dim]; page p begins at element p x {layout.page_stride}",
     ]
     return [line.translate(_TO_ASCII) for line in lines] if ascii_only else lines
@@ -33,7 +33,7 @@ def _fitting(picture: list[str], width: int | None) -> list[str]:
 def _layer_rows(layout: KvLayout) -> list[list[str]]:
     """Cells of each row, the label first."""
     rows = []
-    for layer in _shown(layout.num_layers, at_most=4):
+    for layer in shown_indices(layout.num_layers, at_most=4):
         if layer is None:
             rows.append([_LEFT_OUT, f"layers 2 to {layout.num_layers - 2}", f"one every {layout.layer_stride}"])
             continue
@@ -43,9 +43,9 @@ def _layer_rows(layout: KvLayout) -> list[list[str]]:
 
 
 def _slot_rows(layout: KvLayout) -> list[list[str]]:
-    heads = _shown(layout.num_kv_heads, at_most=3)
+    heads = shown_indices(layout.num_kv_heads, at_most=3)
     rows = []
-    for slot in _shown(layout.page_size, at_most=4):
+    for slot in shown_indices(layout.page_size, at_most=4):
         if slot is None:
             rows.append([_LEFT_OUT, f"one every {layout.row_elems}", *([""] * (len(heads) - 1))])
             continue
@@ -57,14 +57,15 @@ def _slot_rows(layout: KvLayout) -> list[list[str]]:
     return rows
 
 
-def _shown(extent: int, at_most: int) -> list[int | None]:
+def shown_indices(extent: int, at_most: int) -> list[int | None]:
     """Indices to draw; None stands for those left out between the first two and the last."""
     if extent <= at_most:
         return list(range(extent))
     return [0, 1, None, extent - 1]
 
 
-def _framed(rows: list[list[str]]) -> list[str]:
+def framed_rows(rows: list[list[str]], ascii_only: bool = False) -> list[str]:
+    """Cells in frames; the first of each row is its label, in front."""
     columns = list(zip(*(row[1:] for row in rows), strict=True))
     shortest = _SHORTEST_CELL if len(columns) < 3 else 0
     widths = [max(shortest, *(len(cell) for cell in column)) + 2 for column in columns]
@@ -78,4 +79,5 @@ def _framed(rows: list[list[str]]) -> list[str]:
             lines.append(rule("├", "┼", "┤"))
         padded = (f" {cell}".ljust(width) for cell, width in zip(cells, widths, strict=True))
         lines.append(f"{label:>{_LABEL_WIDTH}}  │{'│'.join(padded)}│")
-    return [*lines, rule("└", "┴", "┘")]
+    lines.append(rule("└", "┴", "┘"))
+    return [line.translate(_TO_ASCII) for line in lines] if ascii_only else lines
