@@ -13,8 +13,6 @@ from g4kv_cli.commands.options import device_options, geometry_option, kernels_o
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, select_geometries
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
-from g4kv_cli.model.pool_layout import PoolDescription, lay_out, read_pool
-from g4kv_cli.model.pool_order import PoolOrder
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
 from g4kv_cli.records.files import write_whole
@@ -23,7 +21,6 @@ from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
 from g4kv_cli.report.layout_numbers import ProbeLine, ShownLayout
 from g4kv_cli.report.output import outlive_reader
-from g4kv_cli.report.pool_layout import pool_json, write_place, write_pool
 from g4kv_cli.report.terminal import results_console
 
 if TYPE_CHECKING:
@@ -178,7 +175,7 @@ def layout(
         raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")
     page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
     shown = [ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries]
-    report = _Report(json_path)
+    report = LayoutReport(json_path)
 
     if pool_path is not None or provider_path is not None:
         others = {"--check": check_path is not None, "--context": context_tokens is not None, "--probe": bool(probe)}
@@ -186,18 +183,10 @@ def layout(
         for option, given in {**others, **both}.items():
             if given:
                 raise UsageError(f"{option} does not go with --{'provider' if pool_path is None else 'pool'}; drop one")
-        described = stated_pool(pool_path, provider_path)
+        from g4kv_cli.commands.layout_pool import add_pools  # late: it needs NumPy
+
         extents = {"page_size": page_size, "num_layers": num_layers, "num_pages": num_pages}
-        for geometry in geometries:
-            pool = lay_out(described, geometry, **extents)
-            report.findings += len(pool.findings())
-            report.add("pool_layouts", pool_json(pool))
-            if not asks:
-                report.write(write_pool, pool)
-            if at_text is not None:
-                report.write(write_place, pool, parse_coordinate(at_text))
-            if element_offset is not None:
-                report.write(write_place, pool, pool.coordinate(element_offset))
+        add_pools(report, (pool_path, provider_path), geometries, extents, at_text, element_offset)
         report.finish()
         return
 
@@ -244,18 +233,7 @@ def layout(
     report.finish()
 
 
-def stated_pool(pool_path: Path | None, provider_path: Path | None) -> PoolDescription:
-    """The pool of a file of its own, or of a provider's manifest."""
-    if pool_path is not None:
-        return read_pool(pool_path)
-    from g4kv_cli.providers.manifest import read_manifest  # late: it needs NumPy
-
-    manifest = read_manifest(Path(str(provider_path)))
-    order = PoolOrder.parse(" ".join(manifest.pool_axes))
-    return PoolDescription(str(provider_path), order, "kv" not in manifest.pool_axes)
-
-
-class _Report:
+class LayoutReport:
     """Text as it comes; at the end the same as one JSON object, where a file was asked for, and the exit code."""
 
     def __init__(self, json_path: Path | None) -> None:

@@ -209,20 +209,15 @@ class EmulatedDevice(Device):
         if launch.cluster != (1, 1, 1):
             raise CompileError(f"the emulated device cannot run {kernel.name}: it has no thread block clusters")
         self.launch_count += 1
+        faults: list[LaunchFault] = []
         try:
             for chosen in _ends(launch.grid) if self._ends_only else (None,):
-                self._machine.launch(
-                    handle,
-                    launch.grid,
-                    launch.block,
-                    [argument.data for argument in launch.arguments],
-                    dynamic_shared_bytes=launch.dynamic_shared_bytes,
-                    must_write=() if chosen is not None else _spans(launch.must_write),
-                    may_collide=_spans(launch.may_collide),
-                    owned_reads=[_owned(reads) for reads in launch.paged_reads],
-                    deadline=None if self.time_limit is None else self.time_limit.deadline,
-                    chosen=chosen,
-                )
+                try:
+                    self._run(handle, launch, chosen)
+                except LaunchFault as error:
+                    faults.append(error)
+                    if error.fatal is not None:
+                        break
         except DeadlinePassed as error:
             seconds = 0.0 if self.time_limit is None else self.time_limit.seconds
             self._fault = CaseTimeout(seconds, str(error.standing))
@@ -230,17 +225,33 @@ class EmulatedDevice(Device):
         except LaunchInterrupted as interrupt:
             self._fault = DeviceFault([f"interrupted: {interrupt}"], ["interrupted"])
             raise
-        except LaunchFault as error:
-            fault = DeviceFault([report_line(item) for item in error.faults], [item.kind for item in error.faults])
-            if error.fatal is not None:
-                self._fault = fault
-            raise fault from error
         except LaunchConfigurationError as error:
             raise ContractError(
                 "launch_refused", kernel.name, launch.block, "a launch that fits", str(error)
             ) from error
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
+        if faults:
+            found = list({report_line(item): item for error in faults for item in error.faults}.items())
+            fault = DeviceFault([line for line, _ in found], [item.kind for _, item in found])
+            if faults[-1].fatal is not None:
+                self._fault = fault
+            raise fault from faults[0]
+
+    def _run(self, kernel: Kernel, launch: Launch, chosen: range | None) -> None:
+        """All blocks of a launch, or the chosen ones. Raises what the machine raises."""
+        self._machine.launch(
+            kernel,
+            launch.grid,
+            launch.block,
+            [argument.data for argument in launch.arguments],
+            dynamic_shared_bytes=launch.dynamic_shared_bytes,
+            must_write=() if chosen is not None else _spans(launch.must_write),
+            may_collide=_spans(launch.may_collide),
+            owned_reads=[_owned(reads) for reads in launch.paged_reads],
+            deadline=None if self.time_limit is None else self.time_limit.deadline,
+            chosen=chosen,
+        )
 
     @contextmanager
     def only_the_ends(self) -> Iterator[None]:

@@ -116,6 +116,16 @@ def test_only_the_ends_of_a_grid_run_where_that_is_asked_for(mode: str, monkeypa
     np.testing.assert_array_equal(device.read(out), 2.0 * np.arange(32 * 1000))
 
 
+def test_a_fault_at_one_end_does_not_keep_the_other_from_running(device: EmulatedDevice) -> None:
+    given, out = (device.allocate((32 * 1000,), np.float32, label) for label in ("given", "out"))
+    with pytest.raises(DeviceFault) as caught, device.only_the_ends():
+        _launch(device, "copy", out, grid=1000, given=given)
+    assert set(caught.value.kinds) == {"uninitialised_read"}
+    assert "block (0, 0, 0)" in caught.value.reports[0]
+    assert "block (999, 0, 0)" in caught.value.reports[-1]
+    assert device.written_ranges(out).tolist() == [[0, 128], [999 * 128, 1000 * 128]]
+
+
 @pytest.mark.parametrize(
     ("grid", "blocks"),
     [
