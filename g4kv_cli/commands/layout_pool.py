@@ -10,7 +10,7 @@ from g4kv_cli.commands.layout_coordinates import parse_coordinate
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.pool_layout import PoolDescription, lay_out, read_pool
 from g4kv_cli.model.pool_order import PoolOrder
-from g4kv_cli.providers.manifest import read_manifest
+from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.report.pool_layout import pool_json, write_place, write_pool
 
 if TYPE_CHECKING:
