@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from g4kv_cli.commands.layout_coordinates import parse_coordinate
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.pool_layout import PoolDescription, lay_out, read_pool
-from g4kv_cli.model.pool_order import PoolOrder
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.report.pool_layout import pool_json, write_place, write_pool
 
@@ -42,5 +41,5 @@ def add_pools(
 def _described(pool: Path | None, provider: Path | None) -> PoolDescription:
     if provider is None:
         return read_pool(Path(str(pool)))
-    axes = read_manifest(provider).pool_axes
-    return PoolDescription(str(provider), PoolOrder.parse(" ".join(axes)), "kv" not in axes)
+    order = read_manifest(provider).pool_order
+    return PoolDescription(str(provider), order, order.axes[0] == "kv")
