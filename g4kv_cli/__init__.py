@@ -16,6 +16,7 @@ API_NAMES = frozenset(
     {
         "ENTRIES",
         "GEOMETRIES",
+        "LAUNCH_RULES",
         "RULES",
         "CompileError",
         "ContractError",

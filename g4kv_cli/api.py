@@ -13,9 +13,10 @@ A step of one family takes three objects, each made once and used for all its la
 An entry is found by what it does, ``entry_for(geometry, "prep" | "attention" | "merge", form)``, or imported by its
 name (``g4kv_cli.entries.prep``, ``g4kv_cli.entries.attention``), and called with the library and keyword arguments.
 It checks everything on the host before it launches: ContractError has ``code``, ``field``, ``got`` and ``want``, and
-``RULES`` the sentence of each code. ``RopeTables``, ``PageRow``, ``PagedBatch`` and ``SplitWorkspace`` (for any number
-of splits up to its own; ``suggested_splits`` says how many) are its typed arguments, ``rope_rows`` makes rows of the
-tables, and ``attend`` is the float64 oracle of attention: values, and how far off a right kernel may be.
+``RULES`` the sentence of each code (``LAUNCH_RULES`` of those that a device has for any launch). ``RopeTables``,
+``PageRow``, ``PagedBatch`` and ``SplitWorkspace`` (for any number of splits up to its own; ``suggested_splits`` says
+how many) are its typed arguments, ``rope_rows`` makes rows of the tables, and ``attend`` is the float64 oracle of
+attention: values, and how far off a right kernel may be.
 
 ``load_dump`` reads the arrays of a case that ``g4kv smoke --dump DIR`` wrote.
 
@@ -45,7 +46,7 @@ from g4kv_cli.inputs import rope_rows
 from g4kv_cli.model.geometry import ATTENTION_SCALE, GEOMETRIES, Geometry
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
-from g4kv_cli.model.rules import RULES
+from g4kv_cli.model.rules import LAUNCH_RULES, RULES
 from g4kv_cli.oracle import attention as oracle_attention
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.records.dump import Dump, load_dump
@@ -53,6 +54,7 @@ from g4kv_cli.records.dump import Dump, load_dump
 __all__ = [
     "ENTRIES",
     "GEOMETRIES",
+    "LAUNCH_RULES",
     "RULES",
     "CompileError",
     "ContractError",

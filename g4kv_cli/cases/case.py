@@ -16,6 +16,9 @@ from g4kv_cli.entries.table import entries, entry_named, sources_of
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.records.run import CaseResult
 
+MAX_SPAN = 256
+"""Lengths of requests follow the page size up to here, and pools of many pages have pages up to this size."""
+
 
 class Closing(Protocol):
     """Something that holds device memory."""

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.errors import G4kvError, UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
 from g4kv_cli.records.dump import dump_bytes
 from g4kv_cli.records.files import unwritable, write_whole
 from g4kv_cli.records.run import CaseResult, RunInfo, to_json
 
 OPTION = "--dump"
-MAX_ARRAY_BYTES = 192 << 20
+MAX_ARRAY_BYTES = SPARSE_POOL_BYTES
 """Larger arrays (the pools that are never on the host) are left out, and named."""
 MAX_BYTES = 1 << 30
 """Of all arrays of a case: of a longer run the last ones are kept, where it went wrong."""

@@ -9,12 +9,13 @@ from g4kv_cli.cases.attention.golden import attention_golden_cases
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.prep.golden import golden_cases
-from g4kv_cli.cases.prep.table import DEFAULT_SEED, MAX_PAGE_SIZE, prep_cases
+from g4kv_cli.cases.prep.table import DEFAULT_SEED, prep_cases
 from g4kv_cli.cases.serve.table import serve_cases
 from g4kv_cli.cases.trap.table import smoke_traps
 from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import MAX_PAGE_SIZE_TOKENS
 
 
 def gate_cases(
@@ -30,8 +31,8 @@ def gate_cases(
     A trap costs a GPU its context, so an entry traps in its first geometry only, unless ``every_trap``. Raises
     UsageError for a page size out of range and for a geometry that no kernel serves.
     """
-    if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE:
-        raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE} tokens, got {page_size}")
+    if page_size is not None and not 1 <= page_size <= MAX_PAGE_SIZE_TOKENS:
+        raise UsageError(f"--page-size must be from 1 to {MAX_PAGE_SIZE_TOKENS} tokens, got {page_size}")
     cases: list[Case] = []
     for geometry in geometries:
         require_served(geometry)

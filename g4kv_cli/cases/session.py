@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.dump import CaseDump, DumpSettings, write_dump
 from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.contract import NO_PAGE_ORIGIN, Contract
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.provider import NotCovered
@@ -37,6 +38,15 @@ class Described(Protocol):
     def entry(self) -> str: ...
     @property
     def geometry(self) -> Geometry: ...
+
+
+class CalledCase(Described, Protocol):
+    """A case of one entry over a pool."""
+
+    @property
+    def is_sparse(self) -> bool: ...
+    @property
+    def pool_bytes(self) -> int: ...
 
 
 class Skip(Exception):
@@ -114,6 +124,22 @@ class Session:
         """Note a finding, if it is one."""
         if mismatch is not None:
             self.mismatches.append(mismatch)
+
+
+def require_coverage(library: KernelLibrary, case: CalledCase, origins: Iterable[int]) -> Contract:
+    """What the kernels of a case's entry promise, before anything is built for it.
+
+    Raises Skip for a pool that the GPU has not the memory for, with both numbers, and NotCovered for kernels that do
+    not serve the entry, or not pages that begin behind a request's first (``origins``).
+    """
+    device = library.device
+    if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
+        have, need = device.limits.memory_bytes, case.pool_bytes
+        raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+    contract = library.contract_of(case.entry)
+    if not contract.page_origin and any(origins):
+        raise NotCovered(NO_PAGE_ORIGIN)
+    return contract
 
 
 SessionT = TypeVar("SessionT", bound=Session)

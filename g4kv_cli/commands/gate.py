@@ -114,7 +114,7 @@ def run_gate(
         )  # fmt: skip
         results: list[CaseResult] = []
         console.start(run)
-        jobs = options.jobs or _default_jobs(opened.info.kind)
+        jobs = _jobs(options.jobs, opened.info.kind, cases)
         running = run_here(cases, how, opened) if options.here else run_cases(cases, how, opened, jobs)
         interrupted_at = ""
         try:
@@ -147,11 +147,15 @@ def require_dumps(results: Sequence[CaseResult]) -> None:
         raise UsageError(f"{failed[0].dump_error}{more}")
 
 
-def _default_jobs(kind: str) -> int:
+def _jobs(asked: int | None, kind: str, cases: Sequence[Case]) -> int:
+    """Worker processes: the usual number, or as many as were asked for and can have work at once: one a core on the
+    emulated device, where each computes, and one a case that traps on a GPU, where each waits."""
     cores = os.cpu_count() or 1
     with suppress(AttributeError):  # not on macOS
         cores = len(os.sched_getaffinity(0))
-    return min(MAX_DEFAULT_JOBS[kind], cores)
+    if asked is None:
+        return min(MAX_DEFAULT_JOBS[kind], cores)
+    return min(asked, cores if kind == "emulated" else max(1, sum(case.traps for case in cases)))
 
 
 def exit_code_of_results(results: Sequence[CaseResult]) -> int:

@@ -48,7 +48,8 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="Worker processes; on a GPU, of traps.  [default: up to 2, on a GPU up to 8]",
+    help="Worker processes, at most one a core; on a GPU, of traps, at most one each.  [default: up to 2, on a GPU "
+    "up to 8]",
 )
 @case_timeout_option
 @click.option("--no-isolate", is_flag=True, help="Run a trap in this process, for a debugger; needs one --case.")

@@ -124,7 +124,11 @@ class Request:
     metavar="RECORD.json",
     help="Every output must have the same bits as in this record (of another device, say).",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Worker processes on the emulated device.  [default: up to 2]")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Worker processes on the emulated device, at most one a core.  [default: up to 2]",
+)
 @case_timeout_option
 @click.option("-q", "--quiet", is_flag=True, help="Only the device, what did not pass, and the summary.")
 def smoke(

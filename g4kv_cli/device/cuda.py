@@ -39,6 +39,7 @@ from g4kv_cli.device.interface import (
     contiguous_strides,
 )
 from g4kv_cli.device.validation import (
+    TENSOR_MAP,
     check_arguments,
     check_launch,
     require_contiguous,
@@ -48,7 +49,6 @@ from g4kv_cli.device.validation import (
 from g4kv_cli.errors import (
     CaseTimeout,
     CompileError,
-    ContractError,
     DeviceFault,
     DeviceUnavailable,
     G4kvError,
@@ -266,9 +266,8 @@ class CudaDevice(Device):
             getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-        if int(status) != 0:
-            reason = f"cuTensorMapEncodeTiled refused it ({status.name})"
-            raise ContractError("tensor_map", array.label, shape, "a map that the driver takes", reason)
+        why = f"a map that the driver takes: cuTensorMapEncodeTiled says {getattr(status, 'name', status)}"
+        TENSOR_MAP.require(int(status) == 0, array.label, shape, why)
         return Argument("tensor_map", ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES))
 
     def synchronize(self) -> None:

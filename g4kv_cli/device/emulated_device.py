@@ -43,6 +43,9 @@ from g4kv_cli.device.interface import (
     contiguous_strides,
 )
 from g4kv_cli.device.validation import (
+    LAUNCH_PARAMETERS,
+    LAUNCH_REFUSED,
+    TENSOR_MAP,
     check_arguments,
     check_launch,
     require_contiguous,
@@ -52,7 +55,6 @@ from g4kv_cli.device.validation import (
 from g4kv_cli.errors import (
     CaseTimeout,
     CompileError,
-    ContractError,
     DeviceFault,
     DeviceUnavailable,
     G4kvError,
@@ -226,9 +228,7 @@ class EmulatedDevice(Device):
             self._fault = DeviceFault([f"interrupted: {interrupt}"], ["interrupted"])
             raise
         except LaunchConfigurationError as error:
-            raise ContractError(
-                "launch_refused", kernel.name, launch.block, "a launch that fits", str(error)
-            ) from error
+            LAUNCH_REFUSED.require(False, kernel.name, launch.block, f"a launch that fits: {error}")
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
         if faults:
@@ -268,7 +268,8 @@ class EmulatedDevice(Device):
         try:
             return self.tensor_map_at(array.address, array.dtype.itemsize, shape)
         except EmulatorError as error:
-            raise ContractError("tensor_map", array.label, shape, "a map that the driver takes", str(error)) from error
+            TENSOR_MAP.require(False, array.label, shape, f"a map that the driver takes: {error}")
+            raise
 
     # --- memory by address, for host code that is not ours --------------------------------------------------------
 
@@ -415,14 +416,12 @@ def _check_kinds(arguments: Sequence[Argument], kernel: Kernel) -> None:
         declared = f"{parameter.kind}[{parameter.nbytes}]" if parameter.is_array else parameter.kind
         by_value = argument.kind in ("struct", "tensor_map")
         is_float = argument.kind.startswith("f")
-        if by_value != parameter.is_array or (not by_value and is_float != parameter.kind.startswith("f")):
-            raise ContractError(
-                "launch_parameters",
-                f"{kernel.name} argument {number}",
-                argument.kind,
-                f".{declared}",
-                "the argument's type differs from the kernel's parameter",
-            )
+        LAUNCH_PARAMETERS.require(
+            by_value == parameter.is_array and (by_value or is_float == parameter.kind.startswith("f")),
+            f"{kernel.name} argument {number}",
+            argument.kind,
+            f".{declared}",
+        )
 
 
 def _owned(reads: PagedReads) -> OwnedReads:

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from g4kv_cli.device.arguments import Argument
 from g4kv_cli.device.interface import Device, DeviceArray, DeviceLimits, HostArray, Launch
-from g4kv_cli.errors import ContractError
+from g4kv_cli.records.rules import launch_rule
+
+LAUNCH_BLOCK = launch_rule("launch_block", "does not fit the device")
+LAUNCH_GRID = launch_rule("launch_grid", "has more blocks than the device takes, or none")
+LAUNCH_CLUSTER = launch_rule("launch_cluster", "does not fill the grid")
+LAUNCH_SHARED = launch_rule("launch_shared", "is more than the device has in a block")
+LAUNCH_PARAMETERS = launch_rule("launch_parameters", "differs from what the kernel declares")
+LAUNCH_REFUSED = launch_rule("launch_refused", "is no launch that the device takes")
+TENSOR_MAP = launch_rule("tensor_map", "has no tensor map of this shape")
 
 
 def require_own(device: Device, array: DeviceArray) -> None:
@@ -39,56 +47,44 @@ def require_same_kind(array: DeviceArray, values: HostArray) -> None:
 def check_launch(limits: DeviceLimits, launch: Launch, kernel_name: str) -> None:
     """Hold a launch against the device's limits (threads, blocks, bytes). Raises ContractError."""
     threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if min(launch.block) < 1 or threads > limits.max_threads_per_block:
-        raise ContractError(
-            "launch_block",
-            f"{kernel_name} block",
-            launch.block,
-            f"1 to {limits.max_threads_per_block} threads",
-            "the block does not fit the device",
-        )
-    if min(launch.grid) < 1 or any(got > most for got, most in zip(launch.grid, limits.max_grid, strict=True)):
-        raise ContractError(
-            "launch_grid",
-            f"{kernel_name} grid",
-            launch.grid,
-            f"1 to {limits.max_grid} blocks",
-            "the grid does not fit the device",
-        )
-    if any(size < 1 or extent % size for size, extent in zip(launch.cluster, launch.grid, strict=True)):
-        raise ContractError(
-            "launch_cluster",
-            f"{kernel_name} cluster",
-            launch.cluster,
-            f"divisors of the grid {launch.grid}",
-            "clusters must fill the grid",
-        )
-    if not 0 <= launch.dynamic_shared_bytes <= limits.max_shared_bytes_per_block:
-        raise ContractError(
-            "launch_shared",
-            f"{kernel_name} dynamic_shared_bytes",
-            launch.dynamic_shared_bytes,
-            f"0 to {limits.max_shared_bytes_per_block} bytes",
-            "the device has not that much shared memory in a block",
-        )
+    LAUNCH_BLOCK.require(
+        min(launch.block) >= 1 and threads <= limits.max_threads_per_block,
+        f"{kernel_name} block",
+        launch.block,
+        f"1 to {limits.max_threads_per_block} threads",
+    )
+    LAUNCH_GRID.require(
+        min(launch.grid) >= 1 and all(got <= most for got, most in zip(launch.grid, limits.max_grid, strict=True)),
+        f"{kernel_name} grid",
+        launch.grid,
+        f"1 to {limits.max_grid} blocks",
+    )
+    LAUNCH_CLUSTER.require(
+        all(size >= 1 and extent % size == 0 for size, extent in zip(launch.cluster, launch.grid, strict=True)),
+        f"{kernel_name} cluster",
+        launch.cluster,
+        f"divisors of the grid {launch.grid}",
+    )
+    LAUNCH_SHARED.require(
+        0 <= launch.dynamic_shared_bytes <= limits.max_shared_bytes_per_block,
+        f"{kernel_name} dynamic_shared_bytes",
+        launch.dynamic_shared_bytes,
+        f"0 to {limits.max_shared_bytes_per_block} bytes",
+    )
 
 
 def check_arguments(arguments: Sequence[Argument], kernel_name: str, parameter_bytes: Sequence[int]) -> None:
     """Raises ContractError unless there is one argument for each parameter that the kernel declares, of its size."""
-    if len(arguments) != len(parameter_bytes):
-        raise ContractError(
-            "launch_parameters",
-            f"{kernel_name} arguments",
-            len(arguments),
-            len(parameter_bytes),
-            "the kernel takes another number of parameters",
-        )
+    LAUNCH_PARAMETERS.require(
+        len(arguments) == len(parameter_bytes),
+        f"{kernel_name} number of arguments",
+        len(arguments),
+        len(parameter_bytes),
+    )
     for number, (argument, nbytes) in enumerate(zip(arguments, parameter_bytes, strict=True)):
-        if len(argument.data) != nbytes:
-            raise ContractError(
-                "launch_parameters",
-                f"{kernel_name} argument {number}",
-                f"{argument.kind} of {len(argument.data)} bytes",
-                f"{nbytes} bytes",
-                "the argument on the host differs from the kernel's parameter",
-            )
+        LAUNCH_PARAMETERS.require(
+            len(argument.data) == nbytes,
+            f"{kernel_name} argument {number}",
+            f"{argument.kind} of {len(argument.data)} bytes",
+            f"{nbytes} bytes",
+        )

@@ -7,6 +7,9 @@ from typing import Literal
 
 OUTPUTS = ("out", "lse")
 
+NO_PAGE_ORIGIN = "page_origin = false: rows of pages begin at a request's first page"
+"""Why kernels that state it do not cover a request whose first pages are gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contract:

@@ -40,6 +40,7 @@ from g4kv_cli.model.rules import rule
 
 EPS = rule("eps", "must be finite in float32 and not negative")
 ROTARY_DIM = rule("rotary_dim", "must be even, at least 2 and at most head_dim")
+ROPE_TABLES_APART = rule("rope_tables_apart", "lies in the other table's memory: sines are no cosines")
 ROPE_TABLE = rule("rope_table", "is shorter than cos_max_pos rows of rotary_dim")
 PAGE_INDPTR = rule("page_indptr", "must start at 0, never fall, and end at the number of page indices")
 
@@ -111,6 +112,9 @@ def check_rows(
     require_type("rope", rope, RopeTables)
     require_array(device, "rope.cos", rope.cos, BF16, (None, rotary))
     require_array(device, "rope.sin", rope.sin, BF16, (None, rotary))
+    begin, end, length = rope.cos.address, rope.sin.address, min(rope.cos.nbytes, rope.sin.nbytes)
+    apart = not length or end >= begin + rope.cos.nbytes or begin >= end + rope.sin.nbytes
+    ROPE_TABLES_APART.require(apart, "rope.sin", "memory of rope.cos", "memory of its own")
     cos_max_pos = require_i32("rope.cos_max_pos", rope.cos.shape[0] if rope.cos_max_pos is None else rope.cos_max_pos)
     rules.EXTENT_POSITIVE.require(cos_max_pos >= 1, "rope.cos_max_pos", cos_max_pos, ">= 1")
     for name, table in (("rope.cos", rope.cos), ("rope.sin", rope.sin)):

@@ -18,6 +18,10 @@ from g4kv_cli.errors import UsageError
 
 KvKind = Literal["k", "v"]
 DEFAULT_PAGE_SIZE_TOKENS = 16
+MAX_PAGE_SIZE_TOKENS = 4096
+"""The largest that cases and workloads have."""
+SPARSE_POOL_BYTES = 192 << 20
+"""Pools above this are never copied to the host as a whole on a device that records what was written."""
 BF16_BYTES = 2
 INT32_MAX = (1 << 31) - 1
 """The kernels hold extents and page ids in int32."""

@@ -7,10 +7,9 @@ import re
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.document import near
 from g4kv_cli.model.geometry import ATTENTION_SCALE, GEOMETRIES, HEAD_DIMS, Geometry, select_geometries
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, MAX_PAGE_SIZE_TOKENS
 from g4kv_cli.model.workload import (
     DEFAULT_SPLITS,
-    MAX_PAGE_SIZE,
     MAX_REQUESTS,
     MAX_SPLITS,
     PAGE_RULES,
@@ -90,7 +89,7 @@ class _Line:
         """The request."""
         kv_len = self.integer("kv", None, low=1, high=INT32_MAX)
         q_len = self.integer("q", 1, low=1, high=kv_len)
-        page_size = self.integer("page", DEFAULT_PAGE_SIZE_TOKENS, low=1, high=MAX_PAGE_SIZE)
+        page_size = self.integer("page", DEFAULT_PAGE_SIZE_TOKENS, low=1, high=MAX_PAGE_SIZE_TOKENS)
         batch = self.integer("batch", 1, low=1, high=MAX_REQUESTS)
         pages = self.values.get("pages", "permuted")
         row = pages if pages in PAGE_RULES else self.integers("pages", low=0, high=INT32_MAX - 1)

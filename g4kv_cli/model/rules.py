@@ -7,47 +7,9 @@ them rejects and lets pass: a new rule is one declaration with its check, and a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from g4kv_cli.records.rules import LAUNCH_RULES, RULES, Rule, launch_rule, rule, shown
 
-from g4kv_cli.errors import ContractError
-
-RULES: dict[str, Rule] = {}
-
-_SHOWN_CHARACTERS = 120
-_SHOWN_BITS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule: ``code`` is stable, ``sentence`` says what is wrong when it does not hold."""
-
-    code: str
-    sentence: str
-
-    def require(self, holds: bool, field: str, got: object, want: object) -> None:
-        """Raise ContractError unless ``holds``."""
-        if not holds:
-            raise ContractError(self.code, field, shown(got), want, self.sentence)
-
-
-def shown(value: object) -> object:
-    """``value`` itself if its text is short, else a text that is: an error stays one readable line.
-
-    An integer of thousands of digits has no text at all in Python, so it is described.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if value.bit_length() <= _SHOWN_BITS else f"an integer of {value.bit_length()} bits"
-    text = str(value)
-    return value if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-def rule(code: str, sentence: str) -> Rule:
-    """Declare a rule. The sentence follows the name of the field at fault and fits every use of the rule."""
-    if code in RULES:
-        raise ValueError(f"rule {code} is declared twice")
-    RULES[code] = Rule(code, sentence)
-    return RULES[code]
-
+__all__ = ["LAUNCH_RULES", "RULES", "Rule", "launch_rule", "rule", "shown"]
 
 # Checked in several modules
 FITS_I32 = rule("fits_i32", "does not fit the 32-bit integer the kernel indexes with")

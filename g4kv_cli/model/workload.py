@@ -13,18 +13,15 @@ from typing import Any, Literal
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_layout import INT32_MAX, KvLayout
+from g4kv_cli.model.kv_layout import INT32_MAX, SPARSE_POOL_BYTES, KvLayout
 from g4kv_cli.model.slots import page_origin, pages_for
 
 PageRule = Literal["contiguous", "permuted"]
 PAGE_RULES: tuple[PageRule, ...] = ("contiguous", "permuted")
-MAX_PAGE_SIZE = 4096
 MAX_REQUESTS = 4096
 MAX_SPLITS = 65535
 SPARE_PAGES = 2
 """Of a pool whose size is not given, so many pages are nobody's."""
-SMALL_POOL_BYTES = 192 << 20
-"""A pool up to here has two layers, of which the second is used, so that a call that takes the wrong one shows."""
 MAX_POOL_BYTES = 1 << 39
 DEFAULT_SPLITS = (3,)
 
@@ -213,7 +210,8 @@ def _free_run(taken: set[int], length: int) -> int:
 def _num_layers(spec: WorkloadSpec, geometry: Geometry, num_pages: int) -> int:
     if spec.num_layers is not None:
         return spec.num_layers
-    return 2 if _pool_bytes(spec, geometry, num_pages, 2) <= SMALL_POOL_BYTES else 1
+    # With two, of which the second is used, a call that takes the wrong one shows.
+    return 2 if _pool_bytes(spec, geometry, num_pages, 2) <= SPARSE_POOL_BYTES else 1
 
 
 def _pool_bytes(spec: WorkloadSpec, geometry: Geometry, num_pages: int, num_layers: int) -> int:

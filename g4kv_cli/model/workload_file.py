@@ -8,10 +8,9 @@ from pathlib import Path
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.document import Table, near, read_json, type_words
 from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry, is_geometry_file, select_geometries
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, MAX_PAGE_SIZE_TOKENS
 from g4kv_cli.model.workload import (
     DEFAULT_SPLITS,
-    MAX_PAGE_SIZE,
     MAX_REQUESTS,
     MAX_SPLITS,
     PAGE_RULES,
@@ -67,7 +66,7 @@ def _spec(root: Table) -> WorkloadSpec:
     name = root.text("workload")
     if not NAME.fullmatch(name):
         raise root.error("workload", f"{name!r} is no name: letters, digits, '.', '_', '+' and '-'")
-    page_size = root.integer("page_size", DEFAULT_PAGE_SIZE_TOKENS, low=1, high=MAX_PAGE_SIZE)
+    page_size = root.integer("page_size", DEFAULT_PAGE_SIZE_TOKENS, low=1, high=MAX_PAGE_SIZE_TOKENS)
     splits = root.integers("splits", low=1, high=MAX_SPLITS) or DEFAULT_SPLITS
     if len(set(splits)) != len(splits):
         raise root.error("splits", "names a number twice")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
+from g4kv_cli.entries.contract import NO_PAGE_ORIGIN
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import DeviceFault, UsageError
 from g4kv_cli.providers.callables import call_function
@@ -71,7 +72,7 @@ class ManifestProvider:
         spec = self.spec_of(request.entry.name)
         scope = scope_of(request, self.pool_order, spec.host_names)
         if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
-            raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
+            raise NotCovered(NO_PAGE_ORIGIN)
         for condition, why in spec.only_if:
             if not self.evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
                 raise NotCovered(why)

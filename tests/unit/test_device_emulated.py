@@ -342,7 +342,7 @@ def test_several_arguments_each_with_its_type(device: EmulatedDevice) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda good: good[:3], r"several arguments: .*got 3, want 4"),
+        (lambda good: good[:3], r"several number of arguments: .*got 3, want 4"),
         (lambda good: (*good[:1], scalar("i64", 32), *good[2:]), r"argument 1: .*i64 of 8 bytes, want 4 bytes"),
         # An integer where the kernel has a float has the right size and the wrong value.
         (lambda good: (*good[:2], scalar("i32", 1), *good[3:]), r"argument 2: .*got i32, want \.f32"),
@@ -369,7 +369,7 @@ def test_clusters_are_refused_by_name_and_must_fill_the_grid(device: EmulatedDev
     arguments = _parameters(out, count=32)
     with pytest.raises(CompileError, match="has no thread block clusters"):
         device.launch(_load(device, "scale"), Launch((2, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
-    with pytest.raises(ContractError, match="clusters must fill the grid"):
+    with pytest.raises(ContractError, match="cluster: does not fill the grid"):
         device.launch(_load(device, "scale"), Launch((3, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
 
 

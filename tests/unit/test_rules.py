@@ -19,7 +19,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import ContractError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
-from g4kv_cli.model.rules import RULES, Rule, rule, shown
+from g4kv_cli.model.rules import LAUNCH_RULES, RULES, Rule, launch_rule, rule, shown
 
 PACKAGE = Path(g4kv_cli.__file__).parent
 VALIDATION = sorted(
@@ -57,15 +57,21 @@ def runner() -> Iterator[RejectRunner]:
 
 
 def test_codes_are_unique_words() -> None:
-    assert all(code == rule.code for code, rule in RULES.items())
-    assert all(code.isidentifier() and code == code.lower() for code in RULES)
-    sentences = Counter(rule.sentence for rule in RULES.values())
+    both = RULES | LAUNCH_RULES
+    assert len(both) == len(RULES) + len(LAUNCH_RULES)
+    assert all(code == rule.code for code, rule in both.items())
+    assert all(code.isidentifier() and code == code.lower() for code in both)
+    sentences = Counter(rule.sentence for rule in both.values())
     assert [sentence for sentence, count in sentences.items() if count > 1] == []
 
 
 def test_only_rule_require_raises_a_contract_error() -> None:
     """The registry is complete only if nothing beside it refuses requests."""
-    raising = [name for name in VALIDATION if "ContractError(" in (PACKAGE / name).read_text(encoding="utf-8")]
+    devices = [f"device/{path.name}" for path in (PACKAGE / "device").glob("*.py")]
+    assert {"device/validation.py", "device/cuda.py"} <= set(devices)
+    raising = [
+        name for name in (*VALIDATION, *devices) if "ContractError(" in (PACKAGE / name).read_text(encoding="utf-8")
+    ]
     assert raising == []
 
 
@@ -109,6 +115,10 @@ def test_what_was_given_is_never_what_is_wanted(refusals: list[tuple[RejectCase,
 def test_a_code_is_declared_once() -> None:
     with pytest.raises(ValueError, match="rule eps is declared twice"):
         rule("eps", "is another rule of the same code")
+    with pytest.raises(ValueError, match="rule eps is declared twice"):
+        launch_rule("eps", "is a rule of launches of the same code")
+    with pytest.raises(ValueError, match="rule launch_grid is declared twice"):
+        rule("launch_grid", "is a rule of launches already")
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")  # of a tile of 0 rows, which nothing refuses then

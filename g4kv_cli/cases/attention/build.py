@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
+from g4kv_cli.cases.case import MAX_SPAN
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import Geometry
-
-MAX_SPAN = 256
-"""Lengths of requests follow the page size up to here."""
 
 LARGE_TILE = 64
 """Or the largest that the card has the shared memory for."""

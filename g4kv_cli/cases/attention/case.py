@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from g4kv_cli.cases.case import OfOneEntry, RunContext
-from g4kv_cli.cases.prep.case import BF16_BYTES, SPARSE_POOL_BYTES
+from g4kv_cli.cases.prep.case import BF16_BYTES
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from g4kv_cli.cases.attention.build import LARGE_TILE, MAX_SPAN, SMALL_TILE, CaseBuilder
+from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder
 from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.cases.case import MAX_SPAN
 from g4kv_cli.entries.attention_request import MAX_GQA_GROUP
 from g4kv_cli.entries.entry import Entry
 

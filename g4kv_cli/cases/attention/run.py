@@ -24,7 +24,7 @@ from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
 from g4kv_cli.cases.attention.merge import launch_merge
 from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
 from g4kv_cli.cases.dump import DumpSettings
-from g4kv_cli.cases.session import Session, Skip, run_session
+from g4kv_cli.cases.session import Session, Skip, require_coverage, run_session
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.entries.entry import Entry, Target
@@ -77,17 +77,12 @@ def run_attention_case(
             raise Skip("CUDA graphs need a CUDA device")
         if case.check == "graph" and library.provider is not None:
             raise NotCovered("a graph keeps one call's metadata, which a manifest makes anew for each call")
-        if device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > device.limits.memory_bytes:
-            have, need = device.limits.memory_bytes, case.pool_bytes
-            raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
+        contract = require_coverage(library, case, (request.origin for request in case.requests))
         if case.check == "ends":
             require_memory(device, case)
         fitting = _with_a_tile_of(case, Target.of(device))
         with_inputs = fitting.ends if case.check == "ends" else fitting
         tensors = make_attention_inputs(with_inputs) if case.golden is None else recorded_tensors(fitting)
-        contract = library.contract_of(case.entry)
-        if not contract.page_origin and any(request.origin for request in case.requests):
-            raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
         expected = expected_attention(with_inputs, tensors, contract=contract)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
 from g4kv_cli.records.run import CaseResult
 
-SPARSE_POOL_BYTES = 192 << 20
-"""Pools above this are never copied to the host as a whole on a device that records what was written."""
 BF16_BYTES = 2
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from g4kv_cli.cases.case import MAX_SPAN
 from g4kv_cli.cases.prep.build import CaseBuilder
 from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.entries.prep_request import first_wide_token_count
@@ -22,8 +23,6 @@ PAST_UINT16 = 1 << 16
 MANY_KV_HEADS = 5
 TOKENS = 4
 FEW_REQUESTS = 100
-MAX_SPAN = 256
-"""Pools of a page for each of many tokens have pages up to this size."""
 KV_HEADS_OF_MANY_ROWS = 64
 GROUP_OF_MANY_ROWS = 16
 MANY_ROWS = "rows/past-int32"

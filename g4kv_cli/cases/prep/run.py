@@ -13,12 +13,11 @@ from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.cases.prep.ends import EndRows
 from g4kv_cli.cases.prep.pool import PoolCheck
 from g4kv_cli.cases.prep.problem import Problem, build_problem
-from g4kv_cli.cases.session import Session, Skip, run_session
+from g4kv_cli.cases.session import Session, require_coverage, run_session
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedBatch, PagedPool, PageRow, RopeTables
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entry_for, entry_named
 from g4kv_cli.inputs import PrepInputs, table_of
 from g4kv_cli.model.kv_layout import KvLayout
@@ -55,13 +54,7 @@ def run_prep_case(case: PrepCase, library: KernelLibrary, rerun: str, dumps: Dum
     """Run a case; see run_session. A case whose pool exceeds the GPU's memory is skipped, with the two numbers."""
 
     def make() -> _Run:
-        limits = library.device.limits
-        if library.device.info.kind == "cuda" and case.is_sparse and case.pool_bytes > limits.memory_bytes:
-            have, need = limits.memory_bytes, case.pool_bytes
-            raise Skip(f"the pool takes {need / 2**30:.1f} GiB, this GPU has {have / 2**30:.1f} GiB")
-        contract = library.contract_of(case.entry)
-        if case.placement is not None and any(case.placement.origins) and not contract.page_origin:
-            raise NotCovered("page_origin = false: rows of pages begin at a request's first page")
+        contract = require_coverage(library, case, () if case.placement is None else case.placement.origins)
         return _Run(
             library=library, case=case, problem=build_problem(case.ends if case.judges_ends else case, contract)
         )

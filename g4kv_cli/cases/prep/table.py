@@ -20,7 +20,6 @@ from g4kv_cli.model.slots import derived_layout
 
 DEFAULT_SEED = 1
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
-MAX_PAGE_SIZE = 4096
 
 
 def prep_cases(geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int | None = None) -> list[PrepCase]:

@@ -257,6 +257,25 @@ def _lse_in_out(draft: Draft) -> None:
     draft.arguments["lse"] = draft.arguments["out"].as_type(np.float32, draft.arguments["lse"].shape)
 
 
+def _one_table(draft: Draft) -> None:
+    draft.rope = RopeTables(draft.rope.cos, draft.rope.cos)
+
+
+def _tables_of_one_allocation(shared_rows: int) -> Change:
+    """Both tables in one allocation; the last rows of cos are the first of sin."""
+
+    def change(draft: Draft) -> None:
+        rows, width = draft.rope.cos.shape
+        both = draft.fresh((2 * rows, width))
+        first, second = both.view((rows, width)), both.view((rows, width), offset_elems=(rows - shared_rows) * width)
+        # A right request has right tables.
+        draft.device.write(first, draft.device.read(draft.rope.cos))
+        draft.device.write(second, draft.device.read(draft.rope.sin))
+        draft.rope = RopeTables(first, second)
+
+    return change
+
+
 def _prep_overlap_cases(entry: Entry) -> list[Spoiled]:
     def in_weights(draft: Draft) -> None:
         weight = draft.arguments["q_norm_weight"]
@@ -266,7 +285,10 @@ def _prep_overlap_cases(entry: Entry) -> list[Spoiled]:
         Spoiled("no_overlap", "q_out-is-q", "q_out", _is_q("q_out")),
         Spoiled("no_overlap", "last-row-of-q", "q_out", _sharing_rows("q_out", 1), _sharing_rows("q_out", 0)),
         Spoiled("no_overlap", "weight-in-q_out", "q_out", in_weights),
-    ]
+        Spoiled("rope_tables_apart", "one-array", "rope.sin", _one_table),
+        Spoiled("rope_tables_apart", "last-row-of-cos", "rope.sin", _tables_of_one_allocation(1),
+                _tables_of_one_allocation(0)),
+    ]  # fmt: skip
     if not entry.has_pool:
 
         def k_out_in_k(draft: Draft) -> None:

@@ -1,0 +1,103 @@
+"""What a case needs is asked before anything is built for it; how many processes run follows from what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from g4kv_cli.cases.attention import run as attention_run
+from g4kv_cli.cases.attention.table import attention_cases
+from g4kv_cli.cases.prep import run as prep_run
+from g4kv_cli.cases.prep.table import prep_cases
+from g4kv_cli.cases.trap.table import trap_cases
+from g4kv_cli.commands.gate import _jobs
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.entries.contract import NO_PAGE_ORIGIN, STRICT
+from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.pool_order import OWN_ORDER
+
+LOCAL = GEOMETRIES["12b-local"]
+
+
+class NoOrigins:
+    """A provider whose rows of pages begin at a request's first."""
+
+    name, pool_order = "a test", OWN_ORDER
+
+    def contract_of(self, _entry: str) -> Any:
+        return dataclasses.replace(STRICT, page_origin=False)
+
+    def launch(self, _request: Any) -> None:
+        raise AssertionError("nothing may be launched")
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> Any:
+    raise AssertionError("nothing may be built")
+
+
+@pytest.fixture
+def small_gpu() -> EmulatedDevice:
+    """A device that says it is a GPU of 1 GiB."""
+    device = EmulatedDevice("sm_90", "a test")
+    device.info = dataclasses.replace(device.info, kind="cuda")
+    device.limits = dataclasses.replace(device.limits, memory_bytes=1 << 30)
+    return device
+
+
+CASES = [
+    (attention_run.run_attention_case, attention_run, ("make_attention_inputs", "expected_attention"),
+     attention_cases(LOCAL, seed=1)),
+    (prep_run.run_prep_case, prep_run, ("build_problem",), prep_cases(LOCAL)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "module", "builders", "cases"), CASES, ids=["attention", "prep"])
+def test_what_is_not_covered_is_known_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, run: Any, module: Any, builders: tuple[str, ...], cases: list[Any]
+) -> None:
+    for name in builders:
+        monkeypatch.setattr(module, name, _nothing)
+
+    def begins_late(case: Any) -> bool:
+        if isinstance(getattr(case, "requests", None), tuple) and case.requests and hasattr(case.requests[0], "origin"):
+            return any(request.origin for request in case.requests)
+        return getattr(case, "placement", None) is not None and any(case.placement.origins)
+
+    case = next(case for case in cases if begins_late(case))
+    library = KernelLibrary(EmulatedDevice("sm_90", "a test"), provider=NoOrigins())  # type: ignore[arg-type]
+    result = run(case, library, "")
+    assert (result.status, result.reason) == ("not covered", NO_PAGE_ORIGIN)
+
+
+@pytest.mark.parametrize(("run", "module", "builders", "cases"), CASES, ids=["attention", "prep"])
+def test_a_pool_that_a_gpu_lacks_the_memory_for_is_known_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, small_gpu: EmulatedDevice, run: Any, module: Any, builders: tuple[str, ...],
+    cases: list[Any],
+) -> None:  # fmt: skip
+    for name in builders:
+        monkeypatch.setattr(module, name, _nothing)
+    case = next(case for case in cases if case.is_sparse and case.pool_bytes > 1 << 30)
+    result = run(case, KernelLibrary(small_gpu), "")
+    assert result.status == "skipped"
+    assert result.reason == f"the pool takes {case.pool_bytes / 2**30:.1f} GiB, this GPU has 1.0 GiB"
+
+
+def test_jobs_are_no_more_than_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2}, raising=False)
+    traps = trap_cases()[:4]
+    others = prep_cases(LOCAL)[:9]
+    assert [_jobs(asked, "emulated", others) for asked in (None, 1, 3, 1000)] == [2, 1, 3, 3]
+    assert [_jobs(asked, "cuda", [*others, *traps]) for asked in (None, 2, 1000)] == [3, 2, 4]
+    assert _jobs(1000, "cuda", others) == 1
+
+
+def test_limits_of_cases_are_said_once() -> None:
+    package = Path(prep_run.__file__).parents[2]
+    for name in ("MAX_SPAN", "SPARSE_POOL_BYTES", "MAX_PAGE_SIZE_TOKENS", "NO_PAGE_ORIGIN"):
+        texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+        assert sum(f"\n{name} = " in text for text in texts) == 1, name
