@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from g4kv_cli.cases.attention import prepared as prepared_module
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.golden import attention_golden_cases
 from g4kv_cli.cases.attention.inputs import expected_attention, make_attention_inputs
 from g4kv_cli.cases.attention.merge import partial_results
 from g4kv_cli.cases.attention.pool import other_pages, places_of
+from g4kv_cli.cases.attention.prepared import prepared
 from g4kv_cli.cases.attention.table import GROUPS, PAGE_SIZES, SPLIT_SWEEP, attention_cases
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
+from g4kv_cli.entries.contract import STRICT
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
@@ -215,6 +220,45 @@ def test_inputs_are_repeatable_and_differ_between_requests_heads_and_seeds() -> 
         for one, other_rows in itertools.combinations(rows, 2):
             shared = min(len(one), len(other_rows))
             assert not (one[:shared] == other_rows[:shared]).all(axis=-1).any()
+
+
+def test_what_is_kept_for_the_next_cases_is_what_each_would_make() -> None:
+    sweep = [case for case in _named("decode-split/kv-sweep/1-200") if "12b-local" in case.id]
+    assert len({case.num_splits for case in sweep}) == len(sweep) > 2
+    assert len({case.requests for case in sweep}) == len(sweep)  # other pages each time
+    first = prepared(sweep[0], STRICT)
+    assert all(prepared(case, STRICT) is first for case in sweep[1:])
+    tensors = make_attention_inputs(sweep[-1])
+    for kept, made in zip((first[0].q, *first[0].k, *first[0].v), (tensors.q, *tensors.k, *tensors.v), strict=True):
+        assert kept.tobytes() == made.tobytes()
+    assert first[0].first_keys == tensors.first_keys
+    expected = expected_attention(sweep[-1], tensors)
+    assert first[1].value.tobytes() == expected.value.tobytes()
+    assert first[1].rounding.limit.tobytes() == expected.rounding.limit.tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        first[0].q[0, 0, 0] = 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 2}, {"kind": "equal"}, {"window_left": 3}, {"sm_scale": 0.5}, {"geometry": "31b-local"}]
+)
+def test_nothing_is_kept_for_a_case_that_asks_for_something_else(change: dict[str, Any]) -> None:
+    case = _one("attention/12b-local/decode/ragged")
+    other = dataclasses.replace(case, **{name: GEOMETRIES.get(value, value) for name, value in change.items()})
+    tensors, expected = prepared(other, STRICT)
+    assert tensors is not prepared(case, STRICT)[0]
+    made = make_attention_inputs(other)
+    assert tensors.q.tobytes() == made.q.tobytes()
+    assert expected.value.tobytes() == expected_attention(other, made).value.tobytes()
+    promised = prepared(case, dataclasses.replace(STRICT, lse_weights="bf16"))[1]
+    assert (promised.lse_limit > prepared(case, STRICT)[1].lse_limit).all()
+
+
+def test_tensors_too_large_to_keep_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _one("attention/12b-local/decode/ragged")
+    monkeypatch.setattr(prepared_module, "_kept", OrderedDict())
+    monkeypatch.setattr(prepared_module, "KEPT_BYTES", 1000)
+    assert prepared(case, STRICT)[0] is not prepared(case, STRICT)[0]
 
 
 def test_a_needle_that_is_seen_outweighs_the_rest_and_one_that_is_not_would_outweigh_it() -> None:

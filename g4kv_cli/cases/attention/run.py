@@ -20,9 +20,10 @@ from g4kv_cli.cases.attention.arguments import (
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.ends import require_memory, run_ends
 from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
-from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention, make_attention_inputs
+from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
 from g4kv_cli.cases.attention.merge import launch_merge
 from g4kv_cli.cases.attention.pool import AttentionPool, other_pages
+from g4kv_cli.cases.attention.prepared import prepared
 from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.session import Session, Skip, require_coverage, run_session
 from g4kv_cli.device.interface import DeviceArray
@@ -82,8 +83,11 @@ def run_attention_case(
             require_memory(device, case)
         fitting = _with_a_tile_of(case, Target.of(device))
         with_inputs = fitting.ends if case.check == "ends" else fitting
-        tensors = make_attention_inputs(with_inputs) if case.golden is None else recorded_tensors(fitting)
-        expected = expected_attention(with_inputs, tensors, contract=contract)
+        if case.golden is None:
+            tensors, expected = prepared(with_inputs, contract)
+        else:
+            tensors = recorded_tensors(fitting)
+            expected = expected_attention(fitting, tensors, contract=contract)
         return AttentionSession(library=library, case=fitting, tensors=tensors, expected=expected)
 
     lacking: Status = "not covered" if case.is_asked else "error"
