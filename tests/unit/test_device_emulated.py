@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.arguments import Argument, TensorMapShape, by_value, pointer, scalar
+from g4kv_cli.device.emulated import faults
 from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice, _ends
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
@@ -389,3 +392,18 @@ def test_a_device_without_live_memory_starts_over_before_its_addresses_run_out(d
         ]
         for array in arrays:
             device.free(array)
+
+
+def test_every_kind_of_fault_is_registered() -> None:
+    """A policy of the library names kinds, so each that the device can report stands in faults.py."""
+    root = Path(faults.__file__).parent
+    found: set[str] = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or len(node.args) < 2 or not isinstance(node.args[0], ast.Constant):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("add", "add_launch", "Fault") and isinstance(node.args[0].value, str):
+                found.add(node.args[0].value)
+    assert len(found) > 12
+    assert found <= faults.FAULT_KINDS, f"add to CHECKED_KINDS or FATAL_KINDS: {found - faults.FAULT_KINDS}"
