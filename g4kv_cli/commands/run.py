@@ -212,7 +212,7 @@ def _run_on_gpu(
     values: dict[str, Any],
 ) -> list[str]:
     """Launch on a GPU; the faults that its driver reports."""
-    image = module.ptx[0].encode()
+    image = module.ptx_of(symbol).encode()
     if request.is_source and device.image_kind == "cubin":
         text = request.file.read_text(encoding="utf-8")
         image = compile_foreign(

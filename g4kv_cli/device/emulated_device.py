@@ -123,6 +123,8 @@ class EmulatedDevice(Device):
         self.launch_count = 0
         self._machine = Machine()
         self._allocations: list[Allocation] = []
+        self._bytes_in_use = 0
+        """Of all live allocations but sparse ones."""
         self._fault: G4kvError | None = None
         self._closed = False
         self._ends_only = False
@@ -134,15 +136,15 @@ class EmulatedDevice(Device):
         self._require_usable()
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
-        in_use = sum(allocation.nbytes for allocation in self._allocations if allocation.owner != "sparse")
-        if not sparse and in_use + nbytes > self.limits.memory_bytes:
+        if not sparse and self._bytes_in_use + nbytes > self.limits.memory_bytes:
             raise DeviceUnavailable(
                 f"the host has not the memory for {label}: {nbytes} bytes asked, "
-                f"{self.limits.memory_bytes - in_use} of {self.limits.memory_bytes} bytes free"
+                f"{self.limits.memory_bytes - self._bytes_in_use} of {self.limits.memory_bytes} bytes free"
             )
         address = self._reserve(nbytes, label, sparse)
         allocation = Allocation(self, address, nbytes, label, owner="sparse" if sparse else None)
         self._allocations.append(allocation)
+        self._bytes_in_use += 0 if sparse else nbytes
         return DeviceArray(allocation, 0, tuple(shape), kind, contiguous_strides(tuple(shape), kind.itemsize))
 
     def free(self, array: DeviceArray) -> None:
@@ -150,6 +152,7 @@ class EmulatedDevice(Device):
         require_own(self, array)
         array.allocation.freed = True
         self._allocations.remove(array.allocation)
+        self._bytes_in_use -= 0 if array.allocation.owner == "sparse" else array.allocation.nbytes
         self._machine.free(array.allocation.address)
 
     def write(self, array: DeviceArray, values: HostArray) -> None:
@@ -342,6 +345,7 @@ class EmulatedDevice(Device):
         for allocation in self._allocations:
             allocation.freed = True
         self._allocations.clear()
+        self._bytes_in_use = 0
         del self._machine
 
     def _reserve(self, nbytes: int, label: str, sparse: bool) -> int:

@@ -121,6 +121,10 @@ class Module:
         except EmulatorError as error:
             raise Unsupported(f"parameters of {kernel_words(symbol)} in {self.name}: {error}") from error
 
+    def ptx_of(self, symbol: str) -> str:
+        """The PTX text that a kernel is in: a library has one for each translation unit."""
+        return self.ptx[self._parts.index(self._symbols()[symbol])]
+
     def launch(
         self,
         kernel: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -250,6 +251,50 @@ def test_sources_of_every_kind(module: Module, tmp_path: Path) -> None:
         x[0] = 7
         emulator.load(source).launch("scale<float>", 1, 1, [x, 2.0, 1])
         assert x[0] == 14
+
+
+def _fatbin(*entries: tuple[int, bytes], kind: int = 1) -> bytes:
+    """A container as nvcc embeds it: (compute capability, PTX text) each."""
+    body = b""
+    for arch, text in entries:
+        body += (
+            struct.pack("<HHIQ", kind, 0x101, 64, len(text)) + bytes(12) + struct.pack("<I", arch) + bytes(32) + text
+        )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def _library(section: bytes) -> bytes:
+    """A shared library with a section .nv_fatbin and nothing else."""
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    at = 64 + len(section) + len(names)
+    ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
+    header = ident + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 3, 2)
+    fatbin = struct.pack("<IIQQQQIIQQ", 1, 1, 2, 0, 64, len(section), 0, 0, 8, 0)
+    strings = struct.pack("<IIQQQQIIQQ", 12, 3, 0, 0, 64 + len(section), len(names), 0, 0, 1, 0)
+    return header + section + names + bytes(64) + fatbin + strings
+
+
+def test_what_nvcc_made_is_loaded_with_all_its_translation_units(module: Module, tmp_path: Path) -> None:
+    other = emulator.load('__constant__ float by; extern "C" __global__ void other(float* x) { *x *= by; }\n').ptx[0]
+    units = [module.ptx[0].encode(), other.encode()]
+    (tmp_path / "one.fatbin").write_bytes(_fatbin((90, units[0])))
+    (tmp_path / "both.so").write_bytes(_library(_fatbin((90, units[0])) + _fatbin((80, b"x"), (90, units[1]), kind=1)))
+    x = np.ones(1, np.float32)
+    for source in (_fatbin((90, units[0])), tmp_path / "one.fatbin", tmp_path / "both.so"):
+        emulator.load(source).launch("scale<float>", 1, 1, [x, 2.0, 1])
+    assert x[0] == 8
+    both = emulator.load(tmp_path / "both.so")
+    both.set("by", np.float32(5))
+    both.launch("other", 1, 1, [x])
+    assert x[0] == 40
+    assert "other" in both.ptx_of("other")
+    assert "other" not in both.ptx_of(both.symbol("scale<float>"))
+    (tmp_path / "code.so").write_bytes(_library(_fatbin((90, b"machine code"), kind=2)))
+    with pytest.raises(emulator.CompileError, match="machine code for 1 architectures and no PTX"):
+        emulator.load(tmp_path / "code.so")
+    (tmp_path / "packed.so").write_bytes(_library(_fatbin((90, b"\1\2\3"))))
+    with pytest.raises(emulator.CompileError, match="--no-compress"):
+        emulator.load(tmp_path / "packed.so")
 
 
 def test_the_c_headers_that_kernels_include_are_there() -> None:

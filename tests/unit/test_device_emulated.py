@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -392,6 +393,20 @@ def test_a_device_without_live_memory_starts_over_before_its_addresses_run_out(d
         ]
         for array in arrays:
             device.free(array)
+
+
+def test_memory_counts_until_it_is_freed_and_sparse_memory_does_not() -> None:
+    device = EmulatedDevice()
+    device.limits = dataclasses.replace(device.limits, memory_bytes=1000)
+    first = device.allocate((600,), np.uint8, "first")
+    sparse = device.allocate((5000,), np.uint8, "sparse", sparse=True)
+    for _ in range(2):
+        with pytest.raises(DeviceUnavailable, match="second: 600 bytes asked, 400 of 1000 bytes free"):
+            device.allocate((600,), np.uint8, "second")
+        device.free(sparse)
+        sparse = device.allocate((5000,), np.uint8, "sparse", sparse=True)
+    device.free(first)
+    device.allocate((600,), np.uint8, "second")
 
 
 def test_every_kind_of_fault_is_registered() -> None:
