@@ -62,6 +62,7 @@ class Report:
             "findings": [finding_json(fault) for fault in self.findings],
             "ignored": dict(self.ignored),
             "printed": self.printed,
+            "contracted": self.counts.contracted,
         }
 
     def __str__(self) -> str:
@@ -71,6 +72,10 @@ class Report:
         if self.ended_by is not None:
             words += f", ended by {self.ended_by.kind}"
         ignored = [f"ignored: {count} of kind {kind}" for kind, count in self.ignored.items()]
+        if counts.contracted:
+            ignored.append(
+                f"not in the PTX: whether products fuse with {counts.contracted} sums; they do here, as ptxas does"
+            )
         return "\n".join([words, *(report_line(fault) for fault in self.findings), *ignored])
 
 

@@ -360,3 +360,12 @@ def test_what_a_kernel_prints_is_in_the_report() -> None:
     report = emulator.load(kernel).launch("says", 1, 32, [7])
     assert report.printed == "n is 7\n"
     assert report.to_json()["printed"] == "n is 7\n"
+
+
+def test_the_report_says_which_bits_the_ptx_leaves_open() -> None:
+    source = 'extern "C" __global__ void k(float* x) { float p = x[0] * x[1]; x[2] = p + x[3]; x[4] = p - x[3]; }'
+    x = np.array([1 + 2.0**-12, 1 - 2.0**-12, 0, -1, 0], np.float32)
+    report = emulator.load(source).launch("k", 1, 1, [x])
+    assert x[2] == -(2.0**-24)  # one rounding; two would give 0
+    assert "whether products fuse with 2 sums" in str(report)
+    assert report.to_json()["contracted"] == report.counts.contracted == 2

@@ -228,3 +228,5 @@ class LaunchReport:
     """Static plus dynamic shared memory of one block."""
     printed: str = ""
     """What the kernel's printf wrote: warps in the order in which the emulator ran them, lanes ascending."""
+    contracted: int = 0
+    """Sums of the kernel whose bits the PTX leaves open: a product is fused into each, as ptxas does it."""

@@ -67,6 +67,11 @@ class Kernel:
         return self._bound[1]
 
     @property
+    def contracted(self) -> int:
+        """Sums whose bits the PTX leaves open: ptxas takes a product into each, and so does the emulator."""
+        return self.parsed.contracted
+
+    @property
     def blocks(self) -> tuple[CompiledBlock, ...]:
         """The interpreter's blocks."""
         return self.translation.blocks
@@ -111,10 +116,12 @@ class Module:
     """PTX text of a compiler. ``source_name`` is the first source file's in messages, where the PTX names none.
 
     Kernels are translated when first asked for and kept. Raises PtxSyntaxError or UnsupportedOpcode.
+    ``contracts``: products and sums that PTX leaves open are fused as ptxas does it; else each is rounded by itself.
     """
 
-    def __init__(self, ptx_text: str, source_name: str | None = None) -> None:
+    def __init__(self, ptx_text: str, source_name: str | None = None, contracts: bool = True) -> None:
         self.parsed: ParsedModule = parse_module(ptx_text)
+        self.contracts = contracts
         self.source_name = source_name
         self._kernels: dict[str, Kernel] = {}
 
@@ -134,7 +141,9 @@ class Module:
         return found
 
     def _parse(self, name: str) -> Kernel:
-        parsed = link(self.parsed, parse_kernel(self.parsed, name, self.source_name), self.source_name)
+        kernel = parse_kernel(self.parsed, name, self.source_name)
+        kernel.contracts = self.contracts
+        parsed = link(self.parsed, kernel, self.source_name)
         layout = lay_out(self.parsed, parsed)
         last = parsed.parameters[-1] if parsed.parameters else None
         return Kernel(

@@ -199,6 +199,7 @@ class Machine:
             int((outcome.ranges[:, 1] - outcome.ranges[:, 0]).sum()),
             kernel.shared_total(dynamic_shared_bytes),
             outcome.printed,
+            kernel.contracted,
         )
         if outcome.faults:
             error = LaunchFault(outcome.faults, report)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ..faults import UnsupportedOpcode
 from .accumulators import name_accumulators
 from .blocks import BasicBlock
+from .contraction import contract
 from .instruction import Instruction, Register, Symbol
 from .mma_batches import batch_multiplies
 from .parse import ParsedKernel
@@ -89,6 +90,7 @@ def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock]
 def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     """Cut a kernel into blocks, order them, and compute liveness; ``joins_multiplies`` as in mma_batches.py."""
     blocks, entry = cut(kernel)
+    kernel.contracted = contract(blocks) if kernel.contracts else 0
     for block in blocks:
         block.size = len(block.body) + (block.final is not None)
         block.meets = block.end in ("barrier", "phase", "warp") or any(".sync" in each.opcode for each in block.body)

@@ -65,6 +65,10 @@ class ParsedKernel:
     registers: set[Register] = field(default_factory=set)
     max_threads: int = 0
     """From .maxntid or .reqntid; 0: no limit."""
+    contracts: bool = True
+    """Whether products and sums are fused as ptxas fuses them."""
+    contracted: int = 0
+    """How many sums took a product in; known once the kernel is cut into blocks."""
     results: list[Parameter] = field(default_factory=list)
     """Of a function."""
     branch_tables: dict[str, list[str]] = field(default_factory=dict)

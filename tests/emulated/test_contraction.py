@@ -1,0 +1,78 @@
+"""Products that ptxas takes into sums: data/contraction.json holds random programs, and what the machine code that
+ptxas 13.0 makes of them (sm_90) gives in exact rational arithmetic, instruction by instruction, for eight inputs."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from launch_helper import pointer
+
+from g4kv_cli.device.emulated import Machine, Module
+
+STORED = Path(__file__).resolve().parent.parent / "data" / "contraction.json"
+OUTPUT_BYTES = 1000
+
+
+@cache
+def stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_text())
+    return found
+
+
+def values(bits: list[int]) -> list[float]:
+    """As numbers: the expected ones come from rational arithmetic, which has no signed zeros."""
+    found: list[float] = np.array(bits, np.uint32).view(np.float32).tolist()
+    return found
+
+
+def run(module: Module, case: dict[str, Any], row: int) -> list[float]:
+    machine = Machine()
+    address = machine.allocate(OUTPUT_BYTES + 4 * len(case["outputs"][row]), "values")
+    machine.write(address, np.array(case["inputs"][row], np.uint32))
+    machine.launch(module.kernel(case["name"]), (1, 1, 1), (1, 1, 1), [pointer(address)])
+    count = len(case["outputs"][row])
+    return values(machine.read(address + OUTPUT_BYTES, 4 * count).view(np.uint32).tolist())
+
+
+@cache
+def modules() -> tuple[Module, Module]:
+    return Module(stored()["ptx"]), Module(stored()["ptx"], contracts=False)
+
+
+def test_sums_take_products_in_as_ptxas_makes_them() -> None:
+    fused, apart = modules()
+    differing = 0
+    for case in stored()["cases"]:
+        for row in range(len(case["inputs"])):
+            assert run(fused, case, row) == values(case["outputs"][row]), case["name"]
+        differing += any(run(apart, case, row) != values(case["outputs"][row]) for row in (0, 1))
+    assert differing > 10  # both ways computed: these programs' bits are not in the PTX
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("mul.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;", 1),
+        ("mul.f32 %f4, %f1, %f2; sub.f32 %f5, %f3, %f4;", 1),
+        ("mul.f32 %f4, %f1, %f2; add.f32 %f6, %f4, %f3; sub.f32 %f5, %f4, %f6;", 2),
+        ("mul.rn.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;", 0),
+        ("mul.f32 %f4, %f1, %f2; add.rn.f32 %f5, %f4, %f3;", 0),
+        ("mul.f32 %f4, %f1, %f2; add.ftz.f32 %f5, %f4, %f3;", 0),
+        ("mul.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f4;", 0),
+        ("mul.f32 %f4, %f1, %f2; add.f32 %f6, %f4, %f3; mul.f32 %f5, %f4, %f6;", 0),
+        ("mul.f32 %f4, %f1, %f2; bra L; L: add.f32 %f5, %f4, %f3;", 0),
+        ("mul.f32 %f4, %f1, %f2; mov.f32 %f1, %f3; add.f32 %f5, %f4, %f3;", 0),
+    ],
+)
+def test_what_ptxas_keeps_apart(body: str, count: int) -> None:
+    loads = "".join(f"ld.global.f32 %f{place}, [%rd1+{4 * place}];\n" for place in (1, 2, 3))
+    text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry kernel(.param .u64 p)\n{\n"
+    text += f".reg .f32 %f<9>; .reg .b64 %rd<3>; ld.param.u64 %rd1, [p];\n{loads}{body}\n"
+    text += "st.global.f32 [%rd1], %f5;\nret;\n}\n"
+    assert Module(text).kernel("kernel").contracted == count
+    assert Module(text, contracts=False).kernel("kernel").contracted == 0
