@@ -258,6 +258,15 @@ class Device(ABC):
         finite = seconds is not None and math.isfinite(seconds)
         self.time_limit = TimeLimit(seconds, time.monotonic() + seconds) if finite and seconds is not None else None
 
+    @contextmanager
+    def time_apart(self) -> Iterator[None]:
+        """What is done meanwhile, compiling say, does not count against the limit."""
+        begin = time.monotonic()
+        yield
+        limit = self.time_limit
+        if limit is not None:
+            self.time_limit = TimeLimit(limit.seconds, limit.deadline + time.monotonic() - begin)
+
     def peek(self, array: DeviceArray) -> HostArray | None:
         """What a contiguous array holds, after a fault too; None where a fault takes the memory with it."""
         return None

@@ -23,6 +23,7 @@ from g4kv_cli.errors import CompileError
 from g4kv_cli.providers.callables import load_function
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import Image, Manifest
+from g4kv_cli.providers.nvcc import compile_library
 from g4kv_cli.records.run import KernelImage
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -68,7 +69,7 @@ class ImageStore:
             raise NotCovered(f"{self._manifest.name} has no image {name}")
         return found
 
-    def facts(self, name: str, scope: Mapping[str, Any]) -> LaunchFacts:
+    def facts(self, name: str, scope: Mapping[str, Any], device: Device) -> LaunchFacts:
         """What is known of an image's launches: all for a builder's, which is run here, nothing for the others."""
         image = self.image(name)
         if image.kind != "builder":
@@ -76,7 +77,8 @@ class ImageStore:
         constants = json.dumps({key: value.integer(scope) for key, value in image.constants}, sort_keys=True)
         key = (name, constants)
         if key not in self._facts:
-            self._facts[key] = self._built(image, constants)
+            with device.time_apart():
+                self._facts[key] = self._built(image, constants)
         return self._facts[key]
 
     def kernel(self, facts: LaunchFacts, name: str, symbol: str, device: Device) -> LoadedKernel:
@@ -108,6 +110,9 @@ class ImageStore:
         if image.path is None:
             raise CompileError(f"image {name} has no file")
         path = image.path
+        if image.is_compiled:
+            with device.time_apart():
+                path = compile_library(path, image.options, image.files, device.info.arch, _cache_folder())
         self.digests.setdefault(name, hashlib.sha256(path.read_bytes()).hexdigest())
         typed = [_C_TYPES[kind](int(value) if kind not in ("f32", "f64") else value) for kind, value in arguments]
         if device.info.kind == "emulated":

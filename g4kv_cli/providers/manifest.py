@@ -39,6 +39,7 @@ class Image:
     """Where code comes from. ``path`` is a file.
 
     A builder has a command that gets ``constants``, and ``files`` that it reads; a Python function is ``module:name``.
+    A library whose ``path`` is a source is compiled by nvcc, with ``options`` beside its own.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Image:
     constants: tuple[tuple[str, Expression], ...] = ()
     files: tuple[Path, ...] = ()
     function: str = ""
+    is_compiled: bool = False
+    options: tuple[str, ...] = ()
     line: int = 1
 
     @property

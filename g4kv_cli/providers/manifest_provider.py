@@ -170,7 +170,7 @@ class PreparedCall:
             return
         pattern = step.symbol
         symbol = "" if pattern is None else provider.evaluated(step.line, lambda: pattern.format(scope))
-        facts = provider.images.facts(image, scope)
+        facts = provider.images.facts(image, scope, request.device)
         scope.update(facts.names)
         kernel = provider.images.kernel(facts, image, symbol, request.device)
         grid, block, cluster = (

@@ -91,6 +91,9 @@ def _image(parent: Table, name: str, folder: Path) -> Image:
         path = folder / table.text(kind)
         if "{" not in path.name and not path.is_file():
             raise table.error(kind, f"there is no file {path}")
+    is_compiled = kind == "source" and table.text("compiler", "nvrtc", ("nvrtc", "nvcc")) == "nvcc"
+    if is_compiled:
+        kind, files = "library", _files(table, folder)
     image = Image(
         name,
         kind,
@@ -101,6 +104,8 @@ def _image(parent: Table, name: str, folder: Path) -> Image:
         constants=_constants(table) if kind == "builder" else (),
         files=files,
         function=function,
+        is_compiled=is_compiled,
+        options=table.texts("options") if is_compiled else (),
         line=table.line,
     )
     table.finish()
