@@ -101,3 +101,9 @@ def test_a_library_its_functions_and_the_beginning_of_its_manifest(
 def test_what_is_no_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert g4kv(["provider", "init", "--library", str(folder / "kernels.cu")]) == 2
     assert "is no shared library of Linux" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["engine.toml", "triton/triton.toml", "flashinfer/flashinfer.toml"])
+def test_nothing_is_wrong_with_the_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = _check(Path(__file__).resolve().parents[2] / "docs" / "examples" / name, capsys)
+    assert (code, shown.splitlines()[-1].split(", ")[-1]) == (0, "0 problems")
