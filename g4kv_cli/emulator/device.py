@@ -71,8 +71,8 @@ class Emulator:
             bytes too. nvcc compresses PTX unless told ``--no-compress``.
         arch: what CUDA source is compiled for, ``sm_90`` if not given; it decides how much shared memory a block has.
         options: NVRTC's, such as ``["--fmad=false", "-DTILE=32"]``. Its default fuses ``a * b + c`` into one rounding,
-            as nvcc does; where the PTX still has an unfused product and sum, the assembler of a GPU may fuse those too
-            and the bits may differ there. With ``--fmad=false`` they are equal to the H200's.
+            as nvcc does. Where the PTX still leaves open whether a product fuses with a sum, it does as ptxas does it,
+            and ``report.counts.contracted`` counts such sums; with ``--fmad=false`` nothing is left open.
         include: directories of your headers. CUDA's own and CCCL's (``<cuda/std/...>``, ``<cub/...>``) are found; a
             file's own directory is searched for what it includes in quotes.
         names: instances of templates to compile, such as ``["scale<float, 4>"]``.

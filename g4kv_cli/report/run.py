@@ -76,6 +76,10 @@ def print_outcome(
     if report is not None:
         counts = report.counts
         done = f"{count_text(counts.thread_instructions, 'thread instruction')}, {counts.stored_bytes:,} bytes stored"
+        if counts.contracted:
+            done += (
+                f", {count_text(counts.contracted, 'sum')} fused with products as ptxas does, which the PTX leaves open"
+            )
         for kind, count in report.ignored.items():
             done += f", {count_text(count, 'finding')} of kind {kind} ignored"
         if report.ended_by is not None:

@@ -110,6 +110,18 @@ def test_what_the_kernel_prints_is_shown(source: str, capsys: pytest.CaptureFixt
     assert "  printf  0 of 7\n  printf  1 of 7\n" in capsys.readouterr().out
 
 
+def test_bits_that_the_ptx_leaves_open_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = "float p = x[0] * x[1]; x[2] = p + x[3]; x[4] = p - x[3];"
+    Path("k.cu").write_text(f'extern "C" __global__ void k(float* x) {{ {body} }}\n')
+    assert run(["run", "k.cu", "--grid", "1", "--block", "1", "--arg", "f32[5]:ones"]) == 0
+    assert "2 sums fused with products as ptxas does, which the PTX leaves open" in capsys.readouterr().out
+    assert run(["run", "k.cu", "--grid", "1", "--block", "1", "--arg", "f32[5]:ones", "--option=--fmad=false"]) == 0
+    assert "fused" not in capsys.readouterr().out
+
+
 def test_list_shows_kernels_parameters_templates_and_variables(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", source, BARRIER, "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
