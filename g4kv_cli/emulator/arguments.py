@@ -213,6 +213,10 @@ def _typed(value: Any, place: _Place) -> bytes:
         return _pointer(Address(value.value or 0), place)  # type: ignore[return-value]
     if isinstance(value, (list, tuple)):
         raise place.fail(f"a {type(value).__name__} is no argument; pass np.array(values, dtype)")
+    if np.ndim(value):
+        raise place.fail(
+            f"a {type(value).__name__} is no NumPy array; pass np.asarray(a), and read what the kernel stored from that"
+        )
     dtype = np.dtype(type(value)) if isinstance(value, ctypes._SimpleCData) else np.asarray(value).dtype
     if dtype.hasobject or (dtype.kind in "USMmOV" and dtype.names is None and dtype.itemsize not in (1, 2)):
         raise place.fail(f"it takes {place.takes}; got {host_name(value)}")

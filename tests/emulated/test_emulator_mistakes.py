@@ -38,6 +38,13 @@ def _launch(kernel: str, *args: Any, grid: Any = 1, block: Any = 32, **options: 
     return lambda module: module.launch(kernel, grid, block, list(args), **options)
 
 
+class _OfAnotherLibrary:
+    """Something like a tensor: NumPy can make an array of it."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.ones(64, np.float32)
+
+
 WRONG_ARGUMENTS = [
     (_launch("scale", X, 2.0), r"takes 3 arguments, 2 given"),
     (_launch("scale", X, 2.0, 1, 1), r"takes 3 arguments, 4 given"),
@@ -46,6 +53,7 @@ WRONG_ARGUMENTS = [
     (_launch("scale", np.ones(64), 2.0, 1), r"args\[0\] of .*is float32 .* got float64: pass a\.astype\(np\.float32\)"),
     (_launch("scale", X[::2], 2.0, 1), r"not contiguous \(strides \(8,\) for \[32\]\).*np\.ascontiguousarray"),
     (_launch("scale", [1.0], 2.0, 1), r"a list is no argument; pass np\.array"),
+    (_launch("scale", _OfAnotherLibrary(), 2.0, 1), r"a _OfAnotherLibrary is no NumPy array; pass np\.asarray\(a\)"),
     (_launch("scale", 5, 2.0, 1), r"takes float\*, got 5; pass an array"),
     (_launch("scale", X.astype(">f4"), 2.0, 1), r"byte order"),
     (_launch("scale", np.array([None]), 2.0, 1), r"Python objects"),
