@@ -217,8 +217,6 @@ def test_descriptor_outside_of_shared_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("da ^= 3ull << 62;", "128-byte swizzle"),  # the 64-byte swizzle
-        ("db &= ~(3ull << 62);", "128-byte swizzle"),
         ("da |= 1ull << 49;", "base offset"),
         ("da += 128 >> 4;", "1024-byte swizzle pattern"),
         ("da += 1ull << 32;", "strides"),

@@ -1,12 +1,14 @@
 """wgmma: matrix products of a warpgroup (four warps), asynchronous, with operands in shared memory or registers.
 
-Layouts as recorded from an NVIDIA H200. Shared operands are tiles with the 128-byte swizzle, which is taken of absolute
-shared addresses; with S the descriptor's start, SBO and LBO its strides in bytes:
+Layouts as recorded from an NVIDIA H200. Shared operands are tiles with a swizzle of W = 128, 64 or 32 bytes, which is
+taken of absolute shared addresses, or with none; with S the descriptor's start, SBO and LBO its strides in bytes:
 
-* K-major, row r (of M or N), element k:  S + (r / 8) SBO + (r % 8) 128 + 2 k, LBO without effect;
-* MN-major, element r of row k:           S + (r / 64) LBO + (k / 8) SBO + (k % 8) 128 + 2 (r % 64).
+* K-major, row r (of M or N), element k:  S + (r / 8) SBO + (r % 8) W + 2 k, LBO without effect;
+* MN-major, element r of row k:           S + (r / (W/2)) LBO + (k / 8) SBO + (k % 8) W + 2 (r % (W/2));
+* K-major without swizzle:                S + (r / 8) SBO + (k / 8) LBO + (r % 8) 16 + 2 (k % 8);
+* MN-major without swizzle:               S + (r / 8) SBO + (k / 8) LBO + (k % 8) 16 + 2 (r % 8).
 
-LBO has no effect up to 64 rows.
+LBO has no effect up to W/2 rows.
 
 Warp w computes rows 16 w to 16 w + 15 of the 64; accumulator register i of lane 4 g + t is row 8 ((i / 2) % 2) + g,
 column 8 (i / 4) + 2 t + i % 2 of those, and A registers are those of mma.sync m16n8k16.
@@ -45,7 +47,9 @@ DEPTH = 16
 WARP_ROWS = 16
 WARPS_PER_GROUP = 4
 _CHUNK_SHIFT = 4
-_SWIZZLE_128_BYTES = 1
+_CHUNK_BYTES = 1 << _CHUNK_SHIFT
+_SPAN_BYTES = (16, 128, 64, 32)
+"""Of a row of a tile, by bits 62 and 63 of the descriptor: the swizzle's, or a chunk where there is none."""
 
 _PLACEHOLDER = np.uint32(0xFFA00000)
 _PLACEHOLDER_MASK = np.uint32(0xFFE00000)
@@ -185,8 +189,18 @@ class Shape:
     transpose_b: bool
 
 
-def _decode(descriptor: int, extent: int, mn_major: bool, site: Site) -> tuple[int, int, int]:
-    """(start, LBO, SBO) in bytes of a descriptor of a kind that was recorded."""
+@dataclass(frozen=True)
+class _Tiles:
+    """A descriptor: start, LBO, SBO and the span of a row in bytes."""
+
+    start: int
+    leading: int
+    stride: int
+    span: int
+
+
+def _decode(descriptor: int, extent: int, mn_major: bool, site: Site) -> _Tiles:
+    """What a descriptor of a kind that was recorded says."""
 
     def refuse(reason: str) -> UnsupportedOpcode:
         return UnsupportedOpcode(site.opcode, site.ptx_line, f"descriptor {descriptor:#018x}: {reason}")
@@ -194,27 +208,32 @@ def _decode(descriptor: int, extent: int, mn_major: bool, site: Site) -> tuple[i
     start = (descriptor & 0x3FFF) << 4
     leading = (descriptor >> 16 & 0x3FFF) << 4
     stride = (descriptor >> 32 & 0x3FFF) << 4
-    if descriptor >> 62 != _SWIZZLE_128_BYTES:
-        raise refuse("only the 128-byte swizzle (1 in bits 62 and 63) is known")
+    span = _SPAN_BYTES[descriptor >> 62]
     if descriptor >> 49 & 7:
         raise refuse("a base offset is not known")
-    if start & 0x380 or (start & 0x7F) > (0 if mn_major else 128 - 2 * DEPTH):
-        raise refuse(f"start {start:#x} is not at a 1024-byte swizzle pattern, plus k steps inside its first row")
-    if stride % 1024 or (mn_major and extent > 64 and leading % 1024):
-        raise refuse("strides must keep the 1024-byte swizzle pattern")
-    return start, leading, stride
+    if span == _CHUNK_BYTES:
+        return _Tiles(start, leading, stride, span)
+    pattern = 8 * span
+    if start % pattern > (0 if mn_major else span - 2 * DEPTH):
+        raise refuse(f"start {start:#x} is not at a {pattern}-byte swizzle pattern, plus k steps inside its first row")
+    if stride % pattern or (mn_major and extent > span // 2 and leading % pattern):
+        raise refuse(f"strides must keep the {pattern}-byte swizzle pattern")
+    return _Tiles(start, leading, stride, span)
 
 
-def _chunks(start: int, leading: int, stride: int, extent: int, mn_major: bool) -> Units:
+def _chunks(tiles: _Tiles, extent: int, mn_major: bool) -> Units:
     """Shared addresses of the 16-byte chunks of an operand: [extent, 2] K-major, [16, extent / 8] MN-major."""
+    span, plain = tiles.span, tiles.span == _CHUNK_BYTES
     if mn_major:
         k = np.arange(DEPTH)[:, None]
         r = np.arange(0, extent, 8)
-        linear = start + r // 64 * leading + k // 8 * stride + k % 8 * 128 + r % 64 * 2
+        by_row, by_k = (tiles.stride, tiles.leading) if plain else (tiles.leading, tiles.stride)
+        linear = tiles.start + 2 * r // span * by_row + k // 8 * by_k + k % 8 * span + 2 * r % span
     else:
         r = np.arange(extent)[:, None]
-        linear = start + r // 8 * stride + r % 8 * 128 + np.arange(0, 2 * DEPTH, 16)
-    return np.asarray(linear ^ ((linear >> 7 & 7) << 4), np.int64)
+        steps = np.arange(0, 2 * DEPTH, _CHUNK_BYTES) * (tiles.leading if plain else _CHUNK_BYTES) // _CHUNK_BYTES
+        linear = tiles.start + r // 8 * tiles.stride + r % 8 * span + steps
+    return np.asarray(linear ^ ((linear >> 7 & (span // _CHUNK_BYTES - 1)) << 4), np.int64)
 
 
 class _Operands:
@@ -255,7 +274,7 @@ class _Operands:
         out = np.empty((self.warps.size, WARP_ROWS, DEPTH), np.uint16)
         for descriptor, quarter, position in self._alike(self.of_warps(descriptors), True):
             rows = WARP_ROWS * WARPS_PER_GROUP
-            chunks = _chunks(*_decode(descriptor, rows, mn_major, self.site), rows, mn_major)
+            chunks = _chunks(_decode(descriptor, rows, mn_major, self.site), rows, mn_major)
             if mn_major:
                 part = chunks[:, 2 * quarter : 2 * quarter + 2].reshape(-1)
                 values = self.read(position, part).reshape(-1, DEPTH, WARP_ROWS)
@@ -269,8 +288,8 @@ class _Operands:
         """[warps, 16 k, columns] uint16."""
         out = np.empty((self.warps.size, DEPTH, columns), np.uint16)
         for descriptor, _, position in self._alike(self.of_warps(descriptors), False):
-            start = _decode(descriptor, columns, mn_major, self.site)
-            chunks = _chunks(*start, columns, mn_major).reshape(-1)
+            tiles = _decode(descriptor, columns, mn_major, self.site)
+            chunks = _chunks(tiles, columns, mn_major).reshape(-1)
             values = self.read(position, chunks)
             if mn_major:
                 out[position] = values.reshape(-1, DEPTH, columns)
