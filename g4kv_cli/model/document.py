@@ -91,7 +91,9 @@ class Table:
 
     def __init__(self, document: Document, values: Any, path: Path = ()) -> None:
         if not isinstance(values, Mapping):
-            raise document.error(path, f"must be {_TABLE[document.lines is None]}, got {type_words(values)}")
+            is_json = document.lines is None
+            words = f"must be {'an object' if is_json else 'a table'}, got {type_words(values, is_json=is_json)}"
+            raise document.error(path, words)
         self.document = document
         self.path = path
         self._values = values
@@ -154,7 +156,7 @@ class Table:
         """A list of integers from ``low`` to ``high``; an error names the element."""
         for at, item in enumerate(found := self._value(key, [], list, "a list of integers")):
             if isinstance(item, bool) or not isinstance(item, int) or not low <= item <= high:
-                got = item if isinstance(item, int | float | str) else type_words(item)
+                got = item if isinstance(item, int | float | str) else self._kind(item)
                 raise self.document.error(
                     (*self.path, key, at), f"must be an integer from {low} to {high}, got {got!r}"
                 )
@@ -196,6 +198,9 @@ class Table:
                 known = sorted(self._read)
                 raise self.error(key, f"is no field here{near(key, known)}; the fields are {', '.join(known)}")
 
+    def _kind(self, value: Any) -> str:
+        return type_words(value, is_json=self.document.lines is None)
+
     def _value(self, key: str, default: Any, kinds: Any, words: str) -> Any:
         self._read.add(key)
         if key not in self._values:
@@ -205,17 +210,14 @@ class Table:
         value = self._values[key]
         wrong = isinstance(value, bool) and kinds is not bool
         if wrong or not isinstance(value, kinds):
-            raise self.error(key, f"must be {words}, got {type_words(value)}")
+            raise self.error(key, f"must be {words}, got {self._kind(value)}")
         return value
 
 
-_TABLE = {False: "a table", True: "an object"}
-
-
-def type_words(value: Any) -> str:
+def type_words(value: Any, *, is_json: bool = False) -> str:
     """What kind of value it is, as a reader of TOML or JSON would say."""
     names = {
-        dict: "a table",
+        dict: "an object" if is_json else "a table",
         list: "a list",
         str: "a string",
         bool: "true or false",

@@ -106,7 +106,7 @@ def _requests(table: Table, default: str) -> list[RequestSpec]:
             raise table.error("count", "several requests cannot have the same pages: give a rule")
     elif rule is not None:
         if rule not in PAGE_RULES:
-            words = repr(rule) if isinstance(rule, str) else type_words(rule)
+            words = repr(rule) if isinstance(rule, str) else type_words(rule, is_json=True)
             known = ", ".join(PAGE_RULES)
             raise table.error("pages", f"must be a list of page ids or one of {known}, got {words}{near(words, known)}")
         pages = rule

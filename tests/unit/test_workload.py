@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from g4kv_cli.cases.attention import inputs
 from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.cases.attention.inputs import expected_attention, make_attention_inputs
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.workload.table import workload_cases
@@ -119,7 +122,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("page_size", 0, "$.page_size: must be from 1 to 4096, got 0"),
     ("page_size", "16", "$.page_size: must be an integer, got a string"),
     ("requests", [], "$.requests: must be a list of at least one object"),
-    ("requests", {}, "$.requests: must be a list of objects, got a table"),
+    ("requests", {}, "$.requests: must be a list of objects, got an object"),
     ("requests.2", 7, "$.requests[2]: must be an object, got an integer"),
     ("requests.2", {}, "$.requests[2]: lacks 'kv_len' (an integer)"),
     ("requests.2.kv_len", 0, "$.requests[2].kv_len: must be from 1 to 2147483647, got 0"),
@@ -318,6 +321,26 @@ def test_a_pool_that_is_never_on_the_host_keeps_its_pages() -> None:
     attention = _by_kind(workload_cases(made, seed=1))[1]
     assert {case.is_sparse for case in attention} == {True}
     assert "permuted" not in {case.check for case in attention}
+
+
+def test_a_long_chunk_is_judged_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle of a chunk whose scores do not fit at once: the same values, from queries a few at a time."""
+    (case,) = [one for one in workload_cases(_one("kv=90 q=23 window=40 heads=4/2"), seed=1)
+               if one.id.endswith("small-tile/needles")]  # fmt: skip
+    assert isinstance(case, AttentionCase)
+    tensors = make_attention_inputs(case)
+    whole = expected_attention(case, tensors)
+    sizes = []
+    real = inputs.attend
+    monkeypatch.setattr(inputs, "attend", lambda q, *rest, **named: (sizes.append(len(q)), real(q, *rest, **named))[1])
+    monkeypatch.setattr(inputs, "MAX_ATTEND_ELEMS", 5 * 4 * len(tensors.k[0]))
+    pieces = expected_attention(case, tensors)
+    assert sizes == [5, 5, 5, 5, 3]
+    assert np.allclose(pieces.value, whole.value, rtol=1e-12)
+    assert np.allclose(pieces.lse, whole.lse, rtol=1e-12)
+    # Fewer keys in a sum can only be rounded less.
+    assert (pieces.rounding.limit <= whole.rounding.limit * (1 + 1e-9)).all()
+    assert pieces.rounding.limit.min() > 0
 
 
 def test_groups_without_a_kernel_say_what_is_compiled() -> None:
