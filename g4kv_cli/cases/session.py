@@ -191,6 +191,10 @@ def run_session(
         except Skip as why:
             return result("skipped", str(why))
         except NotCovered as why:
+            # What was wrong before the part that is not covered is wrong all the same.
+            if session is not None and session.mismatches:
+                session.left_out[str(why)] = None
+                return result("failed", "", tuple(session.mismatches), session.digest.hexdigest())
             return result("not covered", str(why))
         except CompileError:
             raise

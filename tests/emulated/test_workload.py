@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from provider_helper import engine_in
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
@@ -159,3 +160,24 @@ def test_wrong_requests_are_one_line(
     assert shown.out == ""
     assert words in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_provider_is_gated_by_a_line(tmp_path: Path) -> None:
+    """What it lacks beside what it serves does not take the case away, and hides no wrong result."""
+    line = ("--shape", "kv=20 heads=4/2")
+    engine = engine_in(tmp_path) / "kernels.toml"
+    code, record = _smoke(tmp_path / "run.json", *line, "--provider", str(engine))
+    assert code == 0
+    cases = {case["id"].removeprefix("attention/hd256-q4-kv2-w1024/"): case for case in record["cases"]}
+    agree = cases["decode/kv20/forms-agree"]
+    assert agree["status"] == "passed"
+    assert agree["left_out"] == ["example-kernels has no entry batch_decode_split_paged_window_hd256_into"]
+    paged = cases["prep/hd256-q4-kv2-w1024/prefill/kv20/random"]
+    assert paged["status"] == "passed"
+    assert paged["left_out"] == ["example-kernels has no entry qk_norm_rope_prefill_hd256_plain_into"]
+    assert cases["decode-split/kv20/splits3/spread"]["status"] == "not covered"
+    # Its decode form scales wrongly: found, though the split form that comes behind it is not covered.
+    assert engine.read_text().count('"f32 sm_scale"') >= 1
+    engine.write_text(engine.read_text().replace('"f32 sm_scale"', '"f32 1.5 * sm_scale"'))
+    code, record = _smoke(tmp_path / "wrong.json", *line, "--provider", str(engine), "--case", "*/forms-agree")
+    assert (code, record["cases"][0]["status"]) == (1, "failed")

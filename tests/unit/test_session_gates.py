@@ -13,13 +13,16 @@ from g4kv_cli.cases.attention import run as attention_run
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.cases.prep import run as prep_run
 from g4kv_cli.cases.prep.table import prep_cases
+from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.commands.gate import _jobs
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.contract import NO_PAGE_ORIGIN, STRICT
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.pool_order import OWN_ORDER
+from g4kv_cli.records.run import Mismatch
 
 LOCAL = GEOMETRIES["12b-local"]
 
@@ -101,3 +104,21 @@ def test_limits_of_cases_are_said_once() -> None:
     for name in ("MAX_SPAN", "SPARSE_POOL_BYTES", "MAX_PAGE_SIZE_TOKENS", "NO_PAGE_ORIGIN"):
         texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
         assert sum(f"\n{name} = " in text for text in texts) == 1, name
+
+
+def test_what_was_wrong_before_the_part_that_is_not_covered_stays_wrong() -> None:
+    case, library = prep_cases(LOCAL)[0], KernelLibrary(EmulatedDevice("sm_90", "a test"))
+    place = {"dim": 0}
+    wrong = Mismatch("out", 1, 2, place, "1", "2", place, "1", "2", "exact")
+
+    def in_part(session: Session) -> None:
+        session.found(wrong)
+        raise NotCovered("no such form")
+
+    def nothing(_session: Session) -> None:
+        raise NotCovered("no such form")
+
+    result = run_session(case, "", library, lambda: Session(library), in_part)
+    assert (result.status, result.mismatches, result.left_out) == ("failed", (wrong,), ("no such form",))
+    result = run_session(case, "", library, lambda: Session(library), nothing)
+    assert (result.status, result.reason, result.left_out) == ("not covered", "no such form", ())

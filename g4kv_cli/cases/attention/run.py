@@ -33,6 +33,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entries_for, prefill_tiles
+from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -258,14 +259,21 @@ def _compare_alone(session: AttentionSession, pool: DeviceArray, outputs: Output
 
 def _run_other_forms(session: AttentionSession, pool: DeviceArray) -> None:
     """Every other form on the same requests, each against the oracle: two right results may differ by the sum of both
-    limits, so holding them against each other would say nothing more."""
-    case = session.case
+    limits, so holding them against each other would say nothing more. A form that the kernels at hand do not serve is
+    noted; NotCovered if that is all of them."""
+    case, compared = session.case, 0
+    unserved = (NotCovered, DeviceUnavailable) if case.is_asked else (NotCovered,)
     for entry in entries_for(case.geometry, "attention"):
         for num_splits in (2, 5) if entry.takes_splits else (1,):
             if entry.name == case.entry:
                 continue
             other = dataclasses.replace(case, form=entry.form, entry=entry.name, num_splits=num_splits)
-            got = call(session, other, pool, session.tensors.q)
+            try:
+                got = call(session, other, pool, session.tensors.q)
+            except unserved as why:
+                session.left_out[str(why)] = None
+                continue
+            compared += 1
             # What its kernels promise may be less than what those of the case's entry do.
             contract = session.library.contract_of(entry.name)
             held = session
@@ -274,6 +282,8 @@ def _run_other_forms(session: AttentionSession, pool: DeviceArray) -> None:
                 held = dataclasses.replace(session, expected=expected)
             judge(held, got, f" of {entry.form}")
             session.digest.update(got.out.tobytes())
+    if not compared:
+        raise NotCovered("; ".join(session.left_out))
 
 
 def _refilled(session: AttentionSession, pool: DeviceArray) -> Outputs:
