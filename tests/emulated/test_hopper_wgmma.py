@@ -330,16 +330,9 @@ D4 = "{%f1, %f2, %f3, %f4}"
 @pytest.mark.parametrize(
     "statement",
     [
-        "mbarrier.try_wait.shared::cta.b64 %p1, [%r1], %rd1;",
-        "mbarrier.test_wait.parity.shared::cta.b64 %p1, [%r1], %r2;",
-        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 %p1, [%r1], %r2;",
         "@%p2 mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], %r2;",
-        "mbarrier.arrive.noComplete.shared::cta.b64 %rd1, [%r1], 1;",
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
-        "mbarrier.arrive.shared::cta.b64 %rd1, [%r1]; st.global.u64 [%rd2], %rd1;",
         "mbarrier.pending_count.b64 %r1, %rd1;",
-        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], %r2, [%r3];",
         "cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
         "[%r1], [%rd1, {%r2, %r3}], [%r4];",
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -356,6 +349,10 @@ D4 = "{%f1, %f2, %f3, %f4}"
         "setmaxnreg.inc.sync.aligned.u32 100;",
         "fence.proxy.tensormap::generic.release.gpu;",
         "barrier.cluster.arrive.aligned;",
+        "mbarrier.arrive.shared::cluster.b64 _, [%r1];",
+        "mbarrier.arrive.shared::cta.b64 %r1, [%r1];",
+        "mbarrier.try_wait.parity.sc.cta.shared::cta.b64 %p1, [%r1], %r2;",
+        "cp.async.mbarrier.arrive.noinc.shared::cluster.b64 [%r1];",
         "mapa.shared::cluster.u32 %r1, %r2, %r3;",
     ],
 )
