@@ -15,7 +15,7 @@ from g4kv_cli.entries.arguments import BF16, FLOAT32, PagedPool, require_array, 
 from g4kv_cli.entries.attention_parameters import AttentionParameters
 from g4kv_cli.entries.clusters import launch_in_clusters
 from g4kv_cli.entries.entry import Entry, KernelVariant, choose_variant
-from g4kv_cli.entries.kv_boxes import kv_box_maps
+from g4kv_cli.entries.kv_boxes import kv_box_maps, query_box_map
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.paged_reads import paged_reads
@@ -295,11 +295,15 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
     arguments: tuple[AttentionParameters | Argument, ...] = (parameters,)
     if kernel.cluster_tiles or kernel.resident_tiles:
         arguments += kv_box_maps(request.inputs["pool"], parameters)
+    if kernel.resident_tiles:
+        parameters.num_splits = kernel.split_tiles if _may_split(kernel, request.bounds) else 0
+        tokens = request.bounds.num_tokens
+        arguments += (query_box_map(request.inputs["q"], parameters, tokens=tokens, rows=kernel.tile_rows),)
     launch(
         request.library,
         kernel.source,
         kernel.symbol,
-        grid=(_grid_blocks(request.library, kernel, blocks, parameters.num_kv_heads), parameters.num_splits, 1),
+        grid=_grid(request.library, kernel, blocks, parameters),
         block=(kernel.threads, 1, 1),
         arguments=arguments,
         cluster=(max(1, kernel.cluster_tiles), 1, 1),
@@ -310,12 +314,23 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
     )
 
 
-def _grid_blocks(library: KernelLibrary, kernel: KernelVariant, tiles: int, num_kv_heads: int) -> int:
-    """Blocks along x: one a tile (or request) and KV head, in whole clusters, or as many as stay."""
+def _grid(
+    library: KernelLibrary, kernel: KernelVariant, tiles: int, parameters: AttentionParameters
+) -> tuple[int, int, int]:
+    """One block a tile (or request) and KV head along x, in whole clusters, and a split along y; or as many as stay."""
+    heads = parameters.num_kv_heads
     if kernel.resident_tiles:
-        return min(-(-tiles // kernel.resident_tiles) * num_kv_heads, library.device.limits.multiprocessors)
+        units = -(-tiles // kernel.resident_tiles) * heads * (2 if parameters.num_splits else 1)
+        return min(units, library.device.limits.multiprocessors), 1, 1
     cluster = max(1, kernel.cluster_tiles)
-    return -(-tiles // cluster) * cluster * num_kv_heads
+    return -(-tiles // cluster) * cluster * heads, parameters.num_splits, 1
+
+
+def _may_split(kernel: KernelVariant, bounds: PlanBounds) -> bool:
+    """False if no request of the plan is as short as the kernel splits keys for."""
+    shape = bounds.shape
+    tiles = -(-max(bounds.min_q_len, 1) * (shape.num_qo_heads // shape.num_kv_heads) // kernel.tile_rows)
+    return tiles * shape.num_kv_heads <= kernel.split_tiles
 
 
 def _launch_merge(

@@ -58,7 +58,8 @@ class KernelVariant:
 
     ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
     read by tensor maps (entries/kv_boxes.py). ``resident_tiles``: blocks stay, one a multiprocessor, and take so many
-    neighbouring tiles at a time, read by tensor maps too. Both are 0 for kernels that take pointers alone.
+    neighbouring tiles at a time, read by tensor maps too, queries as well; they share out the keys of a request's tiles
+    if these times the KV heads are no more than ``split_tiles``. All are 0 for kernels that take pointers alone.
     ``on_request``: kinds of device where the kernel is taken only if it is asked for.
     """
 
@@ -79,6 +80,7 @@ class KernelVariant:
     cluster_tiles: int = 0
     same_bits_as: str = ""
     resident_tiles: int = 0
+    split_tiles: int = 0
     on_request: tuple[str, ...] = ()
 
     @property

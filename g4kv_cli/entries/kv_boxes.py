@@ -1,4 +1,4 @@
-"""Tensor maps of a layer's K and V for kernels that read pages by bulk tensor copies."""
+"""Tensor maps for kernels that read a layer's pages, and queries, by bulk tensor copies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ BOX_SLOTS = 16
 BLOCK_COLUMNS = 64
 """Columns of a box: 128 bytes, the longest row of a swizzle."""
 VALUE_BOX_COLUMN_BLOCKS = 4
+
+
+def query_box_map(q: DeviceArray, parameters: AttentionParameters, *, tokens: int, rows: int) -> Argument:
+    """Map of the queries of the plan's tokens, [column block][token][query head][64 columns].
+
+    A box is a tile of ``rows`` packed rows of a KV head, whole: the tokens of which the group's heads make so many.
+    A group that does not divide them has no such box, and gets a map of single rows, for nobody. Raises ContractError.
+    """
+    _, heads, head_dim = q.shape
+    group = heads // parameters.num_kv_heads
+    column_blocks, itemsize = head_dim // BLOCK_COLUMNS, q.dtype.itemsize
+    # q[token][head][column block][column]: strides of head, token and column block
+    strides = (head_dim * itemsize, heads * head_dim * itemsize, BLOCK_COLUMNS * itemsize)
+    box = (BLOCK_COLUMNS, group, rows // group, column_blocks) if rows % group == 0 else (BLOCK_COLUMNS, 1, 1, 1)
+    return q.device.tensor_map(q, TensorMapShape((BLOCK_COLUMNS, heads, tokens, column_blocks), strides, box))
 
 
 def kv_box_maps(pool: DeviceArray, parameters: AttentionParameters) -> tuple[Argument, Argument]:

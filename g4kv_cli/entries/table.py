@@ -54,8 +54,9 @@ _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                  page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
                  on_request=("emulated",)),)
-_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 216472, tile_rows=64, arch="sm_90a",
-                 page_multiple=BOX_SLOTS, resident_tiles=2, one_request_a_block=False, on_request=("emulated",)),)
+_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 231728, tile_rows=64, arch="sm_90a",
+                 page_multiple=BOX_SLOTS, resident_tiles=2, split_tiles=128, one_request_a_block=False,
+                 on_request=("emulated",)),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
 _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
              _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))

@@ -124,24 +124,46 @@ __device__ __forceinline__ int first_visible(const TileGeometry& tile, int posit
   return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);
 }
 
-__device__ __forceinline__ TileGeometry locate_tile(const AttentionParams& p, int tile_number, int kv_head,
-                                                    int rows_per_tile) {
+// What a request's tiles are located by.
+struct RequestRows {
+  int request;
+  int first_token;  // in q and out
+  int q_len;
+  int kv_len;
+};
+
+__device__ __forceinline__ RequestRows load_request(const AttentionParams& p, int request) {
+  RequestRows rows;
+  rows.request = request;
+  rows.first_token = p.q_indptr == nullptr ? request : p.q_indptr[request];
+  rows.q_len = p.q_indptr == nullptr ? 1 : p.q_indptr[request + 1] - rows.first_token;
+  rows.kv_len = p.kv_lens[request];
+  return rows;
+}
+
+// The request's tile of this index.
+__device__ __forceinline__ TileGeometry tile_of(const AttentionParams& p, const RequestRows& rows, int index,
+                                                int kv_head, int rows_per_tile) {
   TileGeometry tile;
-  tile.request = p.tile_requests == nullptr ? tile_number : p.tile_requests[tile_number];
+  tile.request = rows.request;
   tile.kv_head = kv_head;
   tile.group = p.num_qo_heads / p.num_kv_heads;
-  tile.first_token = p.q_indptr == nullptr ? tile.request : p.q_indptr[tile.request];
-  const int q_len = p.q_indptr == nullptr ? 1 : p.q_indptr[tile.request + 1] - tile.first_token;
-  const int index = p.tile_indices == nullptr ? 0 : p.tile_indices[tile_number];
-  const int kv_len = p.kv_lens[tile.request];
+  tile.first_token = rows.first_token;
   tile.first_row = index * rows_per_tile;
-  tile.num_rows = min(rows_per_tile, q_len * tile.group - tile.first_row);
-  tile.first_position = kv_len - q_len;
+  tile.num_rows = min(rows_per_tile, rows.q_len * tile.group - tile.first_row);
+  tile.first_position = rows.kv_len - rows.q_len;
   tile.window_left = p.window_left;
   tile.begin = first_visible(tile, position_of(tile, 0));
   // An empty request sees no key at all.
-  tile.end = kv_len == 0 ? tile.begin : position_of(tile, rows_per_tile - 1) + 1;
+  tile.end = rows.kv_len == 0 ? tile.begin : position_of(tile, rows_per_tile - 1) + 1;
   return tile;
+}
+
+__device__ __forceinline__ TileGeometry locate_tile(const AttentionParams& p, int tile_number, int kv_head,
+                                                    int rows_per_tile) {
+  const int request = p.tile_requests == nullptr ? tile_number : p.tile_requests[tile_number];
+  const int index = p.tile_indices == nullptr ? 0 : p.tile_indices[tile_number];
+  return tile_of(p, load_request(p, request), index, kv_head, rows_per_tile);
 }
 
 // Element offset into q and out of a packed row.
@@ -316,18 +338,21 @@ __device__ __forceinline__ float weigh(float (&scores)[kTiles][4], RowState& row
   return factor;
 }
 
+template <int kTiles>
+__device__ __forceinline__ void scale_rows(float (&out)[kTiles][4], float factor0, float factor1) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    out[n][0] *= factor0;
+    out[n][1] *= factor0;
+    out[n][2] *= factor1;
+    out[n][3] *= factor1;
+  }
+}
+
 // Multiplying by one changes no bit, so rows whose maximum stayed are left alone.
 template <int kTiles>
 __device__ __forceinline__ void rescale(float (&out)[kTiles][4], float factor0, float factor1) {
-  if (__any_sync(kAllLanes, factor0 != 1.0f || factor1 != 1.0f)) {
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      out[n][0] *= factor0;
-      out[n][1] *= factor0;
-      out[n][2] *= factor1;
-      out[n][3] *= factor1;
-    }
-  }
+  if (__any_sync(kAllLanes, factor0 != 1.0f || factor1 != 1.0f)) scale_rows(out, factor0, factor1);
 }
 
 // Two 8-key score tiles as the A fragment of the 16 keys.

@@ -22,10 +22,11 @@ G4KV_PREFILL_HOPPER(batch_prefill_paged_hd512_tile64_cluster1, 512, 1, 230120)
                 "entries/table.py states these bytes");                                                       \
   extern "C" __global__ void __launch_bounds__(g4kv::PairPrefill::kThreads, 1)                                \
       name(const g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap key_map,               \
-           const __grid_constant__ g4kv::TensorMap value_map) {                                               \
-    g4kv::attend_pairs(params, key_map, value_map);                                                           \
+           const __grid_constant__ g4kv::TensorMap value_map,                                                 \
+           const __grid_constant__ g4kv::TensorMap query_map) {                                               \
+    g4kv::attend_pairs(params, key_map, value_map, query_map);                                                \
   }
 
-G4KV_PREFILL_PAIRS(batch_prefill_paged_hd256_tile64_pairs, 256, 216472)
+G4KV_PREFILL_PAIRS(batch_prefill_paged_hd256_tile64_pairs, 256, 231728)
 
 #endif

@@ -252,13 +252,13 @@ __device__ __forceinline__ void score_block(float (&scores)[16][4], unsigned sha
     const unsigned b = matrix_descriptor(shared + Shape::kKeyRing + ring.stage * Shape::kStageBytes, 0);
     // row[4][16 columns]: 32 bytes on each time, inside the swizzled 128
     if (column_block == 0) {
-      multiply_rows_128<0, false>(scores, a, b);
+      multiply_rows_128<0, 0, false>(scores, a, b);
     } else {
-      multiply_rows_128<0, true>(scores, a, b);
+      multiply_rows_128<0, 0, true>(scores, a, b);
     }
-    multiply_rows_128<32, true>(scores, a, b);
-    multiply_rows_128<64, true>(scores, a, b);
-    multiply_rows_128<96, true>(scores, a, b);
+    multiply_rows_128<32, 32, true>(scores, a, b);
+    multiply_rows_128<64, 64, true>(scores, a, b);
+    multiply_rows_128<96, 96, true>(scores, a, b);
     commit_wgmma();
     if (column_block > 0) {
       wait_wgmma<1>();

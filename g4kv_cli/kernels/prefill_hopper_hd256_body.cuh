@@ -5,6 +5,9 @@
 // different requests share no keys: the block then walks the one's and behind them the other's. Blocks of threads stay,
 // one a multiprocessor, and take pair after pair: copies for the next are on their way while this one ends.
 //
+// A short request's tiles leave most of the card idle. There both consumers serve one tile, every other block of keys
+// each, and what they found is merged at the end, in a fixed order (TileUnit, store_shared_rows).
+//
 // In a consumer the scores of the next block are computed beside the sums of this one's weighted values.
 #pragma once
 
@@ -22,12 +25,10 @@ struct PairPrefill {
   static constexpr int kKeys = 64;  // of a block of keys
   static constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   static constexpr int kBoxesOfKeys = kKeys / kBoxKeys;
-  static constexpr int kStageColumnBlocks = 2;  // of K
-  static constexpr int kKeyStagesOfBlock = kColumnBlocks / kStageColumnBlocks;
-  static constexpr int kKeyStages = 5;
+  static constexpr int kKeyStages = 3;
   static constexpr int kValueStages = 2;
   static constexpr int kKeyBlockBytes = kKeys * kSwizzleRowBytes;  // one column block of K
-  static constexpr int kKeyStageBytes = kStageColumnBlocks * kKeyBlockBytes;
+  static constexpr int kKeyStageBytes = kColumnBlocks * kKeyBlockBytes;
   static constexpr int kKeyBoxBytes = kBoxKeys * kSwizzleRowBytes;
   static constexpr int kValueBlockBytes = kBoxKeys * kSwizzleRowBytes;  // one column block of 16 keys of V
   static constexpr int kValueBoxBytes = kColumnBlocks * kValueBlockBytes;
@@ -51,10 +52,12 @@ struct PairPrefill {
   static constexpr int kValuesThere = kKeysUsed + kKeyStages * 8;
   static constexpr int kValuesUsed = kValuesThere + kValueStages * 8;
   static constexpr int kValuesLanded = kValuesUsed + kValueStages * 8;  // those that are not used before they are cleared
-  static constexpr int kTaskSlots = 3;
-  static constexpr int kTaskThere = kValuesLanded + 8;  // [tile][slot]
+  static constexpr int kFirstKeysThere = kValuesLanded + 8;             // once
+  static constexpr int kTaskSlots = 2;
+  static constexpr int kTaskThere = kFirstKeysThere + 8;  // [tile][slot], the tile's queries too
   static constexpr int kTaskUsed = kTaskThere + kTiles * kTaskSlots * 8;
-  static constexpr int kTasks = kTaskUsed + kTiles * kTaskSlots * 8;  // [tile][slot]
+  static constexpr int kQueriesUsed = kTaskUsed + kTiles * kTaskSlots * 8;  // [tile]
+  static constexpr int kTasks = kQueriesUsed + kTiles * 8;                  // [tile][slot]
   static constexpr int kTaskBytes = 544;
   static constexpr int kSharedBytes = kTasks + kTiles * kTaskSlots * kTaskBytes;
 
@@ -67,9 +70,10 @@ struct PairPrefill {
 struct TileTask {
   int newest[PairPrefill::kRows];   // the last key that each row sees
   int out_row[PairPrefill::kRows];  // in q, out and lse; -1: past the tile's last
-  int skip_before;                  // blocks that the walk has in front of the tile's and behind them
+  int skip_before;                  // blocks that the walk has in front of the consumer's and behind them
   int skip_behind;
-  int first_key;  // of the tile's first and last block; nothing to do if the last is in front of the first
+  int stride;     // from one of its blocks to the next: 2 if the consumers share a tile; 0: no more tasks
+  int first_key;  // of its first and last block; none if the last is in front of the first
   int last_key;
   int oldest_whole;  // keys from here on to newest_whole are seen by all rows
   int newest_whole;
@@ -92,79 +96,129 @@ struct KeyWalk {
   }
 };
 
-// The pair of tiles that a block of threads works on.
-struct TilePair {
-  int first_tile;
-  int kv_head;
-  bool has_second;
-  bool is_shared;  // both tiles are one request's
+// What a block of threads works on in one go: a pair of tiles, one a consumer, or one tile that the consumers share,
+// every other block of keys each. They share the tiles of requests that leave most of the card idle, and such a tile
+// has a unit of its own: it is the request alone that decides.
+struct TileUnit {
+  static constexpr int kSharedKeys = 512;  // fewer keys are not worth it
 
-  // pairs[pair, last first][kv_head]: the last tiles of a request see the most keys
-  __device__ __forceinline__ TilePair(const AttentionParams& p, int number) {
+  int kv_head;
+  bool has[PairPrefill::kTiles];  // a tile for this consumer
+  bool is_split;                  // one for both
+  bool is_shared;                 // the consumers' keys are one request's, and walked once
+  RequestRows rows[PairPrefill::kTiles];
+  int indices[PairPrefill::kTiles];
+
+  // units[half of the pairs][pair, last first][kv_head]: the last tiles of a request see the most keys. A pair whose
+  // tiles have units of their own has one in each half; others have theirs in the first.
+  __device__ __forceinline__ TileUnit(const AttentionParams& p, int number) {
     const int pairs = ceil_divide(p.num_tiles, PairPrefill::kTiles);
-    first_tile = (pairs - 1 - number / p.num_kv_heads) * PairPrefill::kTiles;
-    kv_head = number % p.num_kv_heads;
-    has_second = first_tile + 1 < p.num_tiles;
-    is_shared = has_second && p.tile_requests[first_tile] == p.tile_requests[first_tile + 1];
+    const int half = number >= pairs * p.num_kv_heads;
+    if (half) number -= pairs * p.num_kv_heads;
+    const int rank = number / p.num_kv_heads;
+    kv_head = number - rank * p.num_kv_heads;
+    const int first = (pairs - 1 - rank) * PairPrefill::kTiles;
+    const bool has_second = first + 1 < p.num_tiles;
+    const int second = has_second ? first + 1 : first;
+    const int requests[2] = {p.tile_requests[first], p.tile_requests[second]};
+    indices[0] = p.tile_indices[first];
+    indices[1] = p.tile_indices[second];
+    rows[0] = rows[1] = load_request(p, requests[0]);
+    if (requests[1] != requests[0]) rows[1] = load_request(p, requests[1]);
+    const bool splits[2] = {is_split_request(p, rows[0]), has_second && is_split_request(p, rows[1])};
+    if (!splits[0] && !splits[1]) {
+      has[0] = !half;
+      has[1] = !half && has_second;
+      is_split = false;
+      is_shared = has_second && requests[0] == requests[1];
+    } else {
+      is_split = is_shared = half ? splits[1] : splits[0];
+      has[0] = half ? has_second && is_split : true;
+      has[1] = half ? has_second : is_split;
+      if (is_split && half) {
+        rows[0] = rows[1];
+        indices[0] = indices[1];
+      } else if (is_split) {
+        rows[1] = rows[0];
+        indices[1] = indices[0];
+      }
+    }
   }
 
   static __device__ __forceinline__ int count(const AttentionParams& p) {
-    return ceil_divide(p.num_tiles, PairPrefill::kTiles) * p.num_kv_heads;
+    return ceil_divide(p.num_tiles, PairPrefill::kTiles) * p.num_kv_heads * (p.num_splits > 0 ? 2 : 1);
   }
 
-  __device__ __forceinline__ int walks() const { return has_second && !is_shared ? 2 : 1; }
+  __device__ __forceinline__ int walks() const { return has[0] + (has[1] && !(has[0] && is_shared)); }
 
   __device__ __forceinline__ TileGeometry tile(const AttentionParams& p, int which) const {
-    return locate_tile(p, first_tile + which, kv_head, PairPrefill::kRows);
+    return which ? tile_of(p, rows[1], indices[1], kv_head, PairPrefill::kRows)
+                 : tile_of(p, rows[0], indices[0], kv_head, PairPrefill::kRows);
   }
 
-  __device__ __forceinline__ KeyWalk walk(const AttentionParams& p, int which) const {
+  __device__ __forceinline__ KeyWalk walk(const AttentionParams& p, int number) const {
+    const int which = has[0] ? number : 1;
     const TileGeometry own = tile(p, which);
-    const int first_position = own.first_position;
-    KeyWalk walk = {own.request, own.begin, own.end, first_visible(own, first_position), p.kv_lens[own.request]};
-    if (is_shared) {
+    const int kv_len = which ? rows[1].kv_len : rows[0].kv_len;
+    KeyWalk walk = {own.request, own.begin, own.end, first_visible(own, own.first_position), kv_len};
+    if (is_shared && has[1] && !is_split) {
       const TileGeometry other = tile(p, 1);
       walk.begin = min(walk.begin, other.begin);
       walk.end = max(walk.end, other.end);
     }
     return walk;
   }
+
+ private:
+  // p.num_splits: tiles times KV heads of such a request at most.
+  static __device__ __forceinline__ bool is_split_request(const AttentionParams& p, const RequestRows& rows) {
+    const int tiles = ceil_divide(rows.q_len * (p.num_qo_heads / p.num_kv_heads), PairPrefill::kRows);
+    const int first_position = rows.kv_len - rows.q_len;
+    const int oldest = p.window_left < 0 ? 0 : max(0, first_position - p.window_left);
+    return tiles > 1 && tiles * p.num_kv_heads <= p.num_splits && rows.kv_len - oldest >= kSharedKeys;
+  }
 };
 
-// K, a stage: [2 column blocks][64 keys][64 columns]. Lane l copies 16 keys of one column block.
+// K, a stage: [column block][64 keys][64 columns]. Lane l copies 16 keys of one column block. The first block of all
+// (of both consumers) has the way for itself, with the queries: nothing can begin before it is there.
 __device__ __forceinline__ void produce_pair_keys(const AttentionParams& p, const TensorMap& map, unsigned shared,
                                                   int lane) {
   using Shape = PairPrefill;
-  const int box = lane % Shape::kBoxesOfKeys, column_block = lane / Shape::kBoxesOfKeys % Shape::kStageColumnBlocks;
+  const int box = lane % Shape::kBoxesOfKeys, column_block = lane / Shape::kBoxesOfKeys % Shape::kColumnBlocks;
   const unsigned place_in_stage = column_block * Shape::kKeyBlockBytes + box * Shape::kKeyBoxBytes;
   RingPlace<Shape::kKeyStages> ring;
+  bool is_first = true;
+  int gate = 0;  // blocks until the first has to be there
 #pragma unroll 1
-  for (int number = blockIdx.x; number < TilePair::count(p); number += gridDim.x) {
-    const TilePair pair(p, number);
+  for (int number = blockIdx.x; number < TileUnit::count(p); number += gridDim.x) {
+    const TileUnit unit(p, number);
 #pragma unroll 1
-    for (int which = 0; which < pair.walks(); ++which) {
-      const KeyWalk walk = pair.walk(p, which);
+    for (int which = 0; which < unit.walks(); ++which) {
+      const KeyWalk walk = unit.walk(p, which);
+      if (is_first) gate = unit.is_split ? min(2, walk.blocks()) : 1;
+      is_first = false;
       const PageRow row(p, walk.request, walk.begin, walk.end);
-      const int first_column_block = pair.kv_head * Shape::kColumnBlocks + column_block;
+      const int first_column_block = unit.kv_head * Shape::kColumnBlocks + column_block;
       int key = walk.first_key() + box * kBoxKeys;
       BoxPlace place = row.place_of(p, key);
 #pragma unroll 1
       for (int blocks = walk.blocks(); blocks > 0; --blocks) {
         key += Shape::kKeys;
         const BoxPlace next = row.place_of(p, key);  // early: the page id is on its way
-#pragma unroll 1
-        for (int part = 0; part < Shape::kKeyStagesOfBlock; ++part) {
-          const unsigned there = shared + Shape::kKeysThere + ring.stage * 8;
-          barrier_wait(shared + Shape::kKeysUsed + ring.stage * 8, ring.parity ^ 1);
-          if (lane == 0) barrier_expect(there, Shape::kKeyStageBytes);
-          __syncwarp();
-          if (lane < Shape::kBoxesOfKeys * Shape::kStageColumnBlocks) {
-            // map[page][kv_head, column block][slot][column]
-            copy_box(shared + Shape::kKeyRing + ring.stage * Shape::kKeyStageBytes + place_in_stage, map, there, 0,
-                     place.slot, first_column_block + part * Shape::kStageColumnBlocks, place.page);
-          }
-          ring.advance();
+const unsigned there = shared + Shape::kKeysThere + ring.stage * 8;
+        barrier_wait(shared + Shape::kKeysUsed + ring.stage * 8, ring.parity ^ 1);
+        if (lane == 0) barrier_expect(there, Shape::kKeyStageBytes);
+        __syncwarp();
+        if (lane < Shape::kBoxesOfKeys * Shape::kColumnBlocks) {
+          // map[page][kv_head, column block][slot][column]
+          copy_box(shared + Shape::kKeyRing + ring.stage * Shape::kKeyStageBytes + place_in_stage, map, there, 0,
+                   place.slot, first_column_block, place.page);
         }
+        if (gate != 0 && --gate == 0) {
+          barrier_wait(shared + Shape::kKeysThere, 0);
+          if (lane == 0) barrier_arrive(shared + Shape::kFirstKeysThere);
+        }
+        ring.advance();
         place = next;
       }
     }
@@ -179,12 +233,13 @@ __device__ __forceinline__ void produce_pair_values(const AttentionParams& p, co
   const int box = lane % Shape::kBoxesOfKeys;
   RingPlace<Shape::kValueStages> ring;
   unsigned landed_parity = 0;
+  bool is_first = true;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < TilePair::count(p); number += gridDim.x) {
-    const TilePair pair(p, number);
+  for (int number = blockIdx.x; number < TileUnit::count(p); number += gridDim.x) {
+    const TileUnit unit(p, number);
 #pragma unroll 1
-    for (int which = 0; which < pair.walks(); ++which) {
-      const KeyWalk walk = pair.walk(p, which);
+    for (int which = 0; which < unit.walks(); ++which) {
+      const KeyWalk walk = unit.walk(p, which);
       const PageRow row(p, walk.request, walk.begin, walk.end);
       int first_key = walk.first_key();
       BoxPlace place = row.place_of(p, first_key + box * kBoxKeys);
@@ -195,13 +250,15 @@ __device__ __forceinline__ void produce_pair_values(const AttentionParams& p, co
         const unsigned there = shared + Shape::kValuesThere + ring.stage * 8;
         const bool is_whole = first_key >= walk.oldest && first_key + Shape::kKeys <= walk.kv_len;
         const unsigned counting = is_whole ? there : shared + Shape::kValuesLanded;
+        if (is_first) barrier_wait(shared + Shape::kFirstKeysThere, 0);
+        is_first = false;
         barrier_wait(shared + Shape::kValuesUsed + ring.stage * 8, ring.parity ^ 1);
         if (lane == 0) barrier_expect(counting, Shape::kValueStageBytes);
         __syncwarp();
         if (lane < Shape::kBoxesOfKeys) {
           // map[page][kv_head, column block][slot][column]
           copy_box(stage + box * Shape::kValueBoxBytes, map, counting, 0, place.slot,
-                   pair.kv_head * Shape::kColumnBlocks, place.page);
+                   unit.kv_head * Shape::kColumnBlocks, place.page);
         }
         if (!is_whole) {
           barrier_wait(counting, landed_parity);
@@ -232,20 +289,9 @@ __device__ __forceinline__ void produce_pair_values(const AttentionParams& p, co
 }
 
 // What a consumer has to know of its tile, by one warp.
-__device__ __forceinline__ void write_task(TileTask& task, const AttentionParams& p, const TilePair& pair, int which,
-                                           int lane) {
+__device__ __forceinline__ void write_task(TileTask& task, const AttentionParams& p, const TileUnit& unit,
+                                           const TileGeometry& tile, int which, int lane) {
   using Shape = PairPrefill;
-  const KeyWalk walk = pair.walk(p, 0);
-  if (which == 1 && !pair.has_second) {
-    for (int row = lane; row < Shape::kRows; row += kWarpSize) task.out_row[row] = -1;
-    if (lane == 0) {
-      task.skip_before = walk.blocks();
-      task.first_key = 0;
-      task.last_key = -1;
-    }
-    return;
-  }
-  const TileGeometry tile = pair.tile(p, which);
 #pragma unroll
   for (int row = lane; row < Shape::kRows; row += kWarpSize) {
     task.newest[row] = position_of(tile, row);
@@ -254,34 +300,94 @@ __device__ __forceinline__ void write_task(TileTask& task, const AttentionParams
         row < tile.num_rows ? (int)(query_offset<Shape::kHeadDim>(p, tile, row) / Shape::kHeadDim) : -1;
   }
   if (lane != 0) return;
+  const KeyWalk walk = unit.walk(p, 0);
   const int first_block = tile.begin / Shape::kKeys;
   const int last_block = max(ceil_divide(tile.end, Shape::kKeys) - 1, first_block);
-  if (pair.is_shared) {
+  task.stride = 1;
+  task.first_key = first_block * Shape::kKeys;
+  task.last_key = last_block * Shape::kKeys;
+  if (unit.is_split) {
+    const int own = (walk.blocks() - which + 1) / 2;
+    task.stride = 2;
+    task.skip_before = which;
+    task.skip_behind = own == 0 ? 0 : walk.blocks() - which - (2 * own - 1);
+    task.first_key += which * Shape::kKeys;
+    task.last_key = task.first_key + (own - 1) * 2 * Shape::kKeys;
+  } else if (unit.is_shared) {
     task.skip_before = first_block - walk.begin / Shape::kKeys;
     task.skip_behind = walk.blocks() - 1 - (last_block - walk.begin / Shape::kKeys);
   } else {
-    task.skip_before = which == 0 ? 0 : walk.blocks();
-    task.skip_behind = which == 0 && pair.has_second ? pair.walk(p, 1).blocks() : 0;
+    task.skip_before = which == 1 && unit.has[0] ? walk.blocks() : 0;
+    task.skip_behind = which == 0 && unit.has[1] ? unit.walk(p, 1).blocks() : 0;
   }
-  task.first_key = first_block * Shape::kKeys;
-  task.last_key = last_block * Shape::kKeys;
   task.oldest_whole = first_visible(tile, position_of(tile, Shape::kRows - 1));
   task.newest_whole = position_of(tile, 0);
 }
 
-__device__ __forceinline__ void produce_tasks(const AttentionParams& p, unsigned shared, unsigned char* memory,
-                                              int which, int lane) {
+// Nothing but blocks of the other consumer's to pass over, or with a stride of 0 the end.
+__device__ __forceinline__ void write_no_task(TileTask& task, int stride, int blocks, int lane) {
+  if (lane != 0) return;
+  task.stride = stride;
+  task.skip_before = blocks;
+  task.first_key = 0;
+  task.last_key = -1;
+}
+
+// A tile's query rows to [column block][row][128 bytes], by one warp.
+__device__ __forceinline__ void copy_pair_queries(const AttentionParams& p, const TensorMap& map,
+                                                  const TileGeometry& tile, const TileTask& task, unsigned queries,
+                                                  unsigned there, int lane) {
+  using Shape = PairPrefill;
+  if (Shape::kRows % tile.group == 0) {
+    if (lane != 0) return;
+    barrier_expect(there, Shape::kQueryBytes);
+    // map[column block][token][head][column]: rows past the tile's last are other tokens', or zeros
+    copy_box(queries, map, there, 0, tile.kv_head * tile.group, tile.first_token + tile.first_row / tile.group, 0);
+    return;
+  }
+  // The tile begins inside of a token: row by row, zeros past the last.
+  const unsigned at = queries + lane / 8 * Shape::kQueryBlockBytes;
+#pragma unroll 1
+  for (int row = 0; row < Shape::kRows; ++row) {
+    const int out_row = task.out_row[row];
+    // q[row][lane][8 columns]
+    const bf16_bits* source = p.q + (long long)max(out_row, 0) * Shape::kHeadDim + lane * 8;
+    copy_async(at + swizzled<kBlockColumns>(row, lane % 8), source, out_row >= 0);
+  }
+  commit_copies();
+  wait_copies<0>();
+  fence_async_copies();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(there);
+}
+
+__device__ __forceinline__ void produce_tasks(const AttentionParams& p, const TensorMap& map, unsigned shared,
+                                              unsigned char* memory, int which, int lane) {
   using Shape = PairPrefill;
   RingPlace<Shape::kTaskSlots> slots;
+  unsigned queries_parity = 1;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < TilePair::count(p); number += gridDim.x) {
-    const TilePair pair(p, number);
+  for (int number = blockIdx.x;; number += gridDim.x) {
+    const bool is_end = number >= TileUnit::count(p);
+    const TileUnit unit(p, is_end ? 0 : number);
+    if (!is_end && unit.walks() == 0) continue;
     const int barrier = (which * Shape::kTaskSlots + slots.stage) * 8;
+    const unsigned there = shared + Shape::kTaskThere + barrier;
+    TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage));
     barrier_wait(shared + Shape::kTaskUsed + barrier, slots.parity ^ 1);
-    write_task(*reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage)), p, pair, which, lane);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kTaskThere + barrier);
     slots.advance();
+    if (is_end || !(which ? unit.has[1] : unit.has[0])) {
+      write_no_task(task, is_end ? 0 : 1, is_end ? 0 : unit.walk(p, 0).blocks(), lane);
+      if (lane == 0) barrier_arrive(there);
+      if (is_end) return;
+    } else {
+      const TileGeometry tile = unit.tile(p, which);
+      write_task(task, p, unit, tile, which, lane);
+      __syncwarp();
+      barrier_wait(shared + Shape::kQueriesUsed + which * 8, queries_parity);
+      queries_parity ^= 1;
+      copy_pair_queries(p, map, tile, task, shared + Shape::kQueries + which * Shape::kQueryBytes, there, lane);
+    }
   }
 }
 
@@ -291,67 +397,70 @@ struct PairRings {
   RingPlace<PairPrefill::kValueStages> values;
 };
 
-// A block that the tile does not see: waited for, so that the release counts in the right phase.
-__device__ __forceinline__ void skip_block(unsigned shared, PairRings& rings, int lane) {
+// Blocks that the consumer does not use are waited for, so that their release counts in the right phase.
+__device__ __forceinline__ void skip_keys(unsigned shared, PairRings& rings, int lane) {
   using Shape = PairPrefill;
-#pragma unroll 1
-  for (int part = 0; part < Shape::kKeyStagesOfBlock; ++part) {
-    barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);
-    if (lane == 0) barrier_arrive(shared + Shape::kKeysUsed + rings.keys.stage * 8);
-    rings.keys.advance();
-  }
+  barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);
+  if (lane == 0) barrier_arrive(shared + Shape::kKeysUsed + rings.keys.stage * 8);
+  rings.keys.advance();
+}
+
+__device__ __forceinline__ void skip_values(unsigned shared, PairRings& rings, int lane) {
+  using Shape = PairPrefill;
   barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);
   if (lane == 0) barrier_arrive(shared + Shape::kValuesUsed + rings.values.stage * 8);
   rings.values.advance();
 }
 
-// Starts the scores of a block; `stages` says where its keys are, for the release.
-__device__ __forceinline__ void start_scores(float (&scores)[8][4], unsigned shared, unsigned queries, PairRings& rings,
-                                             int (&stages)[PairPrefill::kKeyStagesOfBlock]) {
+__device__ __forceinline__ void skip_blocks(int blocks, unsigned shared, PairRings& rings, int lane) {
+  for (; blocks > 0; --blocks) {
+    skip_keys(shared, rings, lane);
+    skip_values(shared, rings, lane);
+  }
+}
+
+// 64 columns of the queries and of a block of keys.
+template <int kColumnBlock>
+__device__ __forceinline__ void multiply_column_block(float (&scores)[8][4], unsigned a, unsigned b) {
+  constexpr int kA = kColumnBlock * PairPrefill::kQueryBlockBytes, kB = kColumnBlock * PairPrefill::kKeyBlockBytes;
+  // row[4][16 columns]: 32 bytes on each time, inside the swizzled 128
+  multiply_rows_64<kA, kB, kColumnBlock != 0>(scores, a, b);
+  multiply_rows_64<kA + 32, kB + 32, true>(scores, a, b);
+  multiply_rows_64<kA + 64, kB + 64, true>(scores, a, b);
+  multiply_rows_64<kA + 96, kB + 96, true>(scores, a, b);
+}
+
+// Starts the scores of the next block of keys.
+__device__ __forceinline__ void start_scores(float (&scores)[8][4], unsigned shared, unsigned queries,
+                                             const PairRings& rings) {
   using Shape = PairPrefill;
-#pragma unroll
-  for (int part = 0; part < Shape::kKeyStagesOfBlock; ++part) {
-    barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);
-    stages[part] = rings.keys.stage;
-    rings.keys.advance();
-  }
+  const unsigned a = same_in_warp(queries);
+  const unsigned b =
+      same_in_warp(matrix_descriptor(shared + Shape::kKeyRing + rings.keys.stage * Shape::kKeyStageBytes, 0));
+  barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);
   fence_wgmma();
-#pragma unroll
-  for (int part = 0; part < Shape::kKeyStagesOfBlock; ++part) {
-#pragma unroll
-    for (int block = 0; block < Shape::kStageColumnBlocks; ++block) {
-      const int column_block = part * Shape::kStageColumnBlocks + block;
-      const unsigned a = matrix_descriptor(queries + column_block * Shape::kQueryBlockBytes, 0);
-      const unsigned b = matrix_descriptor(
-          shared + Shape::kKeyRing + stages[part] * Shape::kKeyStageBytes + block * Shape::kKeyBlockBytes, 0);
-      // row[4][16 columns]: 32 bytes on each time, inside the swizzled 128
-      if (column_block == 0) {
-        multiply_rows_64<0, false>(scores, a, b);
-      } else {
-        multiply_rows_64<0, true>(scores, a, b);
-      }
-      multiply_rows_64<32, true>(scores, a, b);
-      multiply_rows_64<64, true>(scores, a, b);
-      multiply_rows_64<96, true>(scores, a, b);
-    }
-  }
+  multiply_column_block<0>(scores, a, b);
+  multiply_column_block<1>(scores, a, b);
+  multiply_column_block<2>(scores, a, b);
+  multiply_column_block<3>(scores, a, b);
   commit_wgmma();
 }
 
-__device__ __forceinline__ void release_keys(unsigned shared, const int (&stages)[PairPrefill::kKeyStagesOfBlock],
-                                             int lane) {
-  if (lane >= PairPrefill::kKeyStagesOfBlock) return;
-  barrier_arrive(shared + PairPrefill::kKeysUsed + (lane == 0 ? stages[0] : stages[1]) * 8);
+// `queries_used`: the barrier of the tile's queries if these were the last scores, else 0.
+__device__ __forceinline__ void release_keys(unsigned shared, PairRings& rings, unsigned queries_used, int lane) {
+  const unsigned keys_used = shared + PairPrefill::kKeysUsed + rings.keys.stage * 8;
+  if (lane == 0 || (lane == 1 && queries_used != 0)) barrier_arrive(lane == 0 ? keys_used : queries_used);
+  rings.keys.advance();
 }
 
 // Starts the sums of a block's weighted values.
 __device__ __forceinline__ void start_sums(float (&out)[32][4], const unsigned (&weights)[4][4], unsigned shared,
                                            const PairRings& rings) {
   using Shape = PairPrefill;
-  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);
   // stage[box of 16 keys][column block][16 keys][64 columns]
-  const unsigned b = matrix_descriptor(
-      shared + Shape::kValueRing + rings.values.stage * Shape::kValueStageBytes, Shape::kValueBlockBytes);
+  const unsigned b = same_in_warp(matrix_descriptor(
+      shared + Shape::kValueRing + rings.values.stage * Shape::kValueStageBytes, Shape::kValueBlockBytes));
+  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);
   fence_wgmma();
   multiply_columns_256<0>(out, weights[0], b);
   multiply_columns_256<Shape::kValueBoxBytes>(out, weights[1], b);
@@ -365,41 +474,68 @@ __device__ __forceinline__ void release_values(unsigned shared, PairRings& rings
   rings.values.advance();
 }
 
-// Two rows of a lane: what they see, and their online softmax.
+// Two rows of a lane: what they see, and their online softmax. Weights are relative to `reference`, a maximum of the
+// row that a new one has to exceed by kSlack, as weights go (log2), to take its place: raised at every new maximum it is
+// 9 % slower on an H200. No weight is above 2 to the kSlack. A key that outweighs all before it by more weighs one,
+// exactly; one that does not is rounded like any other.
 struct PairRows {
+  static constexpr float kSlack = 4.0f;
   int newest[2];
-  float max[2];
+  float reference[2];
   float sum[2];
 };
 
-// Scores become weights relative to the rows' new maxima; `factor` rescales what was summed before.
+// Scores become weights. True for the whole warp if the reference of one of its rows was raised; `factor` then rescales
+// what was summed before.
 template <bool kMasked>
-__device__ __forceinline__ void weigh_block(float (&scores)[8][4], PairRows& rows, float (&factor)[2],
-                                            const AttentionParams& p, int first_key, int lane) {
+__device__ __forceinline__ bool weigh_block(float (&scores)[8][4], PairRows& rows, float (&factor)[2],
+                                            const AttentionParams& p, float slack, int first_key, int lane) {
+  float lane_max[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if constexpr (kMasked) {
       const int oldest = p.window_left < 0 ? 0 : max(0, rows.newest[i] - p.window_left);
       hide_keys(scores, i, oldest, rows.newest[i], first_key, lane);
     }
-    const float block_max = row_max(lane_max(scores, i));
-    factor[i] = 1.0f;
-    if (block_max > rows.max[i]) {
-      factor[i] = exp2_approx((rows.max[i] - block_max) * p.scale_log2);
-      rows.max[i] = block_max;
-      rows.sum[i] *= factor[i];
+    float part[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      part[n] = fmaxf(fmaxf(scores[2 * n][i * 2], scores[2 * n][i * 2 + 1]),
+                      fmaxf(scores[2 * n + 1][i * 2], scores[2 * n + 1][i * 2 + 1]));
     }
-    const float subtrahend = finite_max(rows.max[i]) * p.scale_log2;
+    lane_max[i] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+  }
+  const bool raised = __any_sync(
+      kAllLanes, lane_max[0] > rows.reference[0] + slack || lane_max[1] > rows.reference[1] + slack);
+  if (raised) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float block_max = row_max(lane_max[i]);
+      factor[i] = 1.0f;
+      if (block_max > rows.reference[i] + slack) {
+        factor[i] = exp2_approx((rows.reference[i] - block_max) * p.scale_log2);
+        rows.reference[i] = block_max;
+        rows.sum[i] *= factor[i];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float subtrahend = finite_max(rows.reference[i]) * p.scale_log2;
+    float odd = 0.0f;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& score = scores[n][i * 2 + j];
         score = exp2_approx(fmaf(score, p.scale_log2, -subtrahend));
-        rows.sum[i] += score;
       }
+      rows.sum[i] += scores[n][i * 2];
+      odd += scores[n][i * 2 + 1];
     }
+    rows.sum[i] += odd;
   }
+  return raised;
 }
 
 __device__ __forceinline__ void pack_weights(unsigned (&weights)[4][4], const float (&scores)[8][4]) {
@@ -412,25 +548,26 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[4][4], const fl
 // Scores of the next block beside the sums of this one.
 template <bool kMasked>
 __device__ __forceinline__ void step_block(float (&out)[32][4], unsigned (&weights)[4][4], PairRows& rows,
-                                           const AttentionParams& p, unsigned shared, unsigned queries,
-                                           PairRings& rings, int first_key, int lane) {
+                                           const AttentionParams& p, float slack, unsigned shared, unsigned queries,
+                                           PairRings& rings, int stride, int first_key, unsigned queries_used,
+                                           int lane) {
   float scores[8][4];
-  int stages[PairPrefill::kKeyStagesOfBlock];
-  start_scores(scores, shared, queries, rings, stages);
+  if (stride == 2) skip_keys(shared, rings, lane);
+  start_scores(scores, shared, queries, rings);
   start_sums(out, weights, shared, rings);
   wait_wgmma<1>();
   hold_order(scores);
-  release_keys(shared, stages, lane);
+  release_keys(shared, rings, queries_used, lane);
   float factor[2];
-  weigh_block<kMasked>(scores, rows, factor, p, first_key, lane);
+  const bool raised = weigh_block<kMasked>(scores, rows, factor, p, slack, first_key, lane);
   hold_order(scores);
-  hold_before_wait(rows.sum[0] + rows.sum[1], shared);
+  hold_before_wait(rows.sum[1], shared);
   wait_wgmma<0>();
   hold_order(out);
-#pragma unroll
-  for (int key16 = 0; key16 < 4; ++key16) hold_registers(weights[key16], shared, p.num_tiles < 0);
+  hold_registers(weights, shared, p.num_tiles < 0);
   release_values(shared, rings, lane);
-  rescale(out, factor[0], factor[1]);
+  if (stride == 2) skip_values(shared, rings, lane);
+  if (raised) scale_rows(out, factor[0], factor[1]);
   pack_weights(weights, scores);
 }
 
@@ -449,140 +586,211 @@ __device__ __forceinline__ void transpose_quad(unsigned (&words)[4], int lane) {
   }
 }
 
-__device__ __forceinline__ void store_pair_rows(const AttentionParams& p, const TileTask& task,
-                                                const float (&out)[32][4], const PairRows& rows, int first_row,
-                                                int lane) {
+// Normalised sums of kColumns columns from kFirst * 8 on, `inverse` one over the sum of weights; to `out_rows`, of which
+// -1 is nowhere.
+template <int kFirst, int kTiles>
+__device__ __forceinline__ void store_columns(const AttentionParams& p, const float (&out)[32][4],
+                                              const int (&out_rows)[2], const float (&inverse)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int out_row = task.out_row[first_row + lane / 4 + i * 8];
-    const float total = row_sum(rows.sum[i]);
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    bf16_bits* destination = p.out + (long long)max(out_row, 0) * PairPrefill::kHeadDim + lane % 4 * 8;
+    bf16_bits* destination = p.out + (long long)max(out_rows[i], 0) * PairPrefill::kHeadDim + lane % 4 * 8;
 #pragma unroll
-    for (int n = 0; n < 32; n += 4) {
+    for (int n = kFirst; n < kFirst + kTiles; n += 4) {
       unsigned words[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) words[j] = pack2(out[n + j][2 * i] * inverse, out[n + j][2 * i + 1] * inverse);
+      for (int j = 0; j < 4; ++j) {
+        words[j] = pack2(out[n + j][2 * i] * inverse[i], out[n + j][2 * i + 1] * inverse[i]);
+      }
       transpose_quad(words, lane);
-      if (out_row >= 0) {
+      if (out_rows[i] >= 0) {
         *reinterpret_cast<uint4*>(destination + n * 8) = make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
-    if (p.lse != nullptr && lane % 4 == 0 && out_row >= 0) {
-      p.lse[out_row] = log_sum_exp(rows.max[i], total, p.scale_log2);
+  }
+}
+
+__device__ __forceinline__ float inverse_of(float total) { return total > 0.0f ? 1.0f / total : 0.0f; }
+
+__device__ __forceinline__ void store_log_sums(const AttentionParams& p, const int (&out_rows)[2],
+                                               const float (&reference)[2], const float (&total)[2], int lane) {
+  if (p.lse == nullptr || lane % 4 != 0) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (out_rows[i] >= 0) p.lse[out_rows[i]] = log_sum_exp(reference[i], total[i], p.scale_log2);
+  }
+}
+
+__device__ __forceinline__ void store_pair_rows(const AttentionParams& p, const TileTask& task,
+                                                const float (&out)[32][4], const PairRows& rows, int first_row,
+                                                int lane) {
+  const int row = first_row + lane / 4;
+  const int out_rows[2] = {task.out_row[row], task.out_row[row + 8]};
+  const float total[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])};
+  const float inverse[2] = {inverse_of(total[0]), inverse_of(total[1])};
+  store_columns<0, 32>(p, out, out_rows, inverse, lane);
+  store_log_sums(p, out_rows, rows.reference, total, lane);
+}
+
+// Both consumers.
+__device__ __forceinline__ void synchronize_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(PairPrefill::kConsumerWarps * kWarpSize) : "memory");
+}
+
+// A tile that the consumers shared: consumer kWhich stores 128 columns, from what both found. It leaves the other's
+// columns where its queries were, and references and sums of weights in its task.
+template <int kWhich>
+__device__ __forceinline__ void store_shared_rows(const AttentionParams& p, TileTask& task, const TileTask& other,
+                                                  float (&out)[32][4], const PairRows& rows, unsigned char* queries,
+                                                  const unsigned char* other_queries, int warp, int lane) {
+  constexpr int kOwn = kWhich * 16, kOthers = 16 - kOwn;  // tiles of 8 columns
+  const int row = warp * kRowsPerTile + lane / 4;
+  const int out_rows[2] = {task.out_row[row], task.out_row[row + 8]};
+  const float total[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])};
+  // queries[tile of 8 columns][thread][4]
+  const int thread = warp * kWarpSize + lane;
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    const float(&tile)[4] = out[kOthers + n];
+    reinterpret_cast<float4*>(queries)[n * kWarpgroupSize + thread] = make_float4(tile[0], tile[1], tile[2], tile[3]);
+  }
+  __syncwarp();
+  if (lane % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      task.newest[row + i * 8] = __float_as_int(rows.reference[i]);
+      task.out_row[row + i * 8] = __float_as_int(total[i]);
     }
   }
-}
-
-// Starts the copies of a tile's query rows to [column block][row][128 bytes], zeros past the last.
-__device__ __forceinline__ void copy_pair_queries(const AttentionParams& p, const TileTask& task, unsigned queries,
-                                                  int warp, int lane) {
-  using Shape = PairPrefill;
-  const unsigned at = queries + lane / 8 * Shape::kQueryBlockBytes;
+  synchronize_consumers();
+  float reference[2], all[2], inverse[2], own_factor[2], other_factor[2];
 #pragma unroll
-  for (int i = 0; i < Shape::kRows / Shape::kWarpsOfGroup; ++i) {
-    const int row = i * Shape::kWarpsOfGroup + warp;
-    const int out_row = task.out_row[row];
-    // q[row][lane][8 columns]
-    const bf16_bits* source = p.q + (long long)max(out_row, 0) * Shape::kHeadDim + lane * 8;
-    copy_async(at + swizzled<kBlockColumns>(row, lane % 8), source, out_row >= 0);
+  for (int i = 0; i < 2; ++i) {
+    const float other_reference = __int_as_float(other.newest[row + i * 8]);
+    reference[i] = fmaxf(rows.reference[i], other_reference);
+    const float finite = finite_max(reference[i]);
+    own_factor[i] = exp2_approx((rows.reference[i] - finite) * p.scale_log2);
+    other_factor[i] = exp2_approx((other_reference - finite) * p.scale_log2);
+    all[i] = total[i] * own_factor[i] + __int_as_float(other.out_row[row + i * 8]) * other_factor[i];
+    inverse[i] = inverse_of(all[i]);
   }
-  commit_copies();
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    const float4 found = reinterpret_cast<const float4*>(other_queries)[n * kWarpgroupSize + thread];
+    float(&tile)[4] = out[kOwn + n];
+    tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];
+    tile[1] = tile[1] * own_factor[0] + found.y * other_factor[0];
+    tile[2] = tile[2] * own_factor[1] + found.z * other_factor[1];
+    tile[3] = tile[3] * own_factor[1] + found.w * other_factor[1];
+  }
+  fence_async_copies();  // before queries are copied there again
+  synchronize_consumers();
+  store_columns<kOwn, 16>(p, out, out_rows, inverse, lane);
+  if (kWhich == 0) store_log_sums(p, out_rows, reference, all, lane);
 }
 
-// One of the two tiles of every pair.
-__device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned shared, const unsigned char* memory,
+// A consumer's tile of every unit.
+__device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned shared, unsigned char* memory,
                                               int which, int warp, int lane) {
   using Shape = PairPrefill;
   const int first_row = warp * kRowsPerTile;
-  const unsigned queries = shared + Shape::kQueries + which * Shape::kQueryBytes;
-  const int count = TilePair::count(p);
+  const unsigned queries = matrix_descriptor(shared + Shape::kQueries + which * Shape::kQueryBytes, 0);
+  const unsigned queries_used = shared + Shape::kQueriesUsed + which * 8;
+  const float slack = PairRows::kSlack / p.scale_log2;
   PairRings rings;
   RingPlace<Shape::kTaskSlots> slots;
-  const auto task_of_slot = [&]() -> const TileTask& {
-    barrier_wait(shared + Shape::kTaskThere + (which * Shape::kTaskSlots + slots.stage) * 8, slots.parity);
-    return *reinterpret_cast<const TileTask*>(memory + Shape::task_offset(which, slots.stage));
-  };
-  const auto release_task = [&](int stage) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kTaskUsed + (which * Shape::kTaskSlots + stage) * 8);
-  };
-  if ((int)blockIdx.x < count) copy_pair_queries(p, task_of_slot(), queries, warp, lane);
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count; number += gridDim.x) {
-    const TileTask& task = task_of_slot();
-    const int slot = slots.stage;
-    slots.advance();
-    wait_copies<0>();
-    fence_async_copies();
-    for (int blocks = task.skip_before; blocks > 0; --blocks) skip_block(shared, rings, lane);
-    synchronize_warpgroup(1 + which);
-    const auto copy_next = [&] {
-      if (number + (int)gridDim.x < count) copy_pair_queries(p, task_of_slot(), queries, warp, lane);
+  for (;;) {
+    barrier_wait(shared + Shape::kTaskThere + (which * Shape::kTaskSlots + slots.stage) * 8, slots.parity);
+    TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage));
+    const auto release_task = [&] {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared + Shape::kTaskUsed + (which * Shape::kTaskSlots + slots.stage) * 8);
+      slots.advance();
+      __syncwarp();
     };
+    const int stride = task.stride;
+    if (stride == 0) return;
+    skip_blocks(task.skip_before, shared, rings, lane);
     int first_key = task.first_key;
     const int last_key = task.last_key;
-    if (last_key < first_key) {
-      copy_next();
-      release_task(slot);
+    if (last_key < first_key && stride == 1) {
+      release_task();
       continue;
     }
-
+    float out[32][4] = {};
     PairRows rows;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows.newest[i] = task.newest[first_row + lane / 4 + i * 8];
-      rows.max[i] = minus_infinity();
+      rows.reference[i] = minus_infinity();
       rows.sum[i] = 0.0f;
     }
-    const int oldest_whole = task.oldest_whole, newest_whole = task.newest_whole;
-    float out[32][4] = {};
-    unsigned weights[4][4];
-    {
-      float scores[8][4];
-      int stages[Shape::kKeyStagesOfBlock];
-      start_scores(scores, shared, queries, rings, stages);
+    if (first_key <= last_key) {
+      const unsigned used = stride == 1 ? queries_used : 0;
+      const int oldest_whole = task.oldest_whole, newest_whole = task.newest_whole;
+      unsigned weights[4][4];
+      {
+        float scores[8][4];
+        start_scores(scores, shared, queries, rings);
+        hold_order(out);  // zeros now, beside the products
+        wait_wgmma<0>();
+        hold_order(scores);
+        release_keys(shared, rings, first_key < last_key ? 0 : used, lane);
+        float factor[2];  // of nothing
+        weigh_block<true>(scores, rows, factor, p, slack, first_key, lane);
+        pack_weights(weights, scores);
+      }
+      // A loop for the blocks that all of the tile's rows see whole, one for those that some row does not.
+      const int step = stride * Shape::kKeys;
+#pragma unroll 1
+      while (first_key < last_key) {
+#pragma unroll 1
+        while (first_key < last_key && first_key + step >= oldest_whole &&
+               first_key + step + Shape::kKeys - 1 <= newest_whole) {
+          first_key += step;
+          step_block<false>(out, weights, rows, p, slack, shared, queries, rings, stride, first_key,
+                            first_key < last_key ? 0 : used, lane);
+        }
+        if (first_key < last_key) {
+          first_key += step;
+          step_block<true>(out, weights, rows, p, slack, shared, queries, rings, stride, first_key,
+                           first_key < last_key ? 0 : used, lane);
+        }
+      }
+      start_sums(out, weights, shared, rings);
       wait_wgmma<0>();
-      hold_order(scores);
-      release_keys(shared, stages, lane);
-      float factor[2];  // of nothing
-      weigh_block<true>(scores, rows, factor, p, first_key, lane);
-      pack_weights(weights, scores);
+      hold_order(out);
+      release_values(shared, rings, lane);
     }
-    // A loop for the blocks that all of the tile's rows see whole, one for those that some row does not.
-#pragma unroll 1
-    while (first_key < last_key) {
-#pragma unroll 1
-      while (first_key < last_key && first_key + Shape::kKeys >= oldest_whole &&
-             first_key + 2 * Shape::kKeys - 1 <= newest_whole) {
-        first_key += Shape::kKeys;
-        step_block<false>(out, weights, rows, p, shared, queries, rings, first_key, lane);
+    skip_blocks(task.skip_behind, shared, rings, lane);
+    if (stride == 2) {
+      unsigned char* own_queries = memory + Shape::kQueries + which * Shape::kQueryBytes;
+      unsigned char* other_queries = memory + Shape::kQueries + (1 - which) * Shape::kQueryBytes;
+      const TileTask& other = *reinterpret_cast<const TileTask*>(memory + Shape::task_offset(1 - which, slots.stage));
+      if (which == 0) {
+        store_shared_rows<0>(p, task, other, out, rows, own_queries, other_queries, warp, lane);
+      } else {
+        store_shared_rows<1>(p, task, other, out, rows, own_queries, other_queries, warp, lane);
       }
-      if (first_key < last_key) {
-        first_key += Shape::kKeys;
-        step_block<true>(out, weights, rows, p, shared, queries, rings, first_key, lane);
-      }
+      if (lane == 0) barrier_arrive(queries_used);
+    } else {
+      store_pair_rows(p, task, out, rows, first_row, lane);
     }
-    start_sums(out, weights, shared, rings);
-    synchronize_warpgroup(1 + which);  // nobody reads the queries any more
-    copy_next();
-    wait_wgmma<0>();
-    hold_order(out);
-    release_values(shared, rings, lane);
-    for (int blocks = task.skip_behind; blocks > 0; --blocks) skip_block(shared, rings, lane);
-    store_pair_rows(p, task, out, rows, first_row, lane);
-    release_task(slot);
+    release_task();
   }
 }
 
 __device__ __forceinline__ void attend_pairs(const AttentionParams& p, const TensorMap& key_map,
-                                             const TensorMap& value_map) {
+                                             const TensorMap& value_map, const TensorMap& query_map) {
   using Shape = PairPrefill;
   extern __shared__ __align__(1024) unsigned char memory[];
   const unsigned shared = shared_address(memory);
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int group = warp / Shape::kWarpsOfGroup;
   if (threadIdx.x == 0) {
+    prefetch_map(query_map);
+    prefetch_map(key_map);
+    prefetch_map(value_map);
     for (int stage = 0; stage < Shape::kKeyStages; ++stage) {
       barrier_init(shared + Shape::kKeysThere + stage * 8, 1);
       barrier_init(shared + Shape::kKeysUsed + stage * 8, Shape::kConsumerWarps);
@@ -592,7 +800,9 @@ __device__ __forceinline__ void attend_pairs(const AttentionParams& p, const Ten
       barrier_init(shared + Shape::kValuesUsed + stage * 8, Shape::kConsumerWarps);
     }
     barrier_init(shared + Shape::kValuesLanded, 1);
+    barrier_init(shared + Shape::kFirstKeysThere, 1);
     for (int tile = 0; tile < Shape::kTiles; ++tile) {
+      barrier_init(shared + Shape::kQueriesUsed + tile * 8, Shape::kWarpsOfGroup);
       for (int slot = 0; slot < Shape::kTaskSlots; ++slot) {
         barrier_init(shared + Shape::kTaskThere + (tile * Shape::kTaskSlots + slot) * 8, 1);
         barrier_init(shared + Shape::kTaskUsed + (tile * Shape::kTaskSlots + slot) * 8, Shape::kWarpsOfGroup);
@@ -611,7 +821,7 @@ __device__ __forceinline__ void attend_pairs(const AttentionParams& p, const Ten
         produce_pair_values(p, value_map, shared, lane);
         break;
       default:
-        produce_tasks(p, shared, memory, warp % Shape::kWarpsOfGroup - 2, lane);
+        produce_tasks(p, query_map, shared, memory, warp % Shape::kWarpsOfGroup - 2, lane);
     }
   } else {
     take_registers<Shape::kConsumerRegisters>();

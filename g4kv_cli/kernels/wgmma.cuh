@@ -47,14 +47,18 @@ __device__ __forceinline__ void hold_order(float (&values)[kTiles][4]) {
 
 // Keeps operands of a multiplication that is still on its way in their registers: to the assembler they are free once it
 // has begun, and it waits for its end before it puts anything else there. `never`: false, which nobody can tell before.
-__device__ __forceinline__ void hold_registers(const unsigned (&a)[4], unsigned address, bool never) {
+__device__ __forceinline__ void hold_registers(const unsigned (&a)[4][4], unsigned address, bool never) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %5, 0;\n"
-      "@p st.shared.v4.b32 [%4], {%0, %1, %2, %3};\n"
-      "}" ::"r"(a[0]),
-      "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(address), "r"((int)never)
+      "setp.ne.b32 p, %17, 0;\n"
+      "@p st.shared.v4.b32 [%16], {%0, %1, %2, %3};\n"
+      "@p st.shared.v4.b32 [%16], {%4, %5, %6, %7};\n"
+      "@p st.shared.v4.b32 [%16], {%8, %9, %10, %11};\n"
+      "@p st.shared.v4.b32 [%16], {%12, %13, %14, %15};\n"
+      "}" ::"r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "r"(a[1][0]), "r"(a[1][1]), "r"(a[1][2]),
+      "r"(a[1][3]), "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]), "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]),
+      "r"(a[3][3]), "r"(address), "r"((int)never)
       : "memory");
 }
 
@@ -78,6 +82,10 @@ __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, int lead
   return (address & 0x3ffffu) >> 4 | (unsigned)(leading_bytes >> 4) << 16;
 }
 
+// What all lanes of a warp have alike, as the compiler knows it: a multiplication takes its descriptors from registers
+// that a warp has once, and with four copies into these before each one it starts more slowly than it runs.
+__device__ __forceinline__ unsigned same_in_warp(unsigned value) { return __shfl_sync(kAllLanes, value, 0); }
+
 constexpr unsigned kDescriptorHigh = 1u << 30 | kSwizzleAtomBytes >> 4;  // 128-byte swizzle, and from atom to atom
 
 // 8-column tiles of accumulators as asm operands.
@@ -99,30 +107,30 @@ constexpr unsigned kDescriptorHigh = 1u << 30 | kSwizzleAtomBytes >> 4;  // 128-
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// sum[64 rows][N columns] (+)= A[64][16] B[N][16]^T, both K-major in shared memory, kOffsetBytes behind what the
-// descriptors name. Asynchronous. The offset is added in here: the compiler would keep all addresses in registers.
-#define G4KV_MULTIPLY_ROWS(columns, tiles, operands, sums, a_at, b_at, offset_at, high_at, accumulate_at)             \
-  template <int kOffsetBytes, bool kAccumulate>                                                                       \
+// sum[64 rows][N columns] (+)= A[64][16] B[N][16]^T, both K-major in shared memory, kOffsetA and kOffsetB bytes behind
+// what the descriptors name. Asynchronous. Offsets are added in here: the compiler would keep all addresses in registers.
+#define G4KV_MULTIPLY_ROWS(columns, tiles, operands, sums, a_at, b_at, offset_a_at, offset_b_at, high_at, accumulate_at) \
+  template <int kOffsetA, int kOffsetB, bool kAccumulate>                                                             \
   __device__ __forceinline__ void multiply_rows_##columns(float(&sum)[tiles][4], unsigned a, unsigned b) {            \
     asm volatile(                                                                                                     \
         "{\n"                                                                                                         \
         ".reg .b32 low_a, low_b;\n"                                                                                   \
         ".reg .b64 a, b;\n"                                                                                           \
         ".reg .pred accumulate;\n"                                                                                    \
-        "add.u32 low_a, " a_at ", " offset_at ";\n"                                                                   \
-        "add.u32 low_b, " b_at ", " offset_at ";\n"                                                                   \
+        "add.u32 low_a, " a_at ", " offset_a_at ";\n"                                                                 \
+        "add.u32 low_b, " b_at ", " offset_b_at ";\n"                                                                 \
         "mov.b64 a, {low_a, " high_at "};\n"                                                                          \
         "mov.b64 b, {low_b, " high_at "};\n"                                                                          \
         "setp.ne.b32 accumulate, " accumulate_at ", 0;\n"                                                             \
         "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" sums "}, a, b, accumulate, 1, 1, 0, 0;\n"  \
         "}"                                                                                                           \
         : operands(sum, 0)                                                                                            \
-        : "r"(a), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh), "n"(kAccumulate ? 1 : 0)                      \
+        : "r"(a), "r"(b), "n"(kOffsetA >> 4), "n"(kOffsetB >> 4), "n"(kDescriptorHigh), "n"(kAccumulate ? 1 : 0)      \
         : "memory");                                                                                                  \
   }
 
-G4KV_MULTIPLY_ROWS(64, 8, G4KV_TILES_8, G4KV_SUMS_0_31, "%32", "%33", "%34", "%35", "%36")
-G4KV_MULTIPLY_ROWS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, "%64", "%65", "%66", "%67", "%68")
+G4KV_MULTIPLY_ROWS(64, 8, G4KV_TILES_8, G4KV_SUMS_0_31, "%32", "%33", "%34", "%35", "%36", "%37")
+G4KV_MULTIPLY_ROWS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, "%64", "%65", "%66", "%67", "%68", "%69")
 
 // sum[64 rows][N columns] += A[64][16] B[16][N], A in registers, B MN-major in shared memory, kOffsetBytes behind what
 // the descriptor names. Asynchronous.
@@ -139,7 +147,7 @@ G4KV_MULTIPLY_ROWS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, 
         "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" sums "}, {" a_at "}, b, 1, 1, 1, 1;\n"     \
         "}"                                                                                                           \
         : operands(sum, 0)                                                                                            \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "r"(kDescriptorHigh)            \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "n"(kDescriptorHigh)            \
         : "memory");                                                                                                  \
   }
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from seeding import seed
 
+from g4kv_cli.cases.attention.build import CaseBuilder
 from g4kv_cli.cases.attention.run import run_attention_case
-from g4kv_cli.cases.attention.table import attention_cases
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entry_named, kernel_variants
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.run import CaseResult
@@ -137,7 +137,7 @@ FAULTS = (
           "large-tile/ragged"),
     Fault("half of the output not rescaled", BODY, "rescale(out[1], factor0, factor1);", "", "page-size/64"),
     Fault("sums not rescaled", BODY, "sum[i] *= factor;", "", "page-size/64"),
-    Fault("descriptor steps of 48 bytes", BODY, "multiply_rows_128<32, true>", "multiply_rows_128<48, true>",
+    Fault("descriptor steps of 48 bytes", BODY, "multiply_rows_128<32, 32, true>", "multiply_rows_128<48, 48, true>",
           "large-tile/group/2"),
     Fault("column blocks of V one apart", BODY, "matrix_descriptor(values + stage * Shape::kStageBytes, "
           "Shape::kColumnBlockBytes);", "matrix_descriptor(values + stage * Shape::kStageBytes, "
@@ -148,13 +148,16 @@ FAULTS = (
           "    if (true) {\n      const uint4 packed", "large-tile/group/5", "FAILED"),
     Fault("log-sum-exp of the first row for both", BODY, "log_sum_exp(max[i], sum[i], p.scale_log2);",
           "log_sum_exp(max[0], sum[0], p.scale_log2);", "large-tile/group/2", "lse"),
-    Fault("pairs: K not waited for", PAIRS,
-          "barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, rings.keys.parity);\n    stages", "stages",
-          "large-tile/group/2", "FAILED"),
+    Fault("pairs: K not waited for", PAIRS, "  barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, "
+          "rings.keys.parity);\n  fence_wgmma();", "  fence_wgmma();", "large-tile/group/2", "FAILED"),
     Fault("pairs: V not waited for", PAIRS, "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, "
-          "rings.values.parity);\n  // stage", "  // stage", "large-tile/group/2", "FAILED"),
-    Fault("pairs: queries not waited for", PAIRS, "    wait_copies<0>();\n    fence_async_copies();\n    for",
-          "    for", "large-tile/group/2", "FAILED"),
+          "rings.values.parity);\n  fence_wgmma();", "  fence_wgmma();", "large-tile/group/2", "FAILED"),
+    Fault("pairs: queries' bytes expected by half", PAIRS, "barrier_expect(there, Shape::kQueryBytes);",
+          "barrier_expect(there, Shape::kQueryBytes / 2);", "large-tile/group/2", "FAILED"),
+    Fault("pairs: queries of the token after", PAIRS, "tile.first_token + tile.first_row / tile.group, 0);",
+          "tile.first_token + tile.first_row / tile.group + 1, 0);", "large-tile/group/2"),
+    Fault("pairs: queries row by row not fenced", PAIRS, "  wait_copies<0>();\n  fence_async_copies();\n",
+          "  wait_copies<0>();\n", "large-tile/group/5", "FAILED"),
     Fault("pairs: window one more", PAIRS, "rows.newest[i] - p.window_left);", "rows.newest[i] - p.window_left - 1);",
           "large-tile/needle/window40"),
     Fault("pairs: one key too many behind the query", PAIRS, "oldest, rows.newest[i], first_key",
@@ -169,10 +172,14 @@ FAULTS = (
           "const bool is_whole = first_key", "large-tile/needle/window40"),
     Fault("pairs: pages of the block before", PAIRS, "        first_key += Shape::kKeys;\n        place = next;",
           "        first_key += Shape::kKeys;", "page-size/64"),
-    Fault("pairs: output not rescaled", PAIRS, "  rescale(out, factor[0], factor[1]);\n", "", "page-size/64"),
+    Fault("pairs: output not rescaled", PAIRS, "  if (raised) scale_rows(out, factor[0], factor[1]);\n", "",
+          "scores/to-80/long"),
+    Fault("pairs: sums not rescaled", PAIRS, "        rows.sum[i] *= factor[i];\n", "", "scores/to-80/long"),
+    Fault("pairs: one lane's maximum for the row", PAIRS, "const float block_max = row_max(lane_max[i]);",
+          "const float block_max = lane_max[i];", "scores/to-80/long"),
     Fault("pairs: words of a quad not exchanged", PAIRS, "      transpose_quad(words, lane);\n", "",
           "large-tile/group/2"),
-    Fault("pairs: rows behind the last stored", PAIRS, "      if (out_row >= 0) {", "      {", "large-tile/group/5",
+    Fault("pairs: rows behind the last stored", PAIRS, "      if (out_rows[i] >= 0) {", "      {", "large-tile/group/5",
           "FAILED"),
 )  # fmt: skip
 
@@ -188,54 +195,101 @@ def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys:
     assert fault.words in shown
 
 
-# --- blocks that stay and take pair after pair ----------------------------------------------------------------------
+# --- blocks that stay and take pair after pair, and keys that consumers share out -----------------------------------
 
 
-def _run_on_two_multiprocessors(kernels: Path | None) -> CaseResult:
-    """Five tiles of three requests, so three pairs, the first and the second of different requests, for two blocks."""
-    (window333,) = (
-        case
-        for case in attention_cases(GEOMETRIES["31b-local"], seed=1)
-        if case.id == f"{LOCAL}/large-tile/needle/window333"
-    )
-    first, *others = window333.requests
-    case = replace(window333, requests=(replace(first, q_len=20), *others))
+@dataclass(frozen=True)
+class Batch:
+    """(kv_len, q_len) of requests with one KV head, for two blocks. Of those of 2 to ``split_tiles`` tiles and 512 keys
+    the keys are shared out."""
+
+    chunks: tuple[tuple[int, int], ...]
+    window: int
+    split_tiles: int = 0
+    check: Literal["oracle", "alone"] = "oracle"
+
+
+PAIR_AFTER_PAIR = Batch(((353, 20), (383, 35), (666, 35)), window=333)
+"""Five tiles of three requests, so three pairs, the first and the second of different requests."""
+SHARED_OUT = Batch(((600, 40), (260, 100), (530, 33)), window=1024, split_tiles=3, check="alone")
+"""Eight tiles: two of a request that is split, four of one that is not, two of one that is; each request once more
+alone, to the same bits."""
+
+
+def _run_on_two_multiprocessors(kernels: Path | None, batch: Batch) -> CaseResult:
+    builder = CaseBuilder(GEOMETRIES["31b-local"], seed=1, page_size=16)
+    entry = entry_named("batch_prefill_paged_window_hd256_into")
+    case = builder.case(entry, "batch", batch.chunks, geometry=builder.one_head, window=batch.window, tile=64,
+                        kind="needles" if batch.check == "oracle" else "spread", check=batch.check)  # fmt: skip
     device = EmulatedDevice("sm_90")
     device.limits = replace(device.limits, multiprocessors=2)
+    kernel = kernel_variants()[KERNEL_OF[LOCAL]]
+    before = kernel.split_tiles
+    object.__setattr__(kernel, "split_tiles", batch.split_tiles)
     try:
         result = run_attention_case(case, KernelLibrary(device, kernels, "sm_90a,portable"), "")
     finally:
+        object.__setattr__(kernel, "split_tiles", before)
         device.close()
-    assert result.kernels == (KERNEL_OF[LOCAL],)
+    assert result.kernels == (KERNEL_OF[LOCAL],), result
     return result
 
 
 def test_a_block_takes_pair_after_pair() -> None:
-    assert _run_on_two_multiprocessors(None).status == "passed"
+    assert _run_on_two_multiprocessors(None, PAIR_AFTER_PAIR).status == "passed"
+
+
+def test_consumers_share_out_the_keys_of_a_short_request_whatever_its_companions() -> None:
+    assert _run_on_two_multiprocessors(None, SHARED_OUT).status == "passed"
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("batch", "old", "new"),
     [
         pytest.param(
+            PAIR_AFTER_PAIR,
             "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);\n  if",
             "  if",
             id="a block released that was not waited for",
         ),
         pytest.param(
-            "task.skip_behind = which == 0 && pair.has_second ? pair.walk(p, 1).blocks() : 0;",
+            PAIR_AFTER_PAIR,
+            "task.skip_behind = which == 0 && unit.has[1] ? unit.walk(p, 1).blocks() : 0;",
             "task.skip_behind = 0;",
             id="the second tile's blocks not skipped by the first",
         ),
         pytest.param(
-            "task.skip_before = which == 0 ? 0 : walk.blocks();",
+            PAIR_AFTER_PAIR,
+            "task.skip_before = which == 1 && unit.has[0] ? walk.blocks() : 0;",
             "task.skip_before = 0;",
             id="the first tile's blocks not skipped by the second",
         ),
+        pytest.param(
+            PAIR_AFTER_PAIR,
+            "      barrier_wait(shared + Shape::kQueriesUsed + which * 8, queries_parity);\n",
+            "",
+            id="queries copied over those in use",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "float(&tile)[4] = out[kOwn + n];\n    tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];",
+            "float(&tile)[4] = out[kOwn + n];\n    tile[0] = tile[0] * own_factor[0] + found.x;",
+            id="shared out: the other's sums relative to its own maximum",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "  synchronize_consumers();\n  float reference[2]",
+            "  float reference[2]",
+            id="shared out: the other's sums not waited for",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "tiles > 1 && tiles * p.num_kv_heads <= p.num_splits &&",
+            "tiles > 1 && p.num_tiles * p.num_kv_heads <= p.num_splits &&",
+            id="shared out: by all tiles of the batch",
+        ),
     ],
 )
-def test_a_seeded_fault_between_pairs_is_seen(old: str, new: str, tmp_path: Path) -> None:
-    text = (BUILT_IN_KERNELS_DIRECTORY / PAIRS).read_text()
-    assert text.count(old) == 1
-    (tmp_path / PAIRS).write_text(text.replace(old, new))
-    assert _run_on_two_multiprocessors(tmp_path).status == "failed"
+def test_a_seeded_fault_between_pairs_is_seen(batch: Batch, old: str, new: str, tmp_path: Path) -> None:
+    kernels = seed(tmp_path / "kernels", ((PAIRS, old, new),), (f"{LOCAL}/companions",), "sm_90a,portable")
+    assert _run_on_two_multiprocessors(kernels, batch).status == "failed"
