@@ -53,7 +53,7 @@ def small_gpu() -> EmulatedDevice:
 
 
 CASES = [
-    (attention_run.run_attention_case, attention_run, ("make_attention_inputs", "expected_attention"),
+    (attention_run.run_attention_case, attention_run, ("prepared", "recorded_tensors", "expected_attention"),
      attention_cases(LOCAL, seed=1)),
     (prep_run.run_prep_case, prep_run, ("build_problem",), prep_cases(LOCAL)),
 ]  # fmt: skip
