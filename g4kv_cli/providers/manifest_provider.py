@@ -24,14 +24,13 @@ POISON_BYTE = 0xFF
 
 
 class ManifestProvider:
-    """Serves entries as a manifest says. ``used`` counts launches by kernel, ``waived`` reports by waiver."""
+    """Serves entries as a manifest says. ``waived`` counts tolerated reports by waiver."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.name = manifest.name
         self.pool_order = manifest.pool_order
         self.images = ImageStore(manifest)
-        self.used: Counter[str] = Counter()
         self.waived: Counter[int] = Counter()
 
     def take_waived(self) -> tuple[str, ...]:
@@ -204,11 +203,9 @@ class PreparedCall:
         )
         function = provider.images.function(image)
         name = provider.images.image(image).function
-        provider.used[name] += 1
         call_function(function, name, tensors, values, request.device)
 
     def _launch(self, kernel: LoadedKernel, launch: Launch) -> None:
-        self._provider.used[kernel.name] += 1
         try:
             self._request.device.launch(kernel, launch)
         except DeviceFault as fault:

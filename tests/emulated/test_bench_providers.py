@@ -38,7 +38,18 @@ def _statuses(record: BenchRecord) -> dict[str, str]:
     return {item.configuration: item.status for item in record.measurements if item.form == "peer"}
 
 
-def test_decode_forms_of_a_manifest_stand_beside_ours(device: FakeCuda, tmp_path: Path) -> None:
+def test_decode_forms_of_a_manifest_stand_beside_ours(
+    device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    upload = FakeCuda.upload
+
+    def watched(self: FakeCuda, values: object, label: str) -> object:
+        assert self._capturing is None, f"{label} is uploaded into a graph"
+        made.append(label)
+        return upload(self, values, label)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeCuda, "upload", watched)
     before = len(device._allocations)
     code, record, shown = _run(engine_in(tmp_path) / "kernels.toml", *DECODE)
     assert code == 0, shown
@@ -51,25 +62,8 @@ def test_decode_forms_of_a_manifest_stand_beside_ours(device: FakeCuda, tmp_path
     assert "example-kernels/a 0." in shown, "the best peer's time over ours stands in the table of forms"
     (peer,) = record.peers
     assert (peer["name"], peer["what"]) == ("example-kernels", "traps = false")
+    assert made.count("table") == 4, "of two forms and two pools once each, however often they are replayed"
     assert len(device._allocations) == before, "metadata that was kept for the graphs goes with its shape"
-
-
-def test_metadata_is_made_once_and_not_while_a_graph_is_recorded(
-    device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    upload = FakeCuda.upload
-
-    def watched(self: FakeCuda, values: object, label: str) -> object:
-        assert self._capturing is None, f"{label} is uploaded into a graph"
-        made.append(label)
-        return upload(self, values, label)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(FakeCuda, "upload", watched)
-    code, _, shown = _run(engine_in(tmp_path) / "kernels.toml", *DECODE)
-    assert code == 0, shown
-    # Two forms, two pools: once each, however often they are replayed.
-    assert made.count("table") == 4
 
 
 def test_prep_and_prefill_in_another_order_of_the_pool(

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from provider_helper import Change, engine_in, run_cases_of, run_these
+from provider_helper import Change, engine_in, run_cases_of
 
-from g4kv_cli.cases.gate import gate_cases
-from g4kv_cli.cases.select import select_cases
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import CompileError
 from g4kv_cli.main import run as g4kv
-from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.providers import tensors
 from g4kv_cli.providers.callables import TensorArgument, call_function
@@ -33,13 +30,6 @@ def test_a_numpy_reference_passes(tmp_path: Path) -> None:
     results = run_cases_of([manifest], [*PREP, *ATTENTION, *cases])
     results += run_cases_of([manifest], [KEYS_EQUAL_VALUES], "12b-global")
     assert [result.status for result in results] == ["passed"] * len(results), results
-
-
-def test_a_reference_serves_requests_to_their_end(tmp_path: Path) -> None:
-    manifest = engine_in(tmp_path) / "reference.toml"
-    cases = select_cases(gate_cases(select_geometries("12b-local", 1)), ["serve/12b-local/interleaved"])
-    (result,) = run_these([manifest], cases)
-    assert result.status == "passed", result
 
 
 @pytest.mark.parametrize(

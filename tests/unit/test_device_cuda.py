@@ -425,8 +425,11 @@ def test_any_other_driver_error_is_no_fault(device: CudaDevice, driver: StandInD
 
 
 def test_a_captured_graph_is_replayed(device: CudaDevice, driver: StandInDriver) -> None:
-    with device.capture() as graph, pytest.raises(ValueError, match="still being captured"):
-        graph.replay()
+    with device.capture() as graph:
+        assert device.is_capturing
+        with pytest.raises(ValueError, match="still being captured"):
+            graph.replay()
+    assert not device.is_capturing
     graph.replay(3)
     assert driver.graph_launches == 3
     graph.close()
@@ -437,6 +440,7 @@ def test_a_captured_graph_is_replayed(device: CudaDevice, driver: StandInDriver)
 def test_a_failed_capture_ends_the_capture(device: CudaDevice, driver: StandInDriver) -> None:
     with pytest.raises(KeyError), device.capture():
         raise KeyError("in the body")
+    assert not device.is_capturing
     assert driver.ended_captures == 1
     assert driver.destroyed == ["graph"]
 
