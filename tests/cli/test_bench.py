@@ -51,12 +51,12 @@ def test_the_emulated_device_is_not_timed(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_dry_run_shows_cells_with_bytes_flops_and_floors() -> None:
-    result = invoke("--dry-run", "--geometry", "12b-local", "--batch", "64", "--kv-len", "1024", "--peer", "torch")
+    result = invoke("--dry-run", "--geometry", "12b-local", "--batch", "32", "--kv-len", "1024", "--peer", "torch")
     assert result.return_value == 0
     lines = [line.split() for line in result.stdout.splitlines()]
-    # 538 MB: 64 x 1024 keys x 8 heads x 256 x 2 bytes x (K, V), and Q and the output; 114.5 us at 4.70 TB/s.
+    # 269 MB: 32 x 1024 keys x 8 heads x 256 x 2 bytes x (K, V), and Q and the output; 57.23 us at 4.70 TB/s.
     assert lines[-2] == [
-        "decode/12b-local/batch64/kv1024", "538", "MB", "1.1", "GFLOP", "114.5", "us", "read",
+        "decode/12b-local/batch32/kv1024", "269", "MB", "536.9", "MFLOP", "57.23", "us", "read",
         "a", "b", "c2", "peer:torch-sdpa", "peer:torch-bmm",
     ]  # fmt: skip
     assert result.stdout.splitlines()[-1].strip() == "1 shape, 5 cells"
