@@ -15,7 +15,8 @@ from g4kv_cli.compiler.toolkit import include_directories
 from g4kv_cli.device.emulated import LaunchReport, Machine, Module
 
 ORDINARY = Path(__file__).resolve().parent.parent / "data" / "ordinary"
-ARCHS = ("80", "90", "120")
+ARCHS = ("90", "120")
+"""NVRTC's two dialects."""
 
 
 @cache

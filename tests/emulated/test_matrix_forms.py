@@ -134,7 +134,7 @@ def test_wmma_loads_multiplies_and_stores_as_recorded(name: str) -> None:
     np.testing.assert_array_equal(launch(registers, "\n".join(lines), given, wanted), wanted)
 
 
-@pytest.mark.parametrize("arch", ARCHS[1:])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_sinks_and_literals_as_operands(arch: str) -> None:
     random = np.random.default_rng(1)
     a, b = (random.integers(-4, 5, (32, 4)).astype(np.float16) for _ in range(2))

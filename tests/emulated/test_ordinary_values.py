@@ -142,7 +142,7 @@ def test_modifiers_in_any_order(arch: str) -> None:
     np.testing.assert_array_equal(out, want)
 
 
-@pytest.mark.parametrize("arch", ARCHS[1:])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_vector_atomics(arch: str) -> None:
     (out,) = run("atomics", "vector_add", arch, np.zeros(8, np.float32))
     assert out.tolist() == [32, 64, 96, 128, 16, 8, 0, 0]
