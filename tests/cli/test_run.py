@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(128) sum(const float* x, float* out
 }
 extern "C" __global__ void take_struct(int* out, Pair pair) { *out = pair.a * 100 + pair.b; }
 extern "C" __global__ void say(int n) { printf("%d of %d\\n", threadIdx.x, n); }
-extern "C" __global__ void forever(volatile int* flag) { while (*flag == 0) {} }
+extern "C" __global__ void forever(volatile int* flag) { int end = *flag; while (!end) asm volatile(""); }
 """
 BARRIER = "--option=-DBARRIER=__syncthreads()"
 NO_BARRIER = "--option=-DBARRIER=(void)0"

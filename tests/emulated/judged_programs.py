@@ -189,8 +189,8 @@ SPINNING = (
     Program(
         "spin lock of all threads of all blocks",
         "lock(aux); out[0] = out[0] + 1; unlock(aux);",
-        4,
-        64,
+        3,
+        40,
         LOCK,
         filled(lambda grid, block: grid * block - 1),
     ),
@@ -221,6 +221,7 @@ SPINNING = (
         128,
         "",
         filled(lambda grid, block: block // 32),
+        notes=("equal_stores",),
     ),
     Program(
         "scan with look-back, tiles by ticket",
@@ -319,6 +320,7 @@ SPINNING = (
         64,
         "",
         lambda grid, block: (np.arange(32) + 32) * 3,
+        notes=("equal_stores",),
     ),
     Program(
         "a later warp that waits for a volatile shared flag",
@@ -613,6 +615,7 @@ RIGHT = (
         64,
         "struct Item { double key; int small; };",
         lambda grid, block: np.arange(64) ^ 5,
+        notes=("unused_undefined",),
     ),
 )
 

@@ -280,11 +280,26 @@ extern "C" __global__ void kernel(volatile int* flag) {
 """
 
 
+COUNTING = """
+extern "C" __global__ void kernel(int* out, int step) {
+  for (unsigned i = 1; i != 0; i += step) out[threadIdx.x] = i;  // MARK: loop
+}
+"""
+
+
 def test_the_watchdog_ends_an_endless_loop() -> None:
+    machine = Machine()
+    out = upload(machine, np.zeros(32, np.int32), "out")
+    (fault,) = faults_of(machine, compile_kernel(COUNTING), pointer(out), int32(2), max_instructions=10_000)
+    assert (fault.kind, fault.source_line, fault.lanes) == ("watchdog", line_of(COUNTING, "MARK: loop"), 32)
+
+
+def test_a_wait_for_what_nobody_does_is_seen_at_once() -> None:
     machine = Machine()
     flag = upload(machine, np.zeros(1, np.int32), "flag")
     (fault,) = faults_of(machine, compile_kernel(ENDLESS), pointer(flag), max_instructions=10_000)
-    assert (fault.kind, fault.source_line, fault.lanes) == ("watchdog", line_of(ENDLESS, "MARK: loop"), 32)
+    assert (fault.kind, fault.source_line, fault.lanes) == ("endless_wait", line_of(ENDLESS, "MARK: loop"), 32)
+    assert "32 threads wait here for what no thread does" in fault.message
     machine = Machine()
     flag = upload(machine, np.ones(1, np.int32), "flag")
     assert not faults_of(machine, compile_kernel(ENDLESS), pointer(flag), max_instructions=10_000)

@@ -89,7 +89,7 @@ def test_write_after_write_race_between_warps() -> None:
     assert fault.kind == "shared_race"
     assert "write-after-write" in fault.message
     assert fault.source_line == line_of(source, "MARK: store")
-    assert (fault.block, fault.thread) == ((0, 0, 0), (0, 0, 0))
+    assert (fault.block, fault.thread) == ((0, 0, 0), (32, 0, 0))
 
 
 ONE_INSTRUCTION = """
@@ -109,7 +109,7 @@ def test_lanes_of_one_instruction_write_one_place() -> None:
         assert len(faults) == expected
         if faults:
             assert (faults[0].kind, faults[0].source_line) == ("shared_race", line_of(source, "MARK: store"))
-            assert (faults[0].thread, faults[0].lanes) == ((0, 0, 0), 16)
+            assert (faults[0].thread, faults[0].lanes) == ((1, 0, 0), 16)  # of each pair the second
             assert "write-after-write" in faults[0].message
 
 

@@ -14,6 +14,7 @@ FATAL_KINDS = frozenset(
         "shared_out_of_bounds",
         "local_out_of_bounds",
         "deadlock",
+        "endless_wait",
         "watchdog",
         "illegal_instruction",
         "mbarrier_misuse",
@@ -28,6 +29,7 @@ CHECKED_KINDS = frozenset(
         "divergent_barrier",
         "exited_lane_shuffle",
         "foreign_read",
+        "global_race",
         "shared_race",
         "shared_uninitialised_read",
         "unfinished_copy",
@@ -37,6 +39,9 @@ CHECKED_KINDS = frozenset(
 )
 """Kinds that hardware would not notice: the launch runs to its end and raises then."""
 FAULT_KINDS = FATAL_KINDS | CHECKED_KINDS
+NOTE_KINDS = frozenset({"equal_stores", "unused_undefined"})
+"""Kinds that do no harm and are counted: stores of one value to one place that nothing orders; bytes that nobody wrote
+and that were read, but on which nothing depends."""
 
 
 class EmulatorError(Exception):
@@ -230,3 +235,5 @@ class LaunchReport:
     """What the kernel's printf wrote: warps in the order in which the emulator ran them, lanes ascending."""
     contracted: int = 0
     """Sums of the kernel whose bits the PTX leaves open: a product is fused into each, as ptxas does it."""
+    notes: tuple[Fault, ...] = ()
+    """What is of NOTE_KINDS, one for each kind and instruction, with the count of lanes."""

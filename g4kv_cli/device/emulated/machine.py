@@ -25,6 +25,7 @@ from .memory.allocation import keep_freed_memory
 from .memory.tensor_map import TensorMap, contiguous_strides
 from .mode import emulator_mode
 from .request import LaunchRequest
+from .residency import resident_blocks
 from .state.memory import GLOBAL_BASE, Bytes, DeviceMemory
 from .state.store_log import Ranges, WrittenRanges
 
@@ -168,6 +169,7 @@ class Machine:
         if self.poisoned_by is not None:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
+        shared = kernel.shared_total(dynamic_shared_bytes)
         symbols = [self._place(kernel.module, name) for name in kernel.device_variables]
         request = LaunchRequest(
             kernel,
@@ -184,6 +186,7 @@ class Machine:
             deadline,
             owned_reads,
             chosen,
+            resident_blocks(kernel.module.parsed.target, block[0] * block[1] * block[2], shared),
         )
         try:
             outcome = self._launcher.run(request)
@@ -200,6 +203,7 @@ class Machine:
             kernel.shared_total(dynamic_shared_bytes),
             outcome.printed,
             kernel.contracted,
+            outcome.notes,
         )
         if outcome.faults:
             error = LaunchFault(outcome.faults, report)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .checks.owned_reads import OwnedReads
 from .faults import Fault
 from .state.lanes import KernelState
 from .state.store_log import Ranges
+from .state.undo import Changes
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class LaunchRequest:
     deadline: float | None
     owned_reads: Sequence[OwnedReads] = ()
     chosen: range | None = None
+    resident_blocks: int = 1
+    fill: int = 0
+    """Which of ``FILLS`` is found where nobody wrote (checks/undefined.py)."""
 
     @property
     def threads(self) -> int:
@@ -56,3 +62,22 @@ class LaunchOutcome:
     thread_instructions: int
     faults: list[Fault]
     printed: str = ""
+    notes: tuple[Fault, ...] = ()
+    undefined: tuple[Fault, ...] = ()
+    """Reads of bytes that nobody wrote."""
+    found: tuple[Fault, ...] = ()
+    """Those and ``faults``, in the order found."""
+    trace: int = 0
+    """A digest of the addresses of all accesses since the first such read."""
+    changes: Changes | None = None
+
+    def ends_like(self, other: LaunchOutcome) -> bool:
+        """Whether two runs took the same way and found the same; what they stored is compared elsewhere."""
+        places = [[(fault.kind, fault.ptx_line, fault.lanes) for fault in each.faults] for each in (self, other)]
+        return (
+            places[0] == places[1]
+            and self.thread_instructions == other.thread_instructions
+            and self.trace == other.trace
+            and self.printed == other.printed
+            and np.array_equal(self.ranges, other.ranges)
+        )

@@ -42,7 +42,7 @@ class BarrierCounts:
                 warp = int(lanes.thread[twice[0]]) // 32
                 words = f"warp {warp} arrives twice (before that at {_line(other_site)}) and is counted for two"
                 self._report(number, threads, words, lanes, site, twice)
-        late = np.flatnonzero(~self.chunk.shared.races.is_after_meeting(number, lanes.warps))
+        late = np.flatnonzero(~self.chunk.order.is_after_meeting(number, lanes.warps))
         if late.size:
             warp = int(lanes.warps[late[0]])
             sites, met = self.latest[number]

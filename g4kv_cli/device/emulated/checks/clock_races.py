@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
-from .shared_races import ACTIONS, READ, WRITE, report_race
+from .conflicts import ACTIONS, READ, WRITE
+from .shared_races import report_race
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ class ClockRaces:
 
     # Accesses
 
-    def add(self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site) -> None:
+    def add(self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, data: Array | None = None) -> None:
         """An access by the lanes themselves; ``units`` are chunk offsets in units of 1 << shift bytes."""
         row = lanes.index // 32
         self._access(kind, units, shift, lanes, site, row, row % self.warps, None)

@@ -26,6 +26,12 @@ SLICE = 1 << 20
 BLOCK_STEPS = 20_000_000
 """Basic blocks that the warps of one thread block may run before it looks endless, where no deadline ends it."""
 _NO_LIMIT = (1 << 63) - 1
+_READ_AND_STORED = 3
+GUESSES = frozenset(
+    {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
+    | {"shared uninitialised"}
+)
+"""What is found that may be right after all: the interpreter decides."""
 _FRAME_ALIGN = 64
 
 
@@ -160,7 +166,9 @@ class EngineRun:
         ranges, has_conflict = stored_ranges(stores, request.may_collide)
         instructions = state.launch.instructions
         if has_conflict:
-            return Detected("block write conflict")
+            return Detected("stores that meet")
+        if (state.used == _READ_AND_STORED).any():
+            return Detected("reads and stores of one allocation")
         for address, nbytes in request.must_write:
             begin = address - GLOBAL_BASE
             if nbytes and gaps(ranges, begin, begin + nbytes).size:
@@ -169,29 +177,33 @@ class EngineRun:
 
 
 def stored_ranges(stores: npt.NDArray[Any], may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, bool]:
-    """(ranges stored to, whether two blocks stored to one location that may not collide).
+    """(ranges stored to, whether two stores met at one place that may not collide).
 
-    A run of stores that overlaps one of another block has, in the order of their begins, a neighbour of another block
-    that reaches over its begin.
+    A run of stores that overlaps another has, in the order of their begins, a neighbour that reaches over its begin.
     """
     if not stores.size:
         return np.empty((0, 2), np.int64), False
     begins = stores["begin"]
     if stores.size > 1:
-        order = np.argsort(begins, kind="stable")
-        begins, lengths, blocks = begins[order], stores["bytes"][order], stores["block"][order]
-    else:
-        lengths, blocks = stores["bytes"], stores["block"]
-    ends = begins + lengths
+        stores = stores[np.argsort(begins, kind="stable")]
+        begins = stores["begin"]
+    ends = begins + stores["bytes"]
     reach = np.maximum.accumulate(ends)
-    overlaps = begins[1:] < reach[:-1]
-    clash = np.zeros(0, np.bool_)
-    if overlaps.any():
-        clash = overlaps & (blocks[1:] != blocks[:-1])
+    clash = begins[1:] < reach[:-1]
+    if clash.any():
+        clash &= ~_is_by_same_threads(stores) | (reach[:-1] > ends[:-1])
         for address, nbytes in may_collide:
             begin = address - GLOBAL_BASE
             clash &= (begins[1:] < begin) | (ends[1:] > begin + nbytes)
     return merge_ranges(begins, ends), bool(clash.any())
+
+
+def _is_by_same_threads(stores: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """For each store but the first, whether the same threads stored to the same bytes as in the one before it."""
+    same = np.ones(stores.size - 1, np.bool_)
+    for name in ("begin", "bytes", "block", "first", "each"):
+        same &= stores[name][1:] == stores[name][:-1]
+    return same
 
 
 def mark_written(memory: DeviceMemory, must_write: Sequence[tuple[int, int]]) -> None:

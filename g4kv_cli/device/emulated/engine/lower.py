@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..arithmetic.opcodes import ELEMENTWISE
 from ..interpreter.emit import SPECIAL_REGISTERS, WINDOWS, KernelContext, real_bits
-from ..interpreter.emit_basic import NO_OPERATION
+from ..interpreter.emit_basic import FENCES, NO_OPERATION
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
 from ..ptx.instruction import (
@@ -237,7 +237,7 @@ def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_mov(lowering, instruction)
     elif (found := _CVTA.fullmatch(opcode)) is not None:
         _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
-    elif opcode in NO_OPERATION:
+    elif opcode in NO_OPERATION or opcode in FENCES:
         target = instruction.operands[0] if instruction.operands else None
         if opcode.startswith("createpolicy") and isinstance(target, Register):
             lowering.emit("mov_b64", lowering.register(target), lowering.constant(0, "b64"))

@@ -27,6 +27,9 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
     """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered."""
     if context.local_offsets:
         raise NotLowered("local memory")
+    waits = next((block.waits for block in flow.blocks if block.waits is not None), None)
+    if waits is not None:
+        raise NotLowered(f"a loop that may wait for other threads ({waits.opcode})")
     lowering = Lowering(context, flow)
     blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
     index, crossing = flow.register_index, 0

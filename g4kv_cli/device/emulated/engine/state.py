@@ -12,10 +12,9 @@ import numpy.typing as npt
 from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
 from ..state.memory import RANGE, DeviceMemory
+from ..state.undo import PAGE_BYTES
 from .structures import FAULT, OWNED, STORE, Launch
 
-PAGE_BYTES = 1024
-"""Bytes of the arena that are saved together before they first change, see ``c/memory.h``."""
 FAULT_CAPACITY = 64
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
@@ -86,6 +85,8 @@ class EngineState:
             setattr(self.launch, f"{name}_table", table.ctypes.data)
         self._owned: list[OwnedBits] = []
         self._ranges = np.zeros(0, RANGE)
+        self.used = np.zeros(0, np.uint8)
+        """For each allocation, whether the launch reads it (1) and stores to it (2)."""
 
     def point(self, name: str, array: npt.NDArray[Any]) -> None:
         """Let a field point to an array that the caller keeps."""
@@ -103,6 +104,9 @@ class EngineState:
         hints[: site_count + 1] = np.zeros(1, RANGE)
         hints["begin"][: site_count + 1] = 1 << 63
         self.point("hints", hints)
+        self.used = self.buffers.get("used", self._ranges.size)[: self._ranges.size]
+        self.used[:] = 0
+        self.point("used", self.used)
         self.point("saved_in", self.buffers.get("saved_in", memory.used_bytes // PAGE_BYTES + 2, np.uint32))
 
     def set_shared(self, nbytes: int, warps: int, granule_shift: int) -> None:
@@ -121,7 +125,7 @@ class EngineState:
         self.point("fine_readers", buffers.get("fine_readers", fine * stride, np.uint32))
         self.point("has_fine", buffers.get("has_fine", granules))
         launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
-        launch.races_on, launch.warp_count = int(warps > 1), warps
+        launch.races_on, launch.warp_count = int(nbytes > 0), warps
 
     def forget_marks(self) -> None:
         """All accesses of earlier blocks, before the clocks run out."""
@@ -166,7 +170,8 @@ class EngineState:
     def _drop_equal_stores(self) -> None:
         """Keep one of a block's equal stores; their order does not matter to the checks at the end."""
         stores = self.stores
-        keys = np.stack([stores["block"].astype(np.int64), stores["begin"], stores["bytes"].astype(np.int64)])
+        fields = ("block", "begin", "bytes", "silent", "first", "each")
+        keys = np.stack([stores[name].astype(np.int64) for name in fields])
         order = np.lexsort(keys[::-1])
         fresh = np.ones(order.size, np.bool_)
         fresh[1:] = (np.diff(keys[:, order], axis=1) != 0).any(0)

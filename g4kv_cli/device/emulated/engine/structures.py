@@ -22,7 +22,7 @@ BLOCK = np.dtype(
     ],
     align=True,
 )
-STORE = np.dtype([("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "unused"))])
+STORE = np.dtype([("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "silent", "first", "each"))])
 FAULT = np.dtype(
     [
         *((name, "<i4") for name in ("kind", "site", "warp", "block")),
@@ -59,6 +59,8 @@ FAULT_KINDS = (
     "watchdog",
     "clocks",
     "foreign read",
+    "equal stores",
+    "guessed race",
 )
 """Names of ``enum FaultKind``."""
 
@@ -83,7 +85,7 @@ class Launch(ctypes.Structure):
         ("base", c_uint64),
         ("ranges", c_void_p),
         ("range_count", c_int64),
-        ("hints", c_void_p),
+        *((name, c_void_p) for name in ("hints", "used")),
         ("parameters", c_void_p),
         ("parameter_bytes", c_int64),
         *((name, c_void_p) for name in ("shared", "shared_state")),
@@ -92,7 +94,8 @@ class Launch(ctypes.Structure):
         *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "has_fine")),
         ("granules", c_int64),
         *((name, c_int32) for name in ("granule_shift", "reader_stride", "races_on", "warp_count")),
-        *((name, c_uint32) for name in ("clock", "unused0")),
+        ("clock", c_uint32),
+        ("is_guess", c_int32),
         ("stores", c_void_p),
         *((name, c_int64) for name in ("store_count", "store_capacity")),
         *((name, c_void_p) for name in ("saved_in", "saved", "saved_pages")),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
+from ..checks.order import ChunkOrder
 from ..checks.owned_reads import BlockReads
 from ..memory.async_copy import CopyQueue
 from ..memory.bulk_copy import BulkCopies
@@ -18,6 +19,7 @@ from ..state.groups import Group, merge_groups
 from ..state.lanes import WARP, LaneSet, RunState
 from ..warp.barriers import Barriers
 from ..warp.mbarriers import Mbarriers
+from ..warp.spins import Spins
 from ..warp.warp_meetings import WarpMeetings
 from ..warp.wgmma import Wgmmas
 
@@ -42,12 +44,14 @@ class Chunk:
         self.full = LaneSet(self, np.arange(self.lane_count))
         self.alive: npt.NDArray[np.bool_] | None = None
         self.live_count = self.lane_count
+        self.order = ChunkOrder(self, run.order)
         self.shared = SharedMemory(self, run.shared_bytes, self.shared_stride, run.kernel.granule_shift)
         self.local = LocalMemory(self, run.kernel.local_bytes)
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
         self.owned_reads = [BlockReads(self, rule) for rule in run.owned_reads]
         self.ready: dict[int, list[Group]] = {}
+        self.spins = Spins(self)
 
     def coordinates(self, lane: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(block, thread) coordinates of a lane."""
@@ -62,15 +66,22 @@ class Chunk:
                 self.alive &= np.arange(self.lane_count) % self.lanes_per_block < self.threads
         return self.alive
 
-    def execute(self) -> None:
-        """Run the chunk to its end; bulk copies arrive and waits time out when nothing else can run."""
+    def start(self) -> None:
+        """Put all threads before the kernel's first block."""
         kernel = self.run.kernel
         lanes = self.full
         if self.lanes_per_block != self.threads:
             lanes = LaneSet(self, np.flatnonzero(self.alive_flags()))
             self.live_count = lanes.count
+        self.ready[kernel.entry] = [Group(lanes, list(kernel.initial_registers))]
+
+    def proceed(self) -> bool:
+        """Run the chunk to its end (True), or until all that could run waits in loops for others.
+
+        Bulk copies arrive and waits time out when nothing else can run.
+        """
+        kernel = self.run.kernel
         ready = self.ready
-        ready[kernel.entry] = [Group(lanes, list(kernel.initial_registers))]
         while True:
             while ready:
                 current = min(ready)
@@ -83,13 +94,23 @@ class Chunk:
                 break
             if self.warp_meetings.release() or self.bulk_copies.deliver() or self.mbarriers.time_out():
                 continue
+            if self.spins.wake():
+                continue
+            if self.spins.waiting:
+                return False
             self.mbarriers.report_deadlock()
             self.warp_meetings.report_deadlock()
             self.barriers.report_deadlock()
-        self.shared.races.full_barrier(None)
+        self.full_barrier(None)
         if kernel.is_asynchronous:
             self.bulk_copies.report_unfinished()
             self.wgmmas.report_uneven()
+        return True
+
+    @property
+    def live_blocks(self) -> int:
+        """How many of its blocks have not ended."""
+        return int(self.alive_flags().reshape(self.block_count, -1).any(1).sum())
 
     @cached_property
     def mbarriers(self) -> Mbarriers:
@@ -119,6 +140,16 @@ class Chunk:
             raise AssertionError("only an asynchronous kernel has clocks from its start")  # by Kernel.is_asynchronous
         return races
 
+    @property
+    def has_clocks(self) -> bool:
+        """Whether there is such a check."""
+        return isinstance(self.shared.races, ClockRaces)
+
+    def full_barrier(self, complete: npt.NDArray[np.bool_] | None) -> None:
+        """A barrier of all threads of the flagged blocks (None: all) completed."""
+        self.order.block_barrier(complete)
+        self.shared.races.full_barrier(complete)
+
     def wait_at(self, block: int, group: Group) -> None:
         """Put a group in the queue of a basic block."""
         self.ready.setdefault(block, []).append(group)
@@ -135,8 +166,9 @@ class Chunk:
             result = block.function(group)
             group.dirty |= block.defined
             end = block.end
+            before = current
             if end == "branch":
-                following = self._branch(block.successors, result, group)
+                following = self._branch(current, block.successors, result, group)
                 if following is None:
                     return
                 current = following
@@ -160,11 +192,13 @@ class Chunk:
             else:
                 self._exit(group)
                 return
+            if current <= before and blocks[current].waits is not None and self.spins.takes(current, group):
+                return
             if ready and min(ready) <= current:
                 self.wait_at(current, group)
                 return
 
-    def _branch(self, successors: tuple[int, ...], guard: Any, group: Group) -> int | None:
+    def _branch(self, current: int, successors: tuple[int, ...], guard: Any, group: Group) -> int | None:
         taken, other = successors
         if guard.shape[0] == 1:
             return taken if guard[0] else other
@@ -174,8 +208,10 @@ class Chunk:
         if held == 0:
             return other
         first, second = group.split((np.flatnonzero(guard), np.flatnonzero(~guard)))
-        self.wait_at(taken, first)
-        self.wait_at(other, second)
+        for target, part in ((taken, first), (other, second)):
+            waits = target <= current and self.run.kernel.blocks[target].waits is not None
+            if not waits or not self.spins.takes(target, part):
+                self.wait_at(target, part)
         return None
 
     def _trap(self, site: Any, group: Group) -> None:

@@ -261,7 +261,7 @@ class BlockEmitter:
 
     def site(self, instruction: Instruction) -> Site:
         """A new site."""
-        return self.context.sites.add(instruction)
+        return self.context.sites.add(instruction, self.block.in_wait)
 
     def unsupported(self, instruction: Instruction, reason: str = "") -> UnsupportedOpcode:
         """The error for an instruction that cannot be emulated."""

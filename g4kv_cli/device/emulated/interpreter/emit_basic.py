@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..arithmetic.opcodes import ELEMENTWISE
+from ..checks.order import fence
 from ..ptx.instruction import CARRY, Immediate, Instruction, Operand, PredicatePair, Register, Symbol, Vector
 from .emit import WINDOWS, BlockEmitter
 
@@ -15,15 +16,17 @@ _COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
 """setp without a combining predicate: a second result is the complement of the first."""
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
 
-NO_OPERATION = frozenset(
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+FENCES = frozenset(
     {
         *(f"membar.{scope}" for scope in ("cta", "gl", "sys")),
-        *(f"fence.{scope}" for scope in ("cta", "cluster", "gpu", "sys")),
-        *(
-            f"fence.{order}.{scope}"
-            for order in ("sc", "acq_rel", "acquire", "release")
-            for scope in ("cta", "cluster", "gpu", "sys")
-        ),
+        *(f"fence.{scope}" for scope in _SCOPES),
+        *(f"fence.{order}.{scope}" for order in ("sc", "acq_rel", "acquire", "release") for scope in _SCOPES),
+    }
+)
+"""In lockstep every access is already visible to all: they only say what comes before what (checks/order.py)."""
+NO_OPERATION = frozenset(
+    {
         *(f"prefetch.global.{level}" for level in ("L1", "L2", "L2::evict_last", "L2::evict_normal")),
         *(f"prefetch.{level}" for level in ("L1", "L2")),
         "prefetchu.L1",
@@ -36,7 +39,7 @@ NO_OPERATION = frozenset(
         ),
     }
 )
-"""Ordering and cache hints: in lockstep every access is already visible to all."""
+"""Cache hints, and waits for what is there already."""
 
 
 def emit_basic(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
@@ -48,6 +51,9 @@ def emit_basic(emitter: BlockEmitter, number: int, instruction: Instruction) -> 
     match = _CVTA.fullmatch(opcode)
     if match is not None:
         _emit_cvta(emitter, number, instruction, bool(match.group(1)), match.group(2))
+        return True
+    if opcode in FENCES:
+        emitter.effect(number, instruction, [], fence(opcode), [])
         return True
     if opcode in NO_OPERATION:
         target = instruction.operands[0] if instruction.operands else None

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.global_races import GlobalLog
+from ..checks.order import Order
 from ..checks.owned_reads import OwnedReads
+from ..checks.undefined import FILLS, Fill
 from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
+from ..ptx.ordering import may_wait
+from ..ptx.sites import Site
 from ..state.groups import Group
-from ..state.lanes import WARP, KernelState
+from ..state.lanes import WARP, KernelState, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory, Views
 from ..state.reports import FaultCollector, LaunchStopped
 from ..state.store_log import Ranges, StoreLog, empty_ranges, gaps
+from ..state.undo import UndoLog
 from .chunk import Chunk
 from .translate import CompiledBlock
 
@@ -26,6 +33,8 @@ DEFAULT_BLOCK_STEPS = 20_000_000
 
 _TICKS_A_STEP = 64
 """Clock ticks, and nanoseconds of %globaltimer, that a basic block or a reading counts for."""
+_IDLE_TURNS = 100_000
+"""Turns of loops that wait, in which nothing else can run and nothing changes memory, before they look endless."""
 _MAX_CLOCKED_LOCATIONS = 1 << 20
 """Shared locations of the blocks executed together where each has clocks (see clock_races.py)."""
 
@@ -45,14 +54,26 @@ class Run:
         max_instructions: int | None,
         deadline: float | None = None,
         owned_reads: Sequence[OwnedReads] = (),
+        resident_blocks: int = 1,
+        fill: Fill = FILLS[0],
     ) -> None:
         self.memory = memory
         self.kernel = kernel
         self.grid = grid
         self.block = block
+        self.resident_blocks = resident_blocks
+        self.fill = fill
+        self.undo = UndoLog(memory)
+        self.trace = 0
         self.collector = FaultCollector(kernel.name)
         self.hints = fresh_hints(len(kernel.sites))
         self.stores = StoreLog()
+        self.order = Order()
+        self.accesses = GlobalLog(self.order, memory)
+        waits = [site for site in kernel.sites if site.in_wait and may_wait(site.opcode)]
+        self.waits_on_shared = any(".global" not in site.opcode for site in waits)
+        self.watches_changes = bool(waits)
+        self.changes = 0
         self.symbols = symbols
         self.shared_bytes = kernel.shared_total(dynamic_shared_bytes)
         self.ntid = [np.array([extent], np.uint32) for extent in block]
@@ -99,6 +120,15 @@ class Run:
         self._ticks = max(self._ticks, self.block_steps * _TICKS_A_STEP) + _TICKS_A_STEP
         return np.array([self._ticks], np.uint64)
 
+    def note_addresses(self, units: npt.NDArray[np.int64]) -> None:
+        """Once undefined bytes were read, all addresses are compared between the two runs."""
+        if self.collector.has_undefined:
+            self.trace = zlib.crc32(units.tobytes(), self.trace)
+
+    def changed(self) -> None:
+        """Memory has other bytes than before: who waits may go on."""
+        self.changes += 1
+
     def standing(self) -> Standing:
         """The basic block that ran last, and the first lane that ran it."""
         site, block, thread = self.kernel.sites[0], (0, 0, 0), 0
@@ -125,11 +155,9 @@ class Run:
         if self.kernel.is_asynchronous:
             locations = (self.shared_bytes >> self.kernel.granule_shift) + 1
             step = max(1, min(step, _MAX_CLOCKED_LOCATIONS // locations))
-        order = np.array(blocks)
         try:
             with np.errstate(all="ignore"):
-                for start in range(0, len(order), step):
-                    Chunk(self, order[start : start + step]).execute()
+                self._run_chunks(np.array(blocks), step)
         except LaunchStopped:
             return False
         except KeyboardInterrupt as interrupt:
@@ -138,28 +166,50 @@ class Run:
             raise EmulatorError(f"kernel {self.kernel.name}: {error}") from error
         return True
 
+    def _run_chunks(self, order: npt.NDArray[np.int64], step: int) -> None:
+        """Chunk by chunk; while one waits for others, as many blocks beside it as the card holds at a time."""
+        live: list[Chunk] = []
+        begin = turns = 0
+        while live or begin < order.size:
+            has_moved = False
+            for chunk in list(live):
+                changes = self.changes
+                if chunk.proceed():
+                    live.remove(chunk)
+                    has_moved = True
+                has_moved |= self.changes != changes
+            turns = 0 if has_moved else turns + 1
+            room = min(self.resident_blocks - sum(chunk.live_blocks for chunk in live), step)
+            if begin < order.size and room > 0 and not (has_moved and live):
+                live.append(Chunk(self, order[begin : begin + room]))
+                live[-1].start()
+                begin += room
+            elif live and not has_moved and (turns > _IDLE_TURNS or sum(chunk.spins.again() for chunk in live) == 0):
+                self._report_endless(live)
+
+    def _report_endless(self, live: list[Chunk]) -> None:
+        """Everybody waits, and nothing changes: raise that as a fault that names all places."""
+        places: dict[int, tuple[Site, LaneSet, int]] = {}
+        for chunk in live:
+            for site, lanes in chunk.spins.places():
+                first = places.get(site.number, (site, lanes, 0))
+                places[site.number] = (*first[:2], first[2] + lanes.count)
+        others = [f"{count} at line {_line(site)}" for site, _, count in list(places.values())[1:]]
+        for chunk in live:
+            others.extend(chunk.barriers.places())
+        site, lanes, count = next(iter(places.values()))
+        words = f"{count} threads wait here for what no thread does any more"
+        if others:
+            words += f"; besides wait {', '.join(dict.fromkeys(others))}"
+        self.collector.add("endless_wait", words, site, lanes, 0, count)
+
     def finish(
         self, must_write: Sequence[tuple[int, int]], may_collide: Sequence[tuple[int, int]], reached_end: bool
     ) -> Ranges:
         """Check the stores of the whole launch; returns the arena ranges it stored to."""
         collide = [(address - GLOBAL_BASE, address - GLOBAL_BASE + nbytes) for address, nbytes in may_collide]
-        ranges, conflicts = self.stores.finish(collide)
-        for conflict in conflicts:
-            address = conflict.arena_offset + GLOBAL_BASE
-            label, offset, description = self.memory.describe(address)
-            other = _coordinates(conflict.other_block, self.grid)
-            lanes = conflict.entry.lanes
-            self.collector.add(
-                "block_write_conflict",
-                f"block {other} stored to the same location: {description}",
-                conflict.entry.site,
-                lanes,
-                conflict.lane,
-                conflict.count,
-                address,
-                label,
-                offset,
-            )
+        ranges = self.stores.finish()
+        self.accesses.check(collide, self.collector)
         if reached_end:
             for address, nbytes in must_write:
                 self._check_written(ranges, address, nbytes)
@@ -169,9 +219,6 @@ class Run:
         begin = address - GLOBAL_BASE
         missing = gaps(ranges, begin, begin + nbytes) if nbytes else empty_ranges()
         if not missing.size:
-            allocation = self.memory.find(address)
-            if allocation is not None and nbytes and (allocation.begin, allocation.nbytes) == (address, nbytes):
-                self.memory.mark_whole(allocation)
             return
         first = int(missing[0, 0]) + GLOBAL_BASE
         total = int((missing[:, 1] - missing[:, 0]).sum())
@@ -185,5 +232,5 @@ class Run:
         )
 
 
-def _coordinates(number: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    return number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+def _line(site: Site) -> int:
+    return site.location.line or site.ptx_line

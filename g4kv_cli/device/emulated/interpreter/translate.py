@@ -42,6 +42,8 @@ class CompiledBlock:
     size: int
     site: Site | None
     barrier: BarrierCall | None
+    waits: Site | None
+    """Where a loop that begins here may wait for other threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
                 block.size,
                 sites[number],
                 barriers[number],
+                context.sites.add(block.waits, True) if block.waits is not None else None,
             )
         )
     zeros = {kind: constant_array(0, kind) for kind in ("b16", "b32", "b64", "pred")}

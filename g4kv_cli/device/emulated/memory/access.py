@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.conflicts import READ, WRITE
+from ..checks.order import synchronise
 from ..checks.owned_reads import check_owned
+from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from ..state.memory import GLOBAL_BASE, NO_ALLOCATION, Allocation
@@ -134,10 +137,11 @@ def check_initialised(
     bad = np.flatnonzero(~good)
     if bad.size == 0:
         return
+    _fill_undefined(lanes, units[bad], shift, site)
     position = int(bad[0])
     address = int(addresses[position])
     label, inside, description = memory.describe(address)
-    lanes.chunk.run.collector.add(
+    lanes.chunk.run.collector.undefined(
         "uninitialised_read",
         f"read of {1 << shift} bytes that were never written: {description}",
         site,
@@ -148,6 +152,15 @@ def check_initialised(
         label,
         inside,
     )
+
+
+def _fill_undefined(lanes: LaneSet, units: npt.NDArray[np.int64], shift: int, site: Site) -> None:
+    """Let lanes find what the run says where nobody wrote."""
+    run = lanes.chunk.run
+    memory = run.memory
+    unwritten = state_bytes(memory.state.of[shift].take(units), shift) == 0
+    run.undo.keep(units, shift)
+    fill(memory.data.of[0], unwritten, units, site, run.fill)
 
 
 class Element:
@@ -205,16 +218,18 @@ def load_global(site: Site, offset: int, element: Element, register_bytes: tuple
         units, allocation = global_units(lanes, base, span, offset, full_shift, site)
         if lanes.chunk.owned_reads:
             check_owned(lanes, units, full_shift, allocation, site)
+        run = lanes.chunk.run
+        run.accesses.add(READ, units, full_shift, lanes, site)
+        synchronise(site, lanes, units << full_shift, False, False)
         if full_shift != shift:
             units = split_pieces(units, element.pieces)
-        raw = lanes.chunk.run.memory.data.of[shift].take(units)
         if allocation is None or not allocation.fully_initialised:
             if full_shift == shift:
                 check_initialised(lanes, units, shift, allocation, site)
             else:
                 for piece in range(element.pieces):
                     check_initialised(lanes, units[piece :: element.pieces], shift, allocation, site)
-        return element.unpack(raw, register_bytes)
+        return element.unpack(run.memory.data.of[shift].take(units), register_bytes)
 
     return load
 
@@ -234,13 +249,33 @@ def store_global(site: Site, offset: int, element: Element) -> Storer:
         elif element.pieces > 1 and data.shape[0] == element.pieces and units.shape[0] > 1:
             data = np.tile(data, units.shape[0])
         run.stores.add(units, full_shift, lanes, site, False)
+        run.accesses.add(WRITE, units, full_shift, lanes, site, data)
+        whole = units
         if full_shift != shift:
             units = split_pieces(units, element.pieces)
+        run.undo.keep(units, shift)
+        if run.watches_changes and is_change(memory.data.of[shift], units, data):
+            run.changed()
         memory.data.of[shift][units] = data
         if allocation is None or not allocation.fully_initialised:
             memory.state.of[shift][units] = ALL_INITIALISED[shift]
+        synchronise(site, lanes, whole << full_shift, True, False)
 
     return store
+
+
+def differs(units: Array, others: Array) -> npt.NDArray[np.bool_]:
+    """Which units are not the same bytes; those of 16 bytes are complex numbers, which compare as floats."""
+    if units.dtype.itemsize < 16:
+        return np.asarray(units != others, np.bool_)
+    both = np.broadcast_arrays(units, others)
+    first, second = (np.ascontiguousarray(each).view(np.uint64).reshape(-1, 2) for each in both)
+    return np.asarray((first != second).any(1), np.bool_)
+
+
+def is_change(view: Array, units: npt.NDArray[np.int64], data: Array) -> bool:
+    """Whether a store changes any byte."""
+    return bool(differs(view.take(units), data).any())
 
 
 def fresh_hints(count: int) -> list[Allocation]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.conflicts import READ, WRITE
 from ..checks.owned_reads import check_owned
-from ..checks.shared_races import WRITE
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from .access import check_initialised, global_units, span_of
+from .shared_memory import IN_FLIGHT
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -55,7 +56,17 @@ class CopyQueue:
         if units.shape[0] == 1 and data.shape[0] > 1:
             units = np.repeat(units, data.shape[0])
         self.pending.append(PendingCopy(lanes, self.committed.take(lanes.index), units, shift, data, site))
-        self.chunk.shared.races.add(WRITE, units, shift, lanes, site)
+        shared = self.chunk.shared
+        shared.races.add(WRITE, units, shift, lanes, site, data)
+        shared.state.of[0].reshape(-1, 1 << shift)[units] = IN_FLIGHT
+
+    def line_of(self, begin: int, nbytes: int) -> str:
+        """The copy in flight to any of these bytes of the chunk's shared memory, in words."""
+        for copy in self.pending:
+            at = copy.units << copy.shift
+            if ((at < begin + nbytes) & (at + (1 << copy.shift) > begin)).any():
+                return f"{copy.site.opcode}, line {copy.site.location.line or copy.site.ptx_line}"
+        return "cp.async"
 
     def commit(self, lanes: LaneSet) -> None:
         """cp.async.commit_group."""
@@ -135,6 +146,7 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
             check_owned(lanes, units, shift, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, shift, allocation, site)
+        lanes.chunk.run.accesses.add(READ, units, shift, lanes, site)
         raw = memory.data.of[shift].take(units)
         return raw.view(np.uint8).reshape(-1, size)
     columns = []
@@ -144,6 +156,7 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
             check_owned(lanes, units, 0, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, 0, allocation, site)
+        lanes.chunk.run.accesses.add(READ, units, 0, lanes, site)
         columns.append(memory.data.of[0].take(units))
     return np.stack(columns, 1)
 

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arithmetic.opcodes import ELEMENTWISE
-from ..checks.shared_races import ATOMIC
+from ..checks.conflicts import ATOMIC
+from ..checks.order import synchronise
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from ..state.memory import SHARED_WINDOW
-from .access import ALL_INITIALISED, SIGNED, UNSIGNED, Span, check_initialised, global_units, span_of
+from .access import ALL_INITIALISED, SIGNED, UNSIGNED, Span, check_initialised, differs, global_units, span_of
 from .generic_memory import GLOBAL_SPACE, divide_by_space, space_of
 from .shared_memory import SharedMemory
 
@@ -153,11 +154,14 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
         memory = run.memory
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, full_shift, allocation, site)
+            run.undo.keep(units, full_shift)
             memory.state.of[full_shift][units] = ALL_INITIALISED[full_shift]
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
         run.stores.add(units, full_shift, lanes, site, True)
-        return apply(memory.data.of[shift], units, _known(updates[False]), values)
+        run.accesses.add(ATOMIC, units, full_shift, lanes, site)
+        run.undo.keep(units, full_shift)
+        return in_order(lanes, memory.data.of, units, values, False)
 
     def on_shared(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
         shared: SharedMemory = lanes.chunk.shared
@@ -166,7 +170,19 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
         shared.races.add(ATOMIC, units, full_shift, lanes, site)
-        return apply(shared.data.of[shift], units, _known(updates[True]), values)
+        return in_order(lanes, shared.data.of, units, values, True)
+
+    def in_order(
+        lanes: LaneSet, views: Sequence[Array], units: npt.NDArray[np.int64], values: tuple[Array, ...], is_shared: bool
+    ) -> list[Array]:
+        """Apply the atomic, and take part in the order of the launch."""
+        run = lanes.chunk.run
+        before = views[full_shift].take(units) if run.watches_changes else None
+        found = apply(views[shift], units, _known(updates[is_shared]), values)
+        if before is not None and differs(views[full_shift].take(units), before).any():
+            run.changed()
+        synchronise(site, lanes, units << full_shift, True, is_shared)
+        return found
 
     def on_generic(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
         window = np.uint64(SHARED_WINDOW)

@@ -303,9 +303,11 @@ class BulkCopies:
         memory = chunk.run.memory
         units = store.destination.take(chosen)
         owners = LaneSet(chunk, store.lanes.index.take(store.owner.take(chosen)))
+        chunk.run.undo.keep(units, store.shift)
         memory.data.of[store.shift][units] = chunk.shared.data.of[store.shift].take(store.source.take(chosen))
         memory.state.of[store.shift][units] = ALL_INITIALISED[store.shift]
         chunk.run.stores.add(units, store.shift, owners, store.site, False)
+        chunk.run.accesses.add(WRITE, units, store.shift, owners, store.site)
 
     def report_unfinished(self) -> None:
         """The blocks have ended: report copies that nobody waited for."""

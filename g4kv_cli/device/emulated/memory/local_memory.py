@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import Views
@@ -63,11 +64,14 @@ def load_local(site: Site, offset: int, element: Element, register_bytes: tuple[
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         local: LocalMemory = lanes.chunk.local
         units = local.units(lanes, base, span, offset, shift, site)
-        bad = np.flatnonzero(local.state.of[shift].take(units) != ALL_INITIALISED[shift])
+        state = local.state.of[shift].take(units)
+        bad = np.flatnonzero(state != ALL_INITIALISED[shift])
         if bad.size:
+            run = lanes.chunk.run
+            fill(local.data.of[0], state_bytes(state[bad], shift) == 0, units[bad], site, run.fill)
             position = int(bad[0])
             address = (int(units[position]) << shift) - int(lanes.index[position]) * local.stride
-            lanes.chunk.run.collector.add(
+            run.collector.undefined(
                 "uninitialised_read",
                 f"read of {1 << shift} bytes of local memory at offset {address} that were never written",
                 site,

@@ -8,14 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
-from ..checks.shared_races import READ, WRITE, RaceLog
+from ..checks.conflicts import READ, WRITE
+from ..checks.order import synchronise
+from ..checks.shared_races import RaceLog
+from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import Views
-from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
+from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment, differs, is_change
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
+IN_FLIGHT = 2
+"""State of a byte that a cp.async is to write."""
 
 
 class SharedMemory:
@@ -27,8 +32,11 @@ class SharedMemory:
         total = chunk.block_count * stride
         self.data = Views(np.zeros(total, np.uint8))
         self.state = Views(np.zeros(total, np.uint8))
-        maker = ClockRaces if chunk.run.kernel.is_asynchronous else RaceLog
-        self.races: RaceLog | ClockRaces = maker(chunk, total, granule_shift)
+        self.races: RaceLog | ClockRaces
+        if chunk.run.kernel.is_asynchronous:
+            self.races = ClockRaces(chunk, total, granule_shift)
+        else:
+            self.races = RaceLog(chunk, total)
 
     def units(self, lanes: LaneSet, base: Array, span: Span, offset: int, shift: int, site: Site) -> Units:
         """Checked chunk offsets in units of 1 << shift bytes."""
@@ -66,14 +74,22 @@ class SharedMemory:
 
     def check_initialised(self, lanes: LaneSet, units: Units, shift: int, site: Site) -> None:
         """Report lanes that read shared bytes which nobody wrote."""
-        good = self.state.of[shift].take(units) == ALL_INITIALISED[shift]
+        state = self.state.of[shift].take(units)
+        good = state == ALL_INITIALISED[shift]
         if good.all():
             return
+        each = state_bytes(state, shift)
+        in_flight = np.flatnonzero((each == IN_FLIGHT).any(1))
+        if in_flight.size:
+            self._report_in_flight(lanes, units, shift, site, in_flight)
+            good |= (each == IN_FLIGHT).any(1)
         bad = np.flatnonzero(~good)
+        if not bad.size:
+            return
         position = int(bad[0])
-        base = lanes.shared_base
-        address = (int(units[position]) << shift) - int(base[position] if base.size > 1 else base[0])
-        self.chunk.run.collector.add(
+        address = self._offset(units, shift, lanes, position)
+        fill(self.data.of[0], each[bad] == 0, units[bad], site, self.chunk.run.fill)
+        self.chunk.run.collector.undefined(
             "shared_uninitialised_read",
             f"read of {1 << shift} bytes at shared offset {address} that were never written",
             site,
@@ -83,28 +99,49 @@ class SharedMemory:
             address,
         )
 
-    def load(self, units: Units, shift: int, lanes: LaneSet, site: Site) -> Array:
-        """Read checked units."""
-        raw: Array = self.data.of[shift].take(units)
+    def _offset(self, units: Units, shift: int, lanes: LaneSet, position: int) -> int:
+        """The offset of a lane's unit in its block."""
+        base = lanes.shared_base
+        return (int(units[position]) << shift) - int(base[position] if base.size > 1 else base[0])
+
+    def _report_in_flight(self, lanes: LaneSet, units: Units, shift: int, site: Site, bad: Units) -> None:
+        position = int(bad[0])
+        copy = self.chunk.copies.line_of(int(units[position]) << shift, 1 << shift)
+        self.chunk.run.collector.add(
+            "unfinished_copy",
+            f"read of {1 << shift} bytes at shared offset {self._offset(units, shift, lanes, position)} while a copy "
+            f"to them is still in flight ({copy}): its group was not waited for",
+            site,
+            lanes,
+            position,
+            lanes.count if units.size == 1 else bad.size,
+            self._offset(units, shift, lanes, position),
+        )
+
+    def load(self, units: Units, shift: int, lanes: LaneSet, site: Site, notes_read: bool = True) -> Array:
+        """Read checked units; ``notes_read``: by these lanes, to the race check."""
         self.check_initialised(lanes, units, shift, site)
-        self.races.add(READ, units, shift, lanes, site)
+        raw: Array = self.data.of[shift].take(units)
+        if notes_read:
+            self.races.add(READ, units, shift, lanes, site)
+        synchronise(site, lanes, units << shift, False, True)
         return raw
 
     def store(self, units: Units, shift: int, data: Array, lanes: LaneSet, site: Site) -> None:
-        """Store units, and check that no lane's value was lost to another lane of the instruction."""
+        """Store units."""
         if units.shape[0] == 1 and data.shape[0] > 1:
             units = np.repeat(units, data.shape[0])
         view = self.data.of[shift]
+        if self.chunk.run.watches_changes and is_change(view, units, data):
+            self.chunk.run.changed()
         view[units] = data
         self.state.of[shift][units] = ALL_INITIALISED[shift]
-        if data.shape[0] > 1 and units.shape[0] > 1:
-            kept = view.take(units)
-            # Complex numbers compare as floats; their bits are meant.
-            lost = kept != data if shift < 4 else (kept.view(np.uint64) != data.view(np.uint64)).reshape(-1, 2).any(1)
-            if lost.any():
-                bad = np.flatnonzero(lost)
+        if self.chunk.has_clocks and data.shape[0] > 1 and units.shape[0] > 1:
+            bad = np.flatnonzero(differs(view.take(units), data))
+            if bad.size:
                 self._report_lost(units, shift, lanes, site, int(bad[0]), bad.size)
-        self.races.add(WRITE, units, shift, lanes, site)
+        self.races.add(WRITE, units, shift, lanes, site, data)
+        synchronise(site, lanes, units << shift, True, True)
 
     def _report_lost(self, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int) -> None:
         rivals = np.flatnonzero(units == units[position])

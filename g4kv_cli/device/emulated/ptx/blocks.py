@@ -13,7 +13,8 @@ class BasicBlock:
 
     A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
     (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined; ``meets``:
-    threads wait for others in it.
+    threads wait for others in it; ``in_wait``: it is
+    in a loop that may wait for other threads; ``waits``: where, if that loop begins here.
     """
 
     body: list[Instruction]
@@ -25,3 +26,5 @@ class BasicBlock:
     defined: int = 0
     size: int = 0
     meets: bool = False
+    in_wait: bool = False
+    waits: Instruction | None = None

@@ -11,6 +11,7 @@ from .blocks import BasicBlock
 from .contraction import contract
 from .instruction import Instruction, Register, Symbol
 from .mma_batches import batch_multiplies
+from .ordering import MEETING, may_wait, meeting_before
 from .parse import ParsedKernel
 
 CONTRIBUTE = "cp.reduction.contribute"
@@ -55,12 +56,15 @@ WARP_BARRIER = "bar.warp.sync"
 
 
 def _block_ends(instructions: Sequence[Instruction]) -> list[bool]:
-    """Which instructions end a block. A bar.warp.sync does only where lanes of its warp may sleep at an mbarrier."""
+    """Which instructions end a block. A bar.warp.sync does only where lanes of its warp may wait elsewhere."""
     opcodes = [instruction.opcode for instruction in instructions]
     others = {*BRANCHES, *EXITS, "trap"}
-    if any(is_phase_wait(opcode) for opcode in opcodes):
+    if any(is_phase_wait(opcode) or opcode.startswith(MEETING) for opcode in opcodes):
         others.add(WARP_BARRIER)
-    return [opcode in others or is_barrier(opcode) or is_phase_wait(opcode) for opcode in opcodes]
+    return [
+        opcode in others or is_barrier(opcode) or is_phase_wait(opcode) or opcode.startswith(MEETING)
+        for opcode in opcodes
+    ]
 
 
 def _cut_phase_wait(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
@@ -90,9 +94,13 @@ def _cut_reduction(block: BasicBlock, last: Instruction, extra: list[BasicBlock]
 def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     """Cut a kernel into blocks, order them, and compute liveness; ``joins_multiplies`` as in mma_batches.py."""
     blocks, entry = cut(kernel)
+    if _note_waits(blocks, entry):
+        blocks, entry = cut(_with_meetings(kernel))
+        _note_waits(blocks, entry)
     kernel.contracted = contract(blocks) if kernel.contracts else 0
     for block in blocks:
-        block.size = len(block.body) + (block.final is not None)
+        is_stand_in = block.final is not None and block.final.opcode.startswith(MEETING)
+        block.size = len(block.body) + (block.final is not None and not is_stand_in)
         block.meets = block.end in ("barrier", "phase", "warp") or any(".sync" in each.opcode for each in block.body)
         if joins_multiplies:
             block.body = batch_multiplies(block.body)
@@ -158,7 +166,7 @@ def cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             tail.end, tail.successors = "exit", ()
         elif opcode == "trap":
             tail.end, tail.successors = "trap", ()
-        elif opcode == WARP_BARRIER:
+        elif opcode == WARP_BARRIER or opcode.startswith(MEETING):
             tail.end, tail.successors = "warp", (number + 1,)
         elif is_phase_wait(opcode):
             _cut_phase_wait(block, last, extra, total, number + 1)
@@ -198,6 +206,49 @@ def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
     return first + [node for node in order if node not in taken]
 
 
+def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
+    """Set ``in_wait`` and ``waits``; whether any loop may wait for other threads."""
+    found = False
+    for header, body in _loop_bodies(blocks, entry).items():
+        members = [block for number, block in enumerate(blocks) if body >> number & 1]
+        blocks[header].waits = _waits_at(members)
+        if blocks[header].waits is not None:
+            found = True
+            for block in members:
+                block.in_wait = True
+    return found
+
+
+def _waits_at(members: list[BasicBlock]) -> Instruction | None:
+    """The load or atomic on whose result a branch in a loop depends: others may change what it finds."""
+    sources = [each for block in members for each in block.body if may_wait(each.opcode)]
+    if not sources:
+        return None
+    depends = {register for each in sources for register in each.writes}
+    size = -1
+    while size != len(depends):
+        size = len(depends)
+        for block in members:
+            for each in block.body:
+                if any(register in depends for register in each.reads):
+                    depends.update(each.writes)
+    branches = (block.final.guard for block in members if block.end == "branch" and block.final is not None)
+    return sources[0] if any(guard in depends for guard in branches) else None
+
+
+def _with_meetings(kernel: ParsedKernel) -> ParsedKernel:
+    """The kernel with a stand-in before each instruction that lanes of a warp execute together."""
+    instructions: list[Instruction] = []
+    place: list[int] = []
+    for instruction in kernel.instructions:
+        place.append(len(instructions))
+        meeting = meeting_before(instruction)
+        instructions.extend([instruction] if meeting is None else [meeting, instruction])
+    place.append(len(instructions))
+    labels = {name: place[index] for name, index in kernel.labels.items()}
+    return replace(kernel, instructions=instructions, labels=labels)
+
+
 def _last_ways(blocks: list[BasicBlock], order: list[int]) -> set[int]:
     """Blocks of lanes that leave early: all there is to come is the end, and who has met others never comes there.
 
@@ -227,7 +278,21 @@ def _reached(begin: Sequence[int], following: Mapping[int, Sequence[int]]) -> se
 
 
 def _loop_exits(blocks: list[BasicBlock], entry: int) -> dict[int, list[int]]:
-    """Loop header -> targets of the edges that leave the loop (natural loops, merged by header)."""
+    """Loop header -> targets of the edges that leave the loop."""
+    return {
+        header: [
+            target
+            for node, block in enumerate(blocks)
+            if body >> node & 1
+            for target in block.successors
+            if not body >> target & 1
+        ]
+        for header, body in _loop_bodies(blocks, entry).items()
+    }
+
+
+def _loop_bodies(blocks: list[BasicBlock], entry: int) -> dict[int, int]:
+    """Loop header -> the blocks of the loop as bits (natural loops, merged by header)."""
     predecessors: dict[int, list[int]] = {}
     reachable = [entry]
     seen = {entry}
@@ -265,16 +330,7 @@ def _loop_exits(blocks: list[BasicBlock], entry: int) -> dict[int, list[int]]:
                         body |= 1 << member
                         work.extend(predecessors.get(member, ()))
                 bodies[header] = body
-    return {
-        header: [
-            target
-            for node in reachable
-            if body >> node & 1
-            for target in blocks[node].successors
-            if not body >> target & 1
-        ]
-        for header, body in bodies.items()
-    }
+    return bodies
 
 
 def compute_liveness(flow: Flow) -> None:

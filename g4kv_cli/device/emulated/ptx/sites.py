@@ -9,13 +9,15 @@ from .instruction import Instruction, Location
 
 @dataclass(frozen=True)
 class Site:
-    """One instruction of one kernel. ``number`` counts the sites of the kernel from 0."""
+    """One instruction of one kernel. ``number`` counts the sites of the kernel from 0; ``in_wait``: it is in
+    a loop that may wait for other threads."""
 
     number: int
     kernel: str
     opcode: str
     ptx_line: int
     location: Location
+    in_wait: bool = False
 
 
 class SiteTable:
@@ -25,8 +27,9 @@ class SiteTable:
         self.kernel = kernel
         self.sites: list[Site] = []
 
-    def add(self, instruction: Instruction) -> Site:
+    def add(self, instruction: Instruction, in_wait: bool = False) -> Site:
         """A new site for an instruction."""
-        site = Site(len(self.sites), self.kernel, instruction.opcode, instruction.ptx_line, instruction.location)
+        opcode, line = instruction.opcode, instruction.ptx_line
+        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait)
         self.sites.append(site)
         return site

@@ -46,7 +46,7 @@ class Split:
 class Group:
     """Lanes at one point of the program with their registers (None: still to be drawn from the parent)."""
 
-    __slots__ = ("dirty", "lanes", "parent", "position", "registers")
+    __slots__ = ("dirty", "lanes", "parent", "position", "registers", "turn")
 
     def __init__(
         self, lanes: LaneSet, registers: list[Array | None], parent: Split | None = None, position: Index | None = None
@@ -56,6 +56,8 @@ class Group:
         self.parent = parent
         self.position = position
         self.dirty = 0
+        self.turn: tuple[int, int] | None = None
+        """The loop that may wait in which the group is, and the state of memory at the begin of its turn."""
 
     def pull(self, register: int) -> Array:
         """A register that was not read since the split."""
@@ -73,7 +75,10 @@ class Group:
         """Divide into groups by positions inside this one (ascending, disjoint, together everything)."""
         node = Split(self)
         total = len(self.registers)
-        return [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
+        parts = [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
+        for part in parts:
+            part.turn = self.turn
+        return parts
 
 
 def merge_groups(groups: list[Group], live: Sequence[int], full: LaneSet) -> Group:

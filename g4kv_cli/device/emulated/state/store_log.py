@@ -1,10 +1,9 @@
-"""What kernels stored to global memory: coverage of outputs, and locations that two thread blocks wrote."""
+"""What kernels stored to global memory: coverage of outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +25,6 @@ class StoreEntry:
     lanes: LaneSet
     site: Site
     is_atomic: bool
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Two thread blocks that wrote one location: the later store's entry and lane, the earlier block."""
-
-    entry: StoreEntry
-    lane: int
-    other_block: int
-    arena_offset: int
-    count: int
 
 
 def empty_ranges() -> Ranges:
@@ -156,66 +144,15 @@ class StoreLog:
         self._logged = sum(entry.units.size for entry in kept)
         self._compact_at = max(_COMPACT_AT_LANES, 2 * self._logged)
 
-    def finish(self, may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, list[Conflict]]:
-        """(bytes stored, conflicts between blocks outside ``may_collide``, one for each store site)."""
+    def finish(self) -> Ranges:
+        """The bytes stored."""
         if not self.entries:
-            return empty_ranges(), []
+            return empty_ranges()
         begins = np.concatenate([entry.units << entry.shift for entry in self.entries])
         sizes = {1 << entry.shift for entry in self.entries}
         if len(sizes) == 1:
-            size = sizes.pop()
             in_order = np.sort(begins)
-            ranges = merge_ranges(in_order, in_order + size)
-            overlaps = bool((in_order[1:] == in_order[:-1]).any())
-        else:
-            lengths = np.concatenate([np.full(entry.units.size, 1 << entry.shift) for entry in self.entries])
-            order = np.argsort(begins)
-            in_order = begins[order]
-            ends = in_order + lengths[order]
-            ranges = merge_ranges(in_order, ends)
-            overlaps = bool((in_order[1:] < np.maximum.accumulate(ends)[:-1]).any())
-        return ranges, self._conflicts(may_collide) if overlaps else []
-
-    def _conflicts(self, may_collide: Sequence[tuple[int, int]]) -> list[Conflict]:
-        shift = min(entry.shift for entry in self.entries)
-        keys: list[npt.NDArray[np.int64]] = []
-        blocks: list[npt.NDArray[Any]] = []
-        serials: list[npt.NDArray[Any]] = []
-        positions: list[npt.NDArray[Any]] = []
-        for serial, entry in enumerate(self.entries):
-            split = 1 << (entry.shift - shift)
-            units = entry.units
-            block = entry.lanes.linear_block
-            position = np.arange(units.size)
-            if block.shape[0] != units.size:
-                block = np.broadcast_to(block[:1] if units.size == 1 else block, units.shape)
-            if split > 1:
-                units = ((units << (entry.shift - shift))[:, None] + np.arange(split)).reshape(-1)
-                block, position = np.repeat(block, split), np.repeat(position, split)
-            keys.append(units)
-            blocks.append(block)
-            positions.append(position)
-            serials.append(np.full(units.size, serial, np.int32))
-        key, block, serial_of, position_of = (np.concatenate(part) for part in (keys, blocks, serials, positions))
-        order = np.argsort(key, kind="stable")
-        key, block, serial_of, position_of = key[order], block[order], serial_of[order], position_of[order]
-        atomic = np.array([entry.is_atomic for entry in self.entries])[serial_of]
-        clash = (key[1:] == key[:-1]) & (block[1:] != block[:-1]) & ~(atomic[1:] & atomic[:-1])
-        for begin, end in may_collide:
-            clash &= ((key[1:] << shift) < begin) | ((key[1:] << shift) >= end)
-        found = np.flatnonzero(clash) + 1
-        conflicts: list[Conflict] = []
-        site_numbers = np.array([entry.site.number for entry in self.entries])[serial_of[found]]
-        for number in np.unique(site_numbers):
-            here = found[site_numbers == number]
-            at = int(here[0])
-            conflicts.append(
-                Conflict(
-                    self.entries[int(serial_of[at])],
-                    int(position_of[at]),
-                    int(block[at - 1]),
-                    int(key[at]) << shift,
-                    here.size,
-                )
-            )
-        return conflicts
+            return merge_ranges(in_order, in_order + sizes.pop())
+        lengths = np.concatenate([np.full(entry.units.size, 1 << entry.shift) for entry in self.entries])
+        order = np.argsort(begins)
+        return merge_ranges(begins[order], begins[order] + lengths[order])

@@ -43,11 +43,11 @@ class Waiting:
 
 @dataclass
 class Signal:
-    """Lanes that arrived without waiting, and what their warps knew then (see shared_races.py); ``is_open`` flags the
-    blocks where the barrier has not completed since."""
+    """Lanes that arrived without waiting, and what their warps knew then (see order.py and clock_races.py);
+    ``is_open`` flags the blocks where the barrier has not completed since."""
 
     lanes: LaneSet
-    clocks: Any
+    known: tuple[Any, Any]
     site: Site
     is_open: Flags
 
@@ -125,7 +125,7 @@ class Barriers:
             # The usual case: every lane that still lives arrives at once.
             if self.counts.latest:
                 self.counts.check_arrival(number, chunk.threads, lanes, site, ())
-            chunk.shared.races.full_barrier(None)
+            chunk.full_barrier(None)
             self._close_votes(number, np.ones(chunk.block_count, np.bool_))
             return True
         barrier = self._barrier(number)
@@ -154,7 +154,7 @@ class Barriers:
         self._check_counts(number, barrier, threads, lanes, site)
         barrier.arrived += arrivals
         barrier.expected[arrivals > 0] = threads
-        barrier.signals.append(Signal(lanes, self.chunk.shared.races.signal(lanes), site, arrivals > 0))
+        barrier.signals.append(Signal(lanes, self._knowledge(lanes), site, arrivals > 0))
         self._release(number, barrier)
 
     def contribute(self, number: int, lanes: LaneSet, predicate: Flags) -> None:
@@ -180,6 +180,10 @@ class Barriers:
         if chunk.alive is None:
             return np.full(chunk.block_count, chunk.threads)
         return np.asarray(chunk.alive.reshape(chunk.block_count, -1).sum(1), np.int64)
+
+    def _knowledge(self, lanes: LaneSet) -> tuple[Any, Any]:
+        chunk = self.chunk
+        return chunk.order.signal(lanes), chunk.races.signal(lanes) if chunk.has_clocks else None
 
     def _arrivals(self, lanes: LaneSet, counts_warps: bool) -> npt.NDArray[np.int64]:
         """How many threads of each block arrive; ``counts_warps``: a warp that is all here is 32 of them."""
@@ -219,14 +223,17 @@ class Barriers:
             passed.append(released.lanes)
             chunk.wait_at(waiting.following, released)
         if partial.any():
-            signals = [(signal.part(complete), signal.clocks) for signal in barrier.signals]
-            chunk.shared.races.partial_barrier(number, passed, signals, complete)
+            signals = [(signal.part(complete), *signal.known) for signal in barrier.signals]
+            chunk.order.partial_barrier(number, passed, [(lanes, known) for lanes, known, _ in signals], complete)
+            if chunk.has_clocks:
+                clocks = [(lanes, clock) for lanes, _, clock in signals]
+                chunk.races.partial_barrier(number, passed, clocks, complete)
             for signal in barrier.signals:
                 signal.is_open = signal.is_open & ~complete
             barrier.signals = [signal for signal in barrier.signals if signal.is_open.any()]
         whole = complete & ~partial
         if whole.any():
-            chunk.shared.races.full_barrier(None if whole.all() else whole)
+            chunk.full_barrier(None if whole.all() else whole)
         barrier.waiting = kept
         barrier.arrived[complete] = 0
         if not kept and not barrier.arrived.any():
@@ -286,6 +293,15 @@ class Barriers:
                     clash.size,
                 )
             first[slots] = waiting.site.number
+
+    def places(self) -> list[str]:
+        """Where lanes wait, in words."""
+        found = []
+        for number, barrier in sorted(self.named.items()):
+            for each in barrier.waiting:
+                line = each.site.location.line or each.site.ptx_line
+                found.append(f"{each.group.lanes.count} at barrier {number}, line {line}")
+        return found
 
     def report_deadlock(self) -> None:
         """Nothing can run and lanes still wait: raise that as a fault."""

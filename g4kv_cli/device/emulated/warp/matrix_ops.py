@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..arithmetic.mma import mma
 from ..arithmetic.packed16 import Format
+from ..checks.conflicts import READ
 from ..memory.access import span_of
 from ..memory.shared_memory import SharedMemory
 from ..ptx.sites import Site
@@ -61,6 +62,15 @@ def transpose_matrix(site: Site) -> Callable[..., Any]:
     return run
 
 
+def _receivers(givers: LaneSet, matrices: int, is_transposed: bool) -> list[LaneSet]:
+    """Two of the lanes that read each row: what a lane wrote is always read by another too."""
+    warp, row = np.divmod(np.arange(givers.count), 8 * matrices)
+    row %= 8
+    first, second = (row // 2, row // 2 + 4) if is_transposed else (4 * row, 4 * row + 1)
+    base = givers.index[warp * 8 * matrices] // WARP * WARP
+    return [LaneSet(givers.chunk, base + lane) for lane in (first, second)]
+
+
 def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -> Callable[..., Any]:
     """ldmatrix: (lanes, addresses) -> one register, or a tuple."""
 
@@ -69,7 +79,10 @@ def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -
         shared: SharedMemory = lanes.chunk.shared
         givers, addresses = _row_lanes(lanes, base, matrices)
         units = shared.units(givers, addresses, span_of(addresses), offset, 4, site)
-        raw = shared.load(units, 4, givers, site)
+        raw = shared.load(units, 4, givers, site, notes_read=shared.chunk.has_clocks)
+        if not shared.chunk.has_clocks:
+            for readers in _receivers(givers, matrices, is_transposed):
+                shared.races.add(READ, units, 4, readers, site)
         rows = lanes.frame.rows
         if is_transposed:
             halves = raw.view(np.uint16).reshape(rows, matrices, 8, 8).transpose(1, 0, 3, 2)

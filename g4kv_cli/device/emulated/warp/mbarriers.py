@@ -160,6 +160,7 @@ class Mbarriers:
             np.subtract.at(mbarrier.expected, lanes.block_slot, counts)
         while True:
             self.chunk.races.release(number, lanes)
+            self.chunk.order.arrive(number, lanes)
             taken = np.minimum(left, mbarrier.pending)
             mbarrier.pending -= taken
             left -= taken
@@ -189,6 +190,7 @@ class Mbarriers:
         mbarrier.phase[blocks] += 1
         mbarrier.pending[blocks] = mbarrier.expected[blocks]
         self.chunk.races.phase_completed(number, blocks)
+        self.chunk.order.phase_completed(number, blocks)
         sleeping, self.waiting = self.waiting, []
         for each in sleeping:
             if each.number != number:
@@ -217,6 +219,7 @@ class Mbarriers:
             group, rest = group.split((np.flatnonzero(passed), np.flatnonzero(~passed)))
             self.waiting.append(_Waiting(rest, each.following, each.number, each.parity, each.site))
         self.chunk.races.acquire(each.number, group.lanes)
+        self.chunk.order.wait(each.number, group.lanes)
         return group
 
     def wait(self, operands: tuple[Array, int, Array], site: Site, following: int, group: Group) -> bool:

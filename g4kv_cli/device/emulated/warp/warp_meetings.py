@@ -1,7 +1,8 @@
-"""bar.warp.sync where lanes of a warp may sleep at an mbarrier: the others wait for them.
+"""bar.warp.sync where lanes of a warp may wait at an mbarrier or in a loop: the others wait for them.
 
-In kernels without mbarriers the lanes of a warp are together again at every bar.warp.sync; only its member mask is
-checked there (see warp_ops.py).
+So they do before all other instructions that lanes execute together, where lanes may wait in a loop (ptx/ordering.py).
+In other kernels the lanes of a warp are together again at each of them; only the member mask is checked there (see
+warp_ops.py).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..ptx.ordering import MEETING
 from ..ptx.sites import Site
 from ..state.groups import Group
-from ..state.lanes import WARP, ChunkState, pack_lanes
+from ..state.lanes import WARP, ChunkState, LaneSet, pack_lanes
 from .warp_ops import check_members
 
 
@@ -37,7 +39,9 @@ class WarpMeetings:
         """A group reaches a bar.warp.sync; True if it may go straight on."""
         lanes = group.lanes
         if lanes.frame.is_whole:
-            check_members(lanes, mask, site)
+            if not site.opcode.startswith(MEETING):
+                check_members(lanes, mask, site)
+                self.chunk.order.warp_barrier(lanes, mask)
             return True
         self.masks[lanes.index] = mask
         self.parked.append(_Parked(group, following, site))
@@ -52,6 +56,8 @@ class WarpMeetings:
         alive = pack_lanes(self.chunk.alive_flags().reshape(-1, WARP))
         parked, self.parked = self.parked, []
         found = False
+        ordered: list[npt.NDArray[np.int64]] = []
+        freed: list[npt.NDArray[np.int64]] = []
         for each in parked:
             lanes = each.group.lanes
             warps = lanes.index // WARP
@@ -65,8 +71,15 @@ class WarpMeetings:
             if not ready.all():
                 going, rest = going.split((np.flatnonzero(ready), np.flatnonzero(~ready)))
                 self.parked.append(_Parked(rest, each.following, each.site))
-            self.masks[going.lanes.index] = 0
+            if not each.site.opcode.startswith(MEETING):
+                ordered.append(going.lanes.index)
             self.chunk.wait_at(each.following, going)
+            freed.append(going.lanes.index)
+        if ordered:
+            index = np.sort(np.concatenate(ordered))
+            self.chunk.order.warp_barrier(LaneSet(self.chunk, index), self.masks[index])
+        for index in freed:
+            self.masks[index] = 0
         return found
 
     def report_deadlock(self) -> None:

@@ -220,9 +220,10 @@ def active_mask() -> WarpFunction:
 
 
 def warp_barrier(site: Site) -> WarpFunction:
-    """bar.warp.sync: (lanes, mask); a warp is ordered in itself here, so only the members are checked."""
+    """bar.warp.sync: (lanes, mask)."""
 
     def run(lanes: LaneSet, mask: Array) -> None:
         check_members(lanes, mask, site)
+        lanes.chunk.order.warp_barrier(lanes, mask)
 
     return run

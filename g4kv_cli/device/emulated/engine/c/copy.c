@@ -1,5 +1,5 @@
-// cp.async: the source is read when the copy is issued, the destination changes when its group is waited for, so that a
-// forgotten wait shows as old or unwritten data. Both moments are writes to the race check.
+// cp.async: the source is read when the copy is issued, the destination changes when its group is waited for. Until then
+// it counts as unwritten. Both moments are writes to the race check.
 #include "memory.h"
 #include "races.h"
 
@@ -55,7 +55,8 @@ HANDLER(copy_async_16) {
     copy->to[l] = (u32)to[l];
     const u32 bytes = sizes[l] < 16 ? sizes[l] : 16;
     if (!in_a_row && !read_source(w, hint, from[l], bytes, 16, site, l, copy->data[l])) return done(i);
-    note_write(w, marks, to[l], 16, site, 1u << l);
+    note_write(w, marks, to[l], 16, site, (u32)l, 0);  // the interpreter knows what bytes meet
+    __builtin_memset(s.state + to[l], 0, 16);
   }
   return done(i);
 }
@@ -83,7 +84,7 @@ HANDLER(copy_wait) {
       if (!(ready >> l & 1)) continue;
       COPY(s.data + to[l], copy->data[l], 16);
       mark_shared_written(s, to[l], 16);
-      note_write(w, marks, to[l], 16, copy->site, 1u << l);
+      note_write(w, marks, to[l], 16, copy->site, (u32)l, 0);
     }
     copy->lanes &= ~ready;
     if (copy->lanes) {

@@ -59,6 +59,9 @@ enum FaultKind {
   FAULT_WATCHDOG,
   FAULT_CLOCKS,
   FAULT_FOREIGN_READ,
+  // What only may be wrong: the interpreter decides.
+  FAULT_EQUAL_STORES,
+  FAULT_GUESSED_RACE,
 };
 
 typedef struct {
@@ -86,10 +89,11 @@ typedef struct {
   i64 words, last;
 } OwnedRange;
 
-// Consecutive bytes of the arena that one block stored to.
+// Bytes of the arena that consecutive lanes of a warp stored to, `each` bytes a lane from lane `first` on (warp * 32 +
+// lane); silent: they were there already.
 typedef struct {
   i64 begin;
-  i32 bytes, site, block, unused;
+  i32 bytes, site, block, silent, first, each;
 } Store;
 
 // One executed cp.async of a warp: it takes effect when its lanes wait for its group.
@@ -156,6 +160,7 @@ struct Launch {
   const Range *ranges;
   i64 range_count;
   Range *hints;  // for each site, the allocation found last
+  u8 *used;      // for each allocation, whether this launch reads it (1) and stores to it (2)
   const u8 *parameters;
   i64 parameter_bytes;
   // Shared memory of the block that runs; a byte was written if its state is the block's generation.
@@ -167,7 +172,8 @@ struct Launch {
   u8 *has_fine;
   i64 granules;
   i32 granule_shift, reader_stride, races_on, warp_count;
-  u32 clock, unused0;
+  u32 clock;
+  i32 is_guess;  // whether some lanes of a warp met alone
   // Stores in the order they were made, and the old contents of every arena page stored to (undo.c).
   Store *stores;
   i64 store_count, store_capacity;
@@ -200,6 +206,7 @@ struct Launch {
 };
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address);
+void raise_race(Warp *w, int site, u32 lane, u64 address);
 INLINE const Instruction *done(const Instruction *i) { return i + 1; }
 #define HANDLER(name) const Instruction *op_##name(const Instruction *i, char *frame, Warp *w)
 #define AT(type, number) (*(type *)(frame + i->field[number]))

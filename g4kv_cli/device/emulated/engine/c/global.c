@@ -60,11 +60,19 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   }
 }
 
-INLINE void log_store(Launch *c, i64 begin, int bytes, int site) {
+// Whether a page was stored to before in this launch, so that a store may meet another.
+INLINE int may_meet(const Launch *c, i64 begin, i64 bytes) {
+  return c->saved_in[begin >> PAGE_SHIFT] == c->launch_number ||
+         c->saved_in[(begin + bytes - 1) >> PAGE_SHIFT] == c->launch_number;
+}
+
+INLINE void log_store(Warp *w, i64 begin, int bytes, int site, int silent, int lane, int each) {
+  Launch *c = w->launch;
+  const i32 first = LANES * w->number + lane;
   if (c->store_count) {
     Store *last = &c->stores[c->store_count - 1];
     if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
-        last->bytes < 1 << 30) {
+        last->silent == silent && last->each == each && last->first + last->bytes / each == first) {
       last->bytes += bytes;
       return;
     }
@@ -74,6 +82,9 @@ INLINE void log_store(Launch *c, i64 begin, int bytes, int site) {
   store->bytes = bytes;
   store->site = site;
   store->block = c->current;
+  store->silent = silent;
+  store->first = first;
+  store->each = each;
 }
 
 INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, int bytes, int count) {
@@ -90,10 +101,13 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 0)) return;
     i64 begin = (i64)(first - c->base);
+    u8 row[LANES * 16];
+    for (int l = 0; l < LANES; l++) put_lane(i, frame, row + l * size, l, bytes, count);
+    const int silent = may_meet(c, begin, LANES * size) && !__builtin_memcmp(row, c->data + begin, (size_t)(LANES * size));
     save_old(c, begin, LANES * size);
-    for (int l = 0; l < LANES; l++) put_lane(i, frame, c->data + begin + l * size, l, bytes, count);
+    __builtin_memcpy(c->data + begin, row, (size_t)(LANES * size));
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)(LANES * size));
-    log_store(c, begin, LANES * size, site);
+    log_store(w, begin, LANES * size, site, silent, 0, size);
     return;
   }
   u64 at[LANES];
@@ -102,10 +116,13 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     if (!(here >> l & 1)) continue;
     if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, 0)) return;
     i64 begin = (i64)(at[l] - c->base);
+    u8 item[16];
+    put_lane(i, frame, item, l, bytes, count);
+    const int silent = may_meet(c, begin, size) && !__builtin_memcmp(item, c->data + begin, (size_t)size);
     save_old(c, begin, size);
-    put_lane(i, frame, c->data + begin, l, bytes, count);
+    COPY(c->data + begin, item, size);
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)size);
-    log_store(c, begin, size, site);
+    log_store(w, begin, size, site, silent, l, size);
   }
 }
 

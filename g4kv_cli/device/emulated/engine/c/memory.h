@@ -22,13 +22,13 @@ INLINE int state_is(const u8 *state, int size, u64 repeated) {
 INLINE u64 repeated(u8 byte) { return 0x0101010101010101u * (u64)byte; }
 
 void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes);
-int find_range(const Launch *c, u64 begin, u64 end, Range *hint);
+int find_range(const Launch *c, u64 begin, u64 end, Range *hint, int is_read);
 
 // Whether lanes may access bytes at a global address, in pieces of size bytes; otherwise a fault was raised.
 INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, int site, Mask lanes, int is_read) {
   Launch *c = w->launch;
   if (UNLIKELY(address < hint->begin || address + bytes > hint->end || address + bytes < address) &&
-      !find_range(c, address, address + bytes, hint)) {
+      !find_range(c, address, address + bytes, hint, is_read)) {
     raise_fault(w, FAULT_GLOBAL_BOUNDS, site, lanes, address);
     return 0;
   }

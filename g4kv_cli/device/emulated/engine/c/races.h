@@ -1,15 +1,24 @@
-// Races between warps in shared memory, by vector clocks: exact for every access.
+// Races in shared memory between the lanes of a warp and the warps of a block, by vector clocks.
 //
-// clocks[w][v] is the latest event of warp v that warp w knows of. A write marks its location with warp << 24 | clock,
-// a read with the reader's clock in a column of its own. An access clashes with a mark later than what its warp knows.
+// clocks[w][v] is the latest event of warp v that warp w knows of; a barrier, and a bar.warp.sync of all its living
+// lanes, begins a new event of the warp. A write marks its location with warp, lane and clock, a read with lane and
+// clock in the column of its warp. Of another warp's marks those clash that are later than what the warp knows, of its
+// own those of another lane since its last event. Two writes of the same bytes do no harm.
+//
 // Accesses of 16 bytes use the marks of 16 bytes, smaller ones those of 1 << granule_shift bytes and set has_fine
 // there: a mark of 16 bytes concerns all its bytes, so that looking at both kinds is exact, and most code never sets
 // has_fine. Clocks go on from block to block and launch to launch (clock), so that marks need no clearing.
+//
+// A bar.warp.sync of some lanes orders nothing here (is_guess): the interpreter looks at it more closely.
 #pragma once
 #include "engine.h"
 
-#define CLOCK_BITS 24
+#define CLOCK_BITS 21
 #define CLOCK_MASK ((1u << CLOCK_BITS) - 1)
+#define LANE_BITS 6
+#define LANE_MASK (((1u << LANE_BITS) - 1) << CLOCK_BITS)
+#define WARP_SHIFT (CLOCK_BITS + LANE_BITS)
+#define SEVERAL_LANES 63u
 typedef u32 U32x8 __attribute__((ext_vector_type(8), aligned(4)));
 
 // What the check needs of a launch and a warp, held in registers over the lanes of an instruction.
@@ -18,13 +27,13 @@ typedef struct {
   u8 *has_fine;
   const u32 *known;
   i64 stride;
-  u32 now, mark;
+  u32 now;
   int shift, number, is_on;
 } Marks;
 
 INLINE Marks marks_of(const Warp *w) {
   const Launch *c = w->launch;
-  const u32 *known = c->clocks[w->number], now = known[w->number];
+  const u32 *known = c->clocks[w->number];
   const Marks marks = {.writers = c->writers,
                        .readers = c->readers,
                        .fine_writers = c->fine_writers,
@@ -32,60 +41,78 @@ INLINE Marks marks_of(const Warp *w) {
                        .has_fine = c->has_fine,
                        .known = known,
                        .stride = c->reader_stride,
-                       .now = now,
-                       .mark = (u32)w->number << CLOCK_BITS | now,
+                       .now = known[w->number],
                        .shift = c->granule_shift,
                        .number = w->number,
                        .is_on = c->races_on};
   return marks;
 }
 
-INLINE u32 is_later(const u32 *known, u32 mark) { return (mark & CLOCK_MASK) > known[mark >> CLOCK_BITS]; }
-INLINE u32 any_later(const u32 *readers, const u32 *known, i64 stride) {
+INLINE u32 mark_of(Marks m, u32 lane) { return (u32)m.number << WARP_SHIFT | lane << CLOCK_BITS | m.now; }
+// Whether a write of another warp that this one does not know of, or of another lane since the last event.
+INLINE u32 clashes(Marks m, u32 mark, u32 lane) {
+  const u32 clock = mark & CLOCK_MASK, warp = mark >> WARP_SHIFT, own = mark_of(m, lane);
+  const u32 later = clock > m.known[warp], same_event = ((mark ^ own) & ~LANE_MASK) == 0;
+  return later | (same_event & (((mark ^ own) & LANE_MASK) != 0 || lane == SEVERAL_LANES));
+}
+INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
   U32x8 later = (U32x8)(0u), readers8, known8;
-  for (i64 at = 0; at < stride; at += 8) {
+  for (i64 at = 0; at < m.stride; at += 8) {
     COPY(&readers8, readers + at, 32);
-    COPY(&known8, known + at, 32);
-    later |= (U32x8)(readers8 > known8);
+    COPY(&known8, m.known + at, 32);
+    later |= (U32x8)((readers8 & CLOCK_MASK) > known8);
   }
-  return __builtin_reduce_or(later);
+  const u32 mine = readers[m.number];
+  return __builtin_reduce_or(later) | ((mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != lane);
+}
+INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
+  const u32 mine = lane << CLOCK_BITS | m.now, old = *reader;
+  *reader = (old & CLOCK_MASK) == m.now && old != mine ? SEVERAL_LANES << CLOCK_BITS | m.now : mine;
 }
 
-INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, Mask lanes) {
+// A read by a lane, or by several.
+INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = is_later(m.known, m.writers[coarse]);
+  u32 clash = clashes(m, m.writers[coarse], lane);
   if (size >= 16) {
-    m.readers[coarse * m.stride + m.number] = m.now;
+    mark_read(m, &m.readers[coarse * m.stride + m.number], lane);
     if (UNLIKELY(m.has_fine[coarse]))
-      for (int j = 0; j < 16 >> m.shift; j++) clash |= is_later(m.known, m.fine_writers[fine + j]);
+      for (int j = 0; j < 16 >> m.shift; j++) clash |= clashes(m, m.fine_writers[fine + j], lane);
   } else {
     m.has_fine[coarse] = 1;
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= is_later(m.known, m.fine_writers[fine + j]);
-      m.fine_readers[(fine + j) * m.stride + m.number] = m.now;
+      clash |= clashes(m, m.fine_writers[fine + j], lane);
+      mark_read(m, &m.fine_readers[(fine + j) * m.stride + m.number], lane);
     }
   }
-  if (UNLIKELY(clash)) raise_fault(w, FAULT_SHARED_RACE, site, lanes, (u64)at);
+  if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
 }
 
-INLINE u32 fine_clash(Marks m, i64 fine) {
-  return is_later(m.known, m.fine_writers[fine]) | any_later(m.fine_readers + fine * m.stride, m.known, m.stride);
-}
-INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, Mask lanes) {
+// A write by a lane of other bytes than those that are there, or of the same.
+INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, int is_change) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = is_later(m.known, m.writers[coarse]) | any_later(m.readers + coarse * m.stride, m.known, m.stride);
+  u32 clash = clashes(m, m.writers[coarse], lane), read = read_clashes(m, m.readers + coarse * m.stride, lane);
   if (size >= 16) {
-    m.writers[coarse] = m.mark;
+    m.writers[coarse] = mark_of(m, lane);
     if (UNLIKELY(m.has_fine[coarse]))
-      for (int j = 0; j < 16 >> m.shift; j++) clash |= fine_clash(m, fine + j);
+      for (int j = 0; j < 16 >> m.shift; j++) {
+        clash |= clashes(m, m.fine_writers[fine + j], lane);
+        read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
+      }
   } else {
     m.has_fine[coarse] = 1;
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= fine_clash(m, fine + j);
-      m.fine_writers[fine + j] = m.mark;
+      clash |= clashes(m, m.fine_writers[fine + j], lane);
+      read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
+      m.fine_writers[fine + j] = mark_of(m, lane);
     }
   }
-  if (UNLIKELY(clash)) raise_fault(w, FAULT_SHARED_RACE, site, lanes, (u64)at);
+  if (UNLIKELY(clash | read)) {
+    if (is_change || read)
+      raise_race(w, site, lane, (u64)at);
+    else
+      raise_fault(w, FAULT_EQUAL_STORES, site, 1u << lane, (u64)at);
+  }
 }

@@ -17,6 +17,11 @@ void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
   fault->address = address;
 }
 
+void raise_race(Warp *w, int site, u32 lane, u64 address) {
+  const Mask lanes = lane < LANES ? 1u << lane : w->mask;
+  raise_fault(w, w->launch->is_guess ? FAULT_GUESSED_RACE : FAULT_SHARED_RACE, site, lanes, address);
+}
+
 static int take_pending(Warp *w) {
   const i64 words = (w->launch->block_count + 63) >> 6;
   for (i64 word = 0; word < words; word++) {
@@ -108,8 +113,8 @@ static int run_warp(Warp *w) {
   return 0;
 }
 
-// Marks hold 24 bits of clock; before those run out, all marks are forgotten between two blocks.
-#define LAST_CLOCK 0xf00000u
+// Marks hold 21 bits of clock; before those run out, all marks are forgotten between two blocks.
+#define LAST_CLOCK 0x180000u
 
 static void start_clocks(Launch *c) {
   for (int k = 0; k < LANES; k++)
@@ -138,6 +143,7 @@ static void start_block(Launch *c) {
   start_owned(c);
   start_clocks(c);
   c->steps = 0;
+  c->is_guess = 0;
   c->live_threads = c->threads;
   for (int number = 0; number < c->warp_count; number++) {
     Warp *w = &c->warps[number];

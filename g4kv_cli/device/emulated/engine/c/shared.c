@@ -14,7 +14,7 @@ INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, i
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
     check_shared_written(w, s, at[l], size, site, 1u << l);
-    note_read(w, marks, at[l], size, site, 1u << l);
+    note_read(w, marks, at[l], size, site, (u32)l);
     for (int k = 0; k < count; k++) {
       const u8 *from = s.data + at[l] + k * bytes;
       char *to = frame + i->field[4 + k];
@@ -39,24 +39,14 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
-    for (int k = 0; k < count; k++) COPY(s.data + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
+    u8 item[16];
+    for (int k = 0; k < count; k++) COPY(item + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
+    u8 *to = s.data + at[l];
+    // What nobody wrote is not the same bytes, whatever lies there.
+    const int is_change = __builtin_memcmp(to, item, (size_t)size) != 0 || !state_is(s.state + at[l], size, s.generation);
+    COPY(to, item, size);
     mark_shared_written(s, at[l], size);
-    note_write(w, marks, at[l], size, site, 1u << l);
-  }
-  if (w->mask == ALL_LANES) {  // ascending addresses cannot collide
-    int ascends = 1;
-    for (int l = 1; l < LANES; l++) ascends &= at[l] >= at[l - 1] + size;
-    if (ascends) return;
-  }
-  for (int l = 0; l < LANES; l++) {  // was a lane's value lost to another lane of the instruction?
-    if (!(w->mask >> l & 1)) continue;
-    int is_lost = 0;
-    for (int k = 0; k < count; k++)
-      is_lost |= __builtin_memcmp(s.data + at[l] + k * bytes, frame + i->field[4 + k] + stride * l, (size_t)bytes) != 0;
-    if (UNLIKELY(is_lost)) {
-      raise_fault(w, FAULT_LOST_WRITE, site, 1u << l, (u64)at[l]);
-      return;
-    }
+    note_write(w, marks, at[l], size, site, (u32)l, is_change);
   }
 }
 
@@ -105,7 +95,7 @@ HANDLER(load_matrix) {
       const int lane = 8 * m + r;
       if (!check_shared(w, s, at[lane], 16, site, 1u << lane)) return done(i);
       check_shared_written(w, s, at[lane], 16, site, 1u << lane);
-      note_read(w, marks, at[lane], 16, site, 1u << lane);
+      note_read(w, marks, at[lane], 16, site, SEVERAL_LANES);
       COPY(rows[r], s.data + at[lane], 16);
     }
     char *to = frame + i->field[6 + m];

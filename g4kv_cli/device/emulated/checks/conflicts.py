@@ -1,0 +1,298 @@
+"""Accesses of one place that no order keeps apart: what a log of accesses of a launch is searched for.
+
+Two accesses of different threads to one place conflict if one of them writes and neither comes before the other
+(order.py). Atomics do not conflict with each other, nor do accesses that others wait for. Two stores of one value do no
+harm: they are counted. It is enough to hold each access against the last store and the last atomic before it, and
+against the next ones: what lies further away is in conflict with those, or ordered by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ptx.ordering import STRONG, VOLATILE, manner
+from ..ptx.sites import Site
+from ..state.lanes import WARP, LaneSet
+from .order import Order, Stand
+
+Units = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+READ, WRITE, ATOMIC = 0, 1, 2
+ACTIONS = ("read", "write", "atomic")
+_LARGEST_SHIFT = 3
+"""Places of up to 8 bytes are looked at as one, for their values are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One executed access. ``units`` are offsets in units of 1 << shift bytes, (1,) or one for each lane; ``data`` the
+    units that were stored. ``serial`` counts accesses."""
+
+    serial: int
+    kind: int
+    units: Units
+    shift: int
+    lanes: LaneSet
+    site: Site
+    moment: int
+    stand: Stand
+    data: npt.NDArray[Any] | None
+
+    @property
+    def strength(self) -> int:
+        """How it may meet others."""
+        return manner(self.site.opcode, self.site.in_wait).strength
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Accesses at one instruction, the later ones, of which ``lane`` is the first of ``count``, with one earlier."""
+
+    later: Access
+    lane: int
+    earlier: Access
+    earlier_lane: int
+    place: int
+    count: int
+    is_equal: bool
+
+    @property
+    def is_within_warp(self) -> bool:
+        """Whether the first two are lanes of one warp."""
+        first, second = self.later.lanes, self.earlier.lanes
+        same = first.index[self.lane] // WARP == second.index[self.earlier_lane] // WARP
+        return first.chunk is second.chunk and bool(same)
+
+    @property
+    def is_between_blocks(self) -> bool:
+        """Whether the first two are of different blocks."""
+        return block_of(self.later.lanes, self.lane) != block_of(self.earlier.lanes, self.earlier_lane)
+
+    @property
+    def hazard(self) -> str:
+        """In the words of the field."""
+        return f"{ACTIONS[self.later.kind]}-after-{ACTIONS[self.earlier.kind]}"
+
+
+def block_of(lanes: LaneSet, position: int) -> int:
+    """Linear number in the grid of a lane's block."""
+    return int(lanes.chunk.block_ids[int(lanes.index[position]) // lanes.chunk.lanes_per_block])
+
+
+class _Table:
+    """Accesses place by place, in the order of places and then of time: parallel arrays."""
+
+    def __init__(self, accesses: Sequence[Access], shift: int, chosen: Sequence[Units | None]) -> None:
+        parts: list[tuple[npt.NDArray[Any], ...]] = []
+        for entry, (access, positions) in enumerate(zip(accesses, chosen, strict=True)):
+            place, lane, value = spread(access, shift)
+            if positions is not None:
+                place, lane, value = place[positions], lane[positions], value[positions]
+            chunk, stand, index = access.lanes.chunk, access.stand, access.lanes.index[lane]
+            slot = index // chunk.lanes_per_block
+            block = chunk.block_ids[slot]
+            thread = block * chunk.lanes_per_block + index % chunk.lanes_per_block
+            whose = np.full(place.size, entry, np.int64)
+            parts.append(
+                (place, whose, lane, value, block, thread, stand.block[slot], stand.lane[index], stand.known[index])
+            )
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        (
+            self.place,
+            self.entry,
+            self.lane,
+            self.value,
+            self.block,
+            self.thread,
+            self.by_block,
+            self.by_warp,
+            self.known,
+        ) = (column[order] for column in columns)
+        self.kind = np.array([access.kind for access in accesses], np.int8)[self.entry]
+        self.strength = np.array([access.strength for access in accesses], np.int8)[self.entry]
+        self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
+        self.has_value = np.array([access.data is not None for access in accesses])[self.entry]
+
+    def pairs(self) -> tuple[Units, Units]:
+        """(earlier, later) rows that have to be ordered."""
+        row = np.arange(self.place.size)
+        found: list[tuple[Units, Units]] = []
+        for kind, of in ((WRITE, (READ, WRITE, ATOMIC)), (ATOMIC, (READ, WRITE))):
+            is_kind = self.kind == kind
+            if not is_kind.any():
+                continue
+            concerned = np.isin(self.kind, of)
+            before = np.maximum.accumulate(np.where(is_kind, row, -1))
+            before = np.concatenate(([-1], before[:-1]))
+            good = concerned & (before >= 0) & (self.place[before] == self.place)
+            found.append((before[good], row[good]))
+            after = np.minimum.accumulate(np.where(is_kind, row, row.size)[::-1])[::-1]
+            after = np.concatenate((after[1:], [row.size]))
+            others = concerned & (self.kind != WRITE) & (after < row.size)
+            others[others] = self.place[after[others]] == self.place[others]
+            found.append((row[others], after[others]))
+        if not found:
+            return row[:0], row[:0]
+        keys = np.unique(np.concatenate([first * row.size + second for first, second in found]))
+        return keys // row.size, keys % row.size
+
+
+def spread(access: Access, shift: int) -> tuple[Units, Units, npt.NDArray[np.uint64]]:
+    """(places of 1 << shift bytes, positions of their lanes, values) of an access."""
+    count = access.lanes.count
+    units = access.units if access.units.size == count else np.repeat(access.units, count)
+    split = 1 << (access.shift - shift)
+    lane = np.arange(count)
+    place = units
+    if split > 1:
+        place = ((units * split)[:, None] + np.arange(split)).reshape(-1)
+        lane = np.repeat(lane, split)
+    value = np.zeros(place.size, np.uint64)
+    if access.data is not None:
+        raw = np.ascontiguousarray(access.data).view(np.uint8).reshape(-1, 1 << shift)
+        whole = raw.view({0: np.uint8, 1: np.uint16, 2: np.uint32, 3: np.uint64}[shift]).reshape(-1)
+        value = np.tile(whole, count)[: place.size] if whole.size < place.size else whole
+        value = value.astype(np.uint64)
+    return place, lane, value
+
+
+def finest_shift(accesses: Sequence[Access]) -> int:
+    """Places as coarse as the accesses allow: an access is aligned to its size."""
+    return min(min(access.shift for access in accesses), _LARGEST_SHIFT)
+
+
+def find_conflicts(
+    accesses: Sequence[Access], order: Order, checked: int = 0, allowed: Sequence[tuple[int, int]] = ()
+) -> list[Conflict]:
+    """Conflicts, one for each instruction of the later access (and for equal stores), in the order of time.
+
+    ``checked``: pairs of accesses before this serial were looked at; ``allowed``: byte ranges where all may meet.
+    """
+    if not any(access.kind != READ for access in accesses):
+        return []
+    shift = finest_shift(accesses)
+    chosen = _contested(accesses, shift)
+    if chosen is None:
+        return []
+    table = _Table(accesses, shift, chosen)
+    first, second = table.pairs()
+    clash = (table.thread[first] != table.thread[second]) & ~_may_meet(table, first, second)
+    if checked:
+        serials = np.array([access.serial for access in accesses])
+        clash &= serials[table.entry[second]] >= checked
+    for begin, end in allowed:
+        at = table.place[first] << shift
+        clash &= (at < begin) | (at >= end)
+    first, second = first[clash], second[clash]
+    open_pairs = ~_is_before(table, first, second, order)
+    first, second = first[open_pairs], second[open_pairs]
+    harmful = ~_sees_the_same(table, first, second, order)
+    return _grouped(accesses, table, first[harmful], second[harmful], shift)
+
+
+def _sees_the_same(table: _Table, first: Units, second: Units, order: Order) -> Flags:
+    """Whether a read finds what it finds anyhow: an earlier store of the same value comes before it."""
+    row = np.arange(table.place.size)
+    before = np.maximum.accumulate(np.where(table.kind == WRITE, row, -1))
+    before = np.concatenate(([-1], before[:-1]))
+    store = np.where(table.kind[first] == READ, second, first)
+    reader = np.where(table.kind[first] == READ, first, second)
+    found = np.zeros(first.size, np.bool_)
+    concerned = (table.kind[store] == WRITE) & (table.kind[reader] == READ)
+    earlier = np.where(reader < store, before[reader], before[store])
+    for _ in range(2 * WARP):
+        concerned &= ~found & (earlier >= 0) & table.has_value[store] & table.has_value[earlier]
+        concerned &= (table.place[earlier] == table.place[store]) & (table.value[earlier] == table.value[store])
+        if not concerned.any():
+            break
+        here = np.flatnonzero(concerned)
+        same = table.thread[earlier[here]] == table.thread[reader[here]]
+        found[here] = same | _is_before(table, earlier[here], reader[here], order)
+        earlier = np.where(earlier >= 0, before[earlier], -1)
+    return found
+
+
+def _contested(accesses: Sequence[Access], shift: int) -> list[Units | None] | None:
+    """Of each access the rows of ``spread`` whose places are stored to and touched by several; None without any."""
+    places = [spread_places(access, shift) for access in accesses]
+    stored = [place for access, place in zip(accesses, places, strict=True) if access.kind != READ]
+    written = np.unique(np.concatenate(stored))
+    owner = np.full(written.size, -1, np.int64)
+    shared = np.zeros(written.size, np.bool_)
+    found: list[tuple[Units, Units]] = []
+    for access, place in zip(accesses, places, strict=True):
+        at = np.minimum(np.searchsorted(written, place), written.size - 1)
+        rows = np.flatnonzero(written[at] == place)
+        at = at[rows]
+        split = place.size // access.lanes.count
+        chunk = access.lanes.chunk
+        index = access.lanes.index[rows // split]
+        thread = chunk.block_ids[index // chunk.lanes_per_block] * chunk.lanes_per_block + index % chunk.lanes_per_block
+        before = owner[at]
+        shared[at[(before >= 0) & (before != thread)]] = True
+        owner[at] = thread
+        shared[at[owner[at] != thread]] = True
+        found.append((rows, at))
+    if not shared.any():
+        return None
+    return [rows[shared[at]] for rows, at in found]
+
+
+def spread_places(access: Access, shift: int) -> Units:
+    """Places of an access, lane by lane."""
+    units = access.units if access.units.size == access.lanes.count else np.repeat(access.units, access.lanes.count)
+    split = 1 << (access.shift - shift)
+    return units if split == 1 else ((units * split)[:, None] + np.arange(split)).reshape(-1)
+
+
+def _may_meet(table: _Table, first: Units, second: Units) -> Flags:
+    strength = table.strength[first], table.strength[second]
+    both = np.minimum(*strength) >= VOLATILE
+    return np.asarray(both & (np.maximum(*strength) == STRONG), np.bool_)
+
+
+def _is_before(table: _Table, first: Units, second: Units, order: Order) -> Flags:
+    """Whether the later access's thread knew of the earlier one."""
+    moment, thread, other = table.moment[first], table.thread[first], table.thread[second]
+    before = (table.block[first] == table.block[second]) & (moment <= table.by_block[second])
+    before |= (thread // WARP == other // WARP) & (moment <= table.by_warp[second])
+    known = table.known[second]
+    for number in np.unique(known[~before]):
+        if number == 0:
+            continue
+        here = np.flatnonzero(~before & (known == number))
+        threads = thread[here]
+        learnt = order.known[number].of_threads(threads, threads // WARP, table.block[first[here]])
+        before[here] = moment[here] <= learnt
+    return np.asarray(before, np.bool_)
+
+
+def _grouped(accesses: Sequence[Access], table: _Table, first: Units, second: Units, shift: int) -> list[Conflict]:
+    equal = (table.kind[first] == WRITE) & (table.kind[second] == WRITE) & table.has_value[first]
+    equal &= table.has_value[second] & (table.value[first] == table.value[second])
+    conflicts: list[Conflict] = []
+    sites = np.array([access.site.number for access in accesses])[table.entry[second]]
+    for is_equal in (False, True):
+        for site in np.unique(sites[equal == is_equal]):
+            here = np.flatnonzero((sites == site) & (equal == is_equal))
+            lanes = np.unique(table.entry[second[here]] << 32 | table.lane[second[here]])
+            in_time = here[np.lexsort((table.lane[second[here]], table.entry[second[here]]))]
+            one, other = first[in_time[0]], second[in_time[0]]
+            conflicts.append(
+                Conflict(
+                    accesses[table.entry[other]],
+                    int(table.lane[other]),
+                    accesses[table.entry[one]],
+                    int(table.lane[one]),
+                    int(table.place[other]) << shift,
+                    lanes.size,
+                    is_equal,
+                )
+            )
+    return sorted(conflicts, key=lambda conflict: (conflict.is_equal, conflict.later.serial))

@@ -1,0 +1,69 @@
+"""What a thread knows of others: up to which moment of the launch their accesses come before what it does next.
+
+Moments are counted by the launch (order.py). A key is a thread, a warp or a block of the grid with all its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.int64]
+THREAD, WARP_OF, BLOCK_OF = 0, 1, 2
+_LEVEL_BITS = 2
+
+
+def key_of(level: int, number: int) -> int:
+    """The key of a thread, warp or block by its number in the grid."""
+    return number << _LEVEL_BITS | level
+
+
+class Known:
+    """An immutable map of keys to moments."""
+
+    __slots__ = ("keys", "times")
+
+    def __init__(self, keys: Times, times: Times) -> None:
+        self.keys = keys
+        self.times = times
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Known:
+        """From (key, moment) pairs; the latest of equal keys."""
+        both = np.array(list(pairs), np.int64).reshape(-1, 2)
+        return cls._latest(both[:, 0], both[:, 1])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Known]) -> Known:
+        """What any of them knows."""
+        found = [part for part in parts if part.keys.size]
+        if not found:
+            return NOTHING
+        if len(found) == 1:
+            return found[0]
+        return cls._latest(np.concatenate([part.keys for part in found]), np.concatenate([p.times for p in found]))
+
+    @classmethod
+    def _latest(cls, keys: Times, times: Times) -> Known:
+        if not keys.size:
+            return NOTHING
+        order = np.argsort(keys, kind="stable")
+        keys, times = keys[order], times[order]
+        first = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        return cls(keys[first], np.maximum.reduceat(times, first))
+
+    def of_threads(self, threads: Times, warps: Times, blocks: Times) -> Times:
+        """For each thread (with the warp and block it is of) the latest moment known of it, -1 if none is."""
+        found = np.full(threads.shape, -1, np.int64)
+        if not self.keys.size:
+            return found
+        for level, numbers in ((THREAD, threads), (WARP_OF, warps), (BLOCK_OF, blocks)):
+            wanted = numbers << _LEVEL_BITS | level
+            place = np.minimum(np.searchsorted(self.keys, wanted), self.keys.size - 1)
+            found = np.where(self.keys[place] == wanted, np.maximum(found, self.times[place]), found)
+        return found
+
+
+NOTHING = Known(np.zeros(0, np.int64), np.zeros(0, np.int64))
