@@ -44,6 +44,11 @@ class Report:
         return [fault.kind for fault in self.findings]
 
     @property
+    def notes(self) -> tuple[Fault, ...]:
+        """What looks like a broken rule and does no harm: kinds ``equal_stores`` and ``unused_undefined``."""
+        return self.counts.notes
+
+    @property
     def printed(self) -> str:
         """What the kernel's printf wrote."""
         return self.counts.printed
@@ -60,6 +65,7 @@ class Report:
             "shared_bytes_per_block": self.counts.shared_bytes,
             "reached_end": self.ended_by is None,
             "findings": [finding_json(fault) for fault in self.findings],
+            "notes": [finding_json(note) for note in self.notes],
             "ignored": dict(self.ignored),
             "printed": self.printed,
             "contracted": self.counts.contracted,
@@ -71,7 +77,8 @@ class Report:
         words += f"{counts.thread_instructions} thread instructions, {counts.stored_bytes} bytes stored"
         if self.ended_by is not None:
             words += f", ended by {self.ended_by.kind}"
-        ignored = [f"ignored: {count} of kind {kind}" for kind, count in self.ignored.items()]
+        ignored = [f"no finding: {report_line(note)}" for note in self.notes]
+        ignored += [f"ignored: {count} of kind {kind}" for kind, count in self.ignored.items()]
         if counts.contracted:
             ignored.append(
                 f"not in the PTX: whether products fuse with {counts.contracted} sums; they do here, as ptxas does"

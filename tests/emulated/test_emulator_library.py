@@ -369,3 +369,16 @@ def test_the_report_says_which_bits_the_ptx_leaves_open() -> None:
     assert x[2] == -(2.0**-24)  # one rounding; two would give 0
     assert "whether products fuse with 2 sums" in str(report)
     assert report.to_json()["contracted"] == report.counts.contracted == 2
+
+
+def test_what_does_no_harm_is_noted_in_the_report() -> None:
+    source = """
+extern "C" __global__ void mark(int* found, const int* values) { if (values[threadIdx.x] > 0) found[0] = 1; }
+"""
+    found, values = np.zeros(1, np.int32), np.arange(32, dtype=np.int32)
+    report = emulator.load(source).launch("mark", 2, 32, [found, values])
+    assert found[0] == 1
+    assert report.is_clean
+    assert [(note.kind, note.source_line) for note in report.notes] == [("equal_stores", 2)]
+    assert [note["kind"] for note in report.to_json()["notes"]] == ["equal_stores"]
+    assert "no finding: equal_stores" in str(report)

@@ -12,7 +12,8 @@ reports. ``G4KV_EMULATOR`` is ``native`` (if not set), ``interpreter``, or ``bot
 
 A library of its own: it needs NumPy only. A launch either returns a LaunchReport or raises LaunchFault with one
 Fault for each broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was recorded to do; nothing here says
-anything about speed, occupancy, memory ordering or faults of the assembler.
+anything about speed or faults of the assembler. What comes before what is said in ``checks/order.py``; threads that
+wait for each other take turns (``warp/spins.py``).
 """
 
 from .checks.owned_reads import OwnedReads
