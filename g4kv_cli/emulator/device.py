@@ -175,6 +175,7 @@ class Emulator:
                 faults = [replace(fault, kernel=kernel.name) for fault in error.faults]
                 fatal = next((fault for fault in faults if fault.is_fatal), None)
                 counts = error.report
+            counts = replace(counts, notes=tuple(replace(note, kernel=kernel.name) for note in counts.notes))
             report = _report(kernel, extents, faults, fatal, counts, rules, placed.stored_bytes())
             raised = [fault for fault in report.findings if rules.action(fault.kind) == "raise"]
             if raised:

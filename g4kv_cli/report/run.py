@@ -68,6 +68,8 @@ def print_outcome(
         print_line(out, "  printf  ", text)
     for text in findings:
         print_line(out, "  FOUND  ", text, label_style="bold red")
+    for note in report.to_json()["notes"] if report is not None else ():
+        print_line(out, "  note   ", note["text"])
     for each in arrays:
         state = "stored to" if each.stored else "not stored to"
         print_line(

@@ -110,6 +110,15 @@ def test_what_the_kernel_prints_is_shown(source: str, capsys: pytest.CaptureFixt
     assert "  printf  0 of 7\n  printf  1 of 7\n" in capsys.readouterr().out
 
 
+def test_notes_are_shown_and_are_no_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("k.cu").write_text("__global__ void mark(int* flag) { *flag = 7; }\n")
+    assert run(["run", "k.cu", "--grid", "4", "--block", "1", "--arg", "i32[1]:zeros"]) == 0
+    assert "  note   equal_stores: k.cu:1: " in capsys.readouterr().out
+
+
 def test_bits_that_the_ptx_leaves_open_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,7 @@ extern "C" __global__ void shared_sum(const int* x, int* out) {
   __syncthreads();
   if (threadIdx.x == 0) { int sum = 0; for (int i = 0; i < blockDim.x; ++i) sum += tile[i]; *out = sum; }
 }
-extern "C" __global__ void forever(volatile int* flag) { while (*flag == 0) {} }
+extern "C" __global__ void forever(volatile int* flag) { int end = *flag; while (!end) asm volatile(""); }
 extern "C" __global__ void through_both(float* a, float* b) { a[0] = 7.f; b[1] = b[0]; }
 """
 SQUARE = (
@@ -360,6 +360,17 @@ def test_what_a_kernel_prints_is_in_the_report() -> None:
     report = emulator.load(kernel).launch("says", 1, 32, [7])
     assert report.printed == "n is 7\n"
     assert report.to_json()["printed"] == "n is 7\n"
+
+
+def test_what_does_no_harm_is_a_note(module: Module) -> None:
+    source = "__global__ void mark(int* flag) { *flag = 7; }\n"
+    flag = np.zeros(1, np.int32)
+    report = emulator.load(source).launch("mark", 4, 1, [flag])
+    assert flag[0] == 7
+    assert report.is_clean
+    assert [(note.kind, note.kernel) for note in report.notes] == [("equal_stores", "mark(int*)")]
+    assert "\nnote: equal_stores: source.cu:1: " in str(report)
+    assert [note["kind"] for note in report.to_json()["notes"]] == ["equal_stores"]
 
 
 def test_the_report_says_which_bits_the_ptx_leaves_open() -> None:
