@@ -53,12 +53,6 @@ class Report:
         """What the kernel's printf wrote."""
         return self.counts.printed
 
-    @property
-    def notes(self) -> tuple[Fault, ...]:
-        """What does no harm and is worth knowing: stores of equal values that nothing orders, bytes that nobody wrote
-        and on which nothing depends. They are no findings."""
-        return self.counts.notes
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -89,8 +83,7 @@ class Report:
             ignored.append(
                 f"not in the PTX: whether products fuse with {counts.contracted} sums; they do here, as ptxas does"
             )
-        notes = [f"note: {report_line(note)}" for note in self.notes]
-        return "\n".join([words, *(report_line(fault) for fault in self.findings), *notes, *ignored])
+        return "\n".join([words, *(report_line(fault) for fault in self.findings), *ignored])
 
 
 def finding_json(fault: Fault) -> dict[str, Any]:

@@ -362,17 +362,6 @@ def test_what_a_kernel_prints_is_in_the_report() -> None:
     assert report.to_json()["printed"] == "n is 7\n"
 
 
-def test_what_does_no_harm_is_a_note(module: Module) -> None:
-    source = "__global__ void mark(int* flag) { *flag = 7; }\n"
-    flag = np.zeros(1, np.int32)
-    report = emulator.load(source).launch("mark", 4, 1, [flag])
-    assert flag[0] == 7
-    assert report.is_clean
-    assert [(note.kind, note.kernel) for note in report.notes] == [("equal_stores", "mark(int*)")]
-    assert "\nnote: equal_stores: source.cu:1: " in str(report)
-    assert [note["kind"] for note in report.to_json()["notes"]] == ["equal_stores"]
-
-
 def test_the_report_says_which_bits_the_ptx_leaves_open() -> None:
     source = 'extern "C" __global__ void k(float* x) { float p = x[0] * x[1]; x[2] = p + x[3]; x[4] = p - x[3]; }'
     x = np.array([1 + 2.0**-12, 1 - 2.0**-12, 0, -1, 0], np.float32)

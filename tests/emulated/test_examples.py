@@ -44,7 +44,8 @@ def test_the_softmax_is_within_its_limit_and_a_wrong_one_is_not(
 def test_the_triton_kernel_runs_from_its_ptx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, *notes, error = _output(EXAMPLES / "triton_softmax.py", capsys)
     assert report.startswith("softmax_rows: 6 blocks of 128 threads")
-    assert all(note.startswith("note: equal_stores: ") for note in notes)  # a warp's lanes store what they all have
+    # The lanes of a warp store what they all have.
+    assert all(note.startswith("no finding: equal_stores: ") for note in notes)
     assert 0 < _number(error) < 1e-6
     text = (EXAMPLES / "triton_softmax.ptx").read_text()
     assert text.count("div.full.f32 \t%r4, %r39") == 1
