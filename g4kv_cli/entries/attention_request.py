@@ -354,13 +354,13 @@ def _launch_merge(
 
 
 def _handed_on(request: _Request) -> CheckedRequest:
-    """The request as other kernels get it: outputs have the rows of the plan's tokens, index arrays what is in use."""
+    """The request as other kernels get it: rows are those of the plan's tokens, index arrays what is in use."""
     bounds, device = request.bounds, request.library.device
     numbers: dict[str, int | float] = numbers_of(request.parameters)
     numbers |= {"tokens": bounds.num_tokens, "requests": bounds.num_requests, "cta_tile_q": bounds.cta_tile_q}
     numbers["sm_scale"] = bounds.shape.sm_scale
     arrays = {name.rpartition(".")[2]: array for name, array in {**request.inputs, **request.outputs}.items()}
-    for name in RESULTS:
+    for name in ("q", *RESULTS):
         if name in arrays:
             arrays[name] = arrays[name].view((bounds.num_tokens, *arrays[name].shape[1:]))
     outputs = tuple(name for name in RESULTS if name in arrays)

@@ -32,6 +32,14 @@ def test_a_numpy_reference_passes(tmp_path: Path) -> None:
     assert [result.status for result in results] == ["passed"] * len(results), results
 
 
+def test_tensors_have_the_rows_of_the_tokens(tmp_path: Path) -> None:
+    pairs = "zip(positions, token_requests, strict=True)"
+    strict = ("reference.py", f"enumerate({pairs})", f"zip(range(len(q)), {pairs}, strict=True)")
+    cases = ["attention/12b-local/decode/rows-behind-the-tokens", "attention/12b-local/decode/padding/poisoned-page"]
+    results = run_cases_of([engine_in(tmp_path, strict) / "reference.toml"], cases)
+    assert [result.status for result in results] == ["passed"] * 2, results
+
+
 @pytest.mark.parametrize(
     ("change", "case", "says"),
     [
