@@ -96,7 +96,7 @@ SPLIT_FAULTS = [
     Fault("the first rows of a split's tile", "attention/12b-local/decode-split/needle/window40", "first + blockIdx.z * chunk", "(first + blockIdx.z * chunk) / 16 * 16", "out"),
     Fault("scratch of an empty split", "attention/12b-local/decode-split/splits/one-not-empty", "weight > 0.0f", "weight >= 0.0f", "out|uninit"),
     Fault("(-inf) - (-inf) in an empty split", "attention/12b-local/decode-split/splits/one-not-empty", "begin < end ? most + logf(total) : kNothing", "(begin < end ? most : most - most) + logf(total)", "out|lse|part_lse"),
-    Fault("a merge in place by two blocks", "attention/12b-local/decode-split/ragged", "if (lse != nullptr && dim == 0) lse[row] = most + logf(total);", "if (lse != nullptr && threadIdx.x == 0) lse[row] = most + logf(total);", "block_write_conflict"),
+    Fault("a merge in place by two blocks", "attention/12b-local/decode-split/ragged", "if (lse != nullptr && dim == 0) lse[row] = most + logf(total);", "if (threadIdx.x == 0) const_cast<float*>(part_lse)[row * splits] = most + logf(total); if (lse != nullptr && dim == 0) lse[row] = most + logf(total);", "out|conflict|race"),
     Fault("rows of partials at a fixed stride", "attention/12b-local/decode-split/ragged", "int64_t(blockIdx.x) * gridDim.y + blockIdx.y", "int64_t(blockIdx.x) * 2 + blockIdx.y", "out"),
 ]
 # fmt: on
