@@ -211,12 +211,10 @@ class EmulatedDevice(Device):
         check_launch(self.limits, launch, kernel.name)
         check_arguments(launch.arguments, kernel.name, [parameter.nbytes for parameter in handle.parameters])
         _check_kinds(launch.arguments, handle)
-        if launch.cluster != (1, 1, 1):
-            raise CompileError(f"the emulated device cannot run {kernel.name}: it has no thread block clusters")
         self.launch_count += 1
         faults: list[LaunchFault] = []
         try:
-            for chosen in _ends(launch.grid) if self._ends_only else (None,):
+            for chosen in _ends(launch.grid, launch.cluster) if self._ends_only else (None,):
                 try:
                     self._run(handle, launch, chosen)
                 except LaunchFault as error:
@@ -254,6 +252,7 @@ class EmulatedDevice(Device):
             owned_reads=[_owned(reads) for reads in launch.paged_reads],
             deadline=None if self.time_limit is None else self.time_limit.deadline,
             chosen=chosen,
+            cluster=launch.cluster,
         )
 
     @contextmanager
@@ -373,16 +372,25 @@ class EmulatedDevice(Device):
             raise self._fault
 
 
-def _ends(grid: tuple[int, int, int]) -> list[range]:
-    """The numbers of the blocks with the first or the last x of a grid; of y and z all, or the ends of many."""
+def _ends(grid: tuple[int, int, int], cluster: tuple[int, int, int] = (1, 1, 1)) -> list[range]:
+    """The numbers of the blocks with the first or the last x of a grid; of y and z all, or the ends of many.
+
+    Clusters come whole: with those along x the first and the last of each row, with others all blocks.
+    """
     columns, rows, layers = grid
+    if cluster[1:] != (1, 1):
+        return [range(columns * rows * layers)]
     found = []
     for z in range(layers) if layers <= MANY_BLOCKS else (0, layers - 1):
         # block[z][y][x]
         runs = [(0, rows)] if rows <= MANY_BLOCKS else [(0, 1), (rows - 1, rows)]
         for begin, end in runs:
             blocks = range((z * rows + begin) * columns, (z * rows + end) * columns)
-            found += [blocks[x::columns] for x in sorted({0, columns - 1})]
+            if cluster[0] == 1:
+                found += [blocks[x::columns] for x in sorted({0, columns - 1})]
+                continue
+            begins = sorted({0, columns - cluster[0]})
+            found += [blocks[row + x : row + x + cluster[0]] for row in range(0, len(blocks), columns) for x in begins]
     return found
 
 

@@ -138,9 +138,9 @@ class Launch:
     ``arguments`` are one for each kernel parameter, in order; ``must_write`` names outputs of which every byte
     has to be stored (the emulated device checks it); ``may_collide`` names memory that several blocks may store to
     by contract, such as a padding page: its contents are unspecified afterwards; ``paged_reads`` say what may be read
-    of pools. ``cluster`` are blocks of a thread
-    block cluster, which divide the grid. With ``overlap`` the launch may begin before the one in front of it has
-    ended (programmatic stream serialization): the kernel waits (``griddepcontrol.wait``) before it reads its results.
+    of pools. ``cluster`` are blocks of a thread block cluster, which divide the grid. With ``overlap`` the launch may
+    begin before the one in front of it has ended (programmatic stream serialization): the kernel waits
+    (``griddepcontrol.wait``) before it reads its results.
     """
 
     grid: tuple[int, int, int]

@@ -23,7 +23,7 @@ _MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", _DECODE, 128),) for head_d
 
 
 _MERGE_AFTER = {
-    head_dim: _V(f"merge_splits_after_hd{head_dim}", "decode_hopper.cu", 128, arch="sm_90a", device_kinds=("cuda",))
+    head_dim: _V(f"merge_splits_after_hd{head_dim}", "decode_hopper.cu", 128, arch="sm_90a", on_request=("emulated",))
     for head_dim in (256, 512)
 }
 
@@ -35,7 +35,7 @@ def _alone(symbol: str, max_group: int, shared_bytes: int) -> KernelVariant:
 
 
 def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
-    """The same with blocks in clusters that share one. The emulated device has no clusters."""
+    """The same with blocks in clusters that share one."""
     return replace(_alone(symbol, max_group, shared_bytes), max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
 
 
@@ -148,9 +148,10 @@ ENTRIES: tuple[Entry, ...] = (
             "Every request has one new token, local family."),
     _decode("batch_decode_paged_hd512_into", 512, (*_HOPPER_KEYS_512, *_KEYS_512, *_emulated(_HOPPER_KEYS_512)),
             "Every request has one new token, global family."),
-    _split("batch_decode_split_paged_window_hd256_into", 256, (*_HOPPER_PART_256, *_PART_256),
+    _split("batch_decode_split_paged_window_hd256_into", 256,
+           (*_HOPPER_PART_256, *_PART_256, *_emulated(_HOPPER_PART_256)),
            "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; local family."),
-    _split("batch_decode_split_paged_hd512_into", 512, (*_HOPPER_PART_512, *_PART_512),
+    _split("batch_decode_split_paged_hd512_into", 512, (*_HOPPER_PART_512, *_PART_512, *_emulated(_HOPPER_PART_512)),
            "Each request's visible keys in num_splits chunks of whole 16-key tiles, merged; global family."),
     _merge("merge_splits_hd256_into", 256, "The splits' partial results as one, local family."),
     _merge("merge_splits_hd512_into", 512, "The splits' partial results as one, global family."),

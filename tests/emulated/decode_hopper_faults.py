@@ -1,7 +1,6 @@
 """Faults of the sm_90 decode kernels, for the emulated device and for a GPU: exact replacements of text.
 
-As in test_attention_faults.py they run through ``g4kv smoke --kernels``. The emulated device has no clusters: it runs
-form (b), whose source is the same.
+As in test_attention_faults.py they run through ``g4kv smoke --kernels``.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class Fault:
     cases: tuple[str, ...]
 
     @property
-    def cases_without_splits(self) -> tuple[str, ...]:
-        """Those that need no cluster."""
-        return tuple(case for case in self.cases if "/decode-split/" not in case)
+    def quick_cases(self) -> tuple[str, ...]:
+        """Those that the emulated device runs in seconds: not thousands of clusters, nor of keys spread over some."""
+        return tuple(case for case in self.cases if "kv-sweep" not in case and "split/long-history" not in case)
 
     def overlay(self, directory: Path) -> Path:
         """A directory with the header that has the fault."""
@@ -125,5 +124,29 @@ FAULTS = (
         "(row * p.num_splits + work.split) * kHeadDim + dim_pair * 2",
         "(row * p.num_splits) * kHeadDim + dim_pair * 2",
         (f"{LOCAL}/decode-split/kv-sweep/1-200/splits16",),
+    ),
+    Fault(
+        "the other blocks' results not waited for",
+        "  barrier_wait(received, 0);  // of all warps",
+        "  // of all warps",
+        (f"{LOCAL}/decode-split/needle/window333",),
+    ),
+    Fault(
+        "pushed before the cluster had met",
+        "    if (ranks > 1) cluster_wait();  // from here on",
+        "    // from here on",
+        (f"{LOCAL}/decode-split/needle/window333",),
+    ),
+    Fault(
+        "one block's results too many awaited",
+        "barrier_expect(received, active_ranks * (own_pairs + 1) * pairs * 16);",
+        "barrier_expect(received, (active_ranks + 1) * (own_pairs + 1) * pairs * 16);",
+        (f"{LOCAL}/decode-split/needle/window333",),
+    ),
+    Fault(
+        "a slice too far",
+        "const int to = dim_pair * slice_inverse >> 16;",
+        "const int to = (dim_pair * slice_inverse >> 16) + 1;",
+        (f"{LOCAL}/decode-split/needle/window333",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Form (b) of sm_90 on the emulated device: the portable kernel's cases are green, and each fault in it is seen."""
+"""Decode for sm_90 on the emulated device: the portable kernel's cases are green, and each fault in it is seen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from seeding import seed
 
 from g4kv_cli.main import run as g4kv
 
-ALONE = {
-    LOCAL: {"paged_decode_hopper_hd256_heads8", "paged_decode_hopper_hd256_heads16"},
-    GLOBAL: {"paged_decode_hopper_hd512_heads8", "paged_decode_hopper_hd512_heads16"},
+KERNELS = {
+    (at, form): {f"paged_decode_hopper_{part}hd{head_dim}_heads{heads}" for heads in (8, 16)}
+    for at, head_dim in ((LOCAL, 256), (GLOBAL, 512))
+    for form, part in (("decode", ""), ("decode-split", "split_"))
 }
+CASES = {
+    "decode": ("ragged", "needle/*", "companions", "group/*", "page-size/48", "page-size/256", "scores/to-80",
+               "padding/poisoned-page", "plan/refilled-smaller", "pages/permuted"),
+    "decode-split": ("ragged", "companions", "group/*", "page-size/48"),
+}  # fmt: skip
 
 
 def _smoke(directory: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -29,16 +35,13 @@ def _chosen(cases: tuple[str, ...]) -> list[str]:
     return [word for case in cases for word in ("--case", case)]
 
 
-@pytest.mark.parametrize("at", [LOCAL, GLOBAL])
-def test_the_cases_of_the_portable_kernel_are_green(at: str, tmp_path: Path) -> None:
-    cases = tuple(
-        f"{at}/decode/{name}"
-        for name in ("ragged", "needle/*", "companions", "group/*", "page-size/48", "page-size/256", "scores/to-80",
-                     "padding/poisoned-page", "plan/refilled-smaller", "pages/permuted")
-    )  # fmt: skip
-    code, results = _smoke(tmp_path, *_chosen(cases))
+@pytest.mark.parametrize(("at", "form"), KERNELS)
+def test_the_cases_of_the_portable_kernel_are_green(at: str, form: str, tmp_path: Path) -> None:
+    code, results = _smoke(tmp_path, *_chosen(tuple(f"{at}/{form}/{name}" for name in CASES[form])))
     assert code == 0
-    assert {name for case in results for name in case["kernels"]} == ALONE[at]
+    assert KERNELS[at, form] <= {name for case in results for name in case["kernels"]}
+    assert all(name.startswith(("paged_decode_hopper", "merge_splits_after")) for case in results
+               for name in case["kernels"])  # fmt: skip
 
 
 def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Path) -> None:
@@ -48,9 +51,9 @@ def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Pa
     assert {name for case in results for name in case["kernels"]} == {"paged_decode_hd256_groups4"}
 
 
-@pytest.mark.parametrize("fault", [one for one in FAULTS if one.cases_without_splits], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [one for one in FAULTS if one.quick_cases], ids=lambda fault: fault.name)
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
-    cases = fault.cases_without_splits
+    cases = fault.quick_cases
     kernels = seed(fault.overlay(tmp_path), (), cases, "sm_90a,portable")
     code, results = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(cases))
     assert code == 1

@@ -331,12 +331,9 @@ D4 = "{%f1, %f2, %f3, %f4}"
     "statement",
     [
         "@%p2 mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], %r2;",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
         "mbarrier.pending_count.b64 %r1, %rd1;",
         "cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
         "[%r1], [%rd1, {%r2, %r3}], [%r4];",
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%r1], [%rd1, {%r2, %r3}], [%r4], %h1;",
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r2, %r3}], [%r1];",
         f"wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {D4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
@@ -348,12 +345,14 @@ D4 = "{%f1, %f2, %f3, %f4}"
         "setmaxnreg.inc.sync.aligned.u32 20;",
         "setmaxnreg.inc.sync.aligned.u32 100;",
         "fence.proxy.tensormap::generic.release.gpu;",
-        "barrier.cluster.arrive.aligned;",
-        "mbarrier.arrive.shared::cluster.b64 _, [%r1];",
+        "barrier.cluster.arrive.acquire.aligned;",
+        "mapa.shared::cluster.u64 %rd1, %rd2, %r3;",
+        "st.shared::cluster.u32 [%r1], %r2;",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b64 [%r1], {%rd1, %rd1, %rd1, %rd1}, [%r2];",
+        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r1], 16;",
         "mbarrier.arrive.shared::cta.b64 %r1, [%r1];",
         "mbarrier.try_wait.parity.sc.cta.shared::cta.b64 %p1, [%r1], %r2;",
         "cp.async.mbarrier.arrive.noinc.shared::cluster.b64 [%r1];",
-        "mapa.shared::cluster.u32 %r1, %r2, %r3;",
     ],
 )
 def test_what_is_not_known_completely_is_refused(statement: str) -> None:
@@ -374,6 +373,14 @@ def test_what_is_not_known_completely_is_refused(statement: str) -> None:
         "[%r1 + 128], [%rd1, {%r2, 0}], [%r4], %rd3;",
         "setmaxnreg.dec.sync.aligned.u32 24;",
         "prefetch.tensormap [%rd1];",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%r1], [%rd1, {%r2, %r3}], [%r4], %h1;",
+        "barrier.cluster.arrive.aligned;",
+        "mbarrier.arrive.shared::cluster.b64 _, [%r1];",
+        "mapa.shared::cluster.u32 %r1, %r2, %r3;",
+        "barrier.cluster.wait;",
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%r1], {%f1, %f2}, [%r2];",
     ],
 )
 def test_what_is_known(statement: str) -> None:

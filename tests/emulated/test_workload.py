@@ -122,14 +122,13 @@ def test_another_requests_page_is_named_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_what_no_kernel_at_hand_takes_is_not_covered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kernels for compute capability 9.0 read whole boxes of 16 tokens; those of split decode need clusters."""
+    """Kernels for compute capability 9.0 read whole boxes of 16 tokens."""
     arguments = ("--shape", "kv=50 page=10 heads=2/1", "--variant", "sm_90a")
     code, record = _smoke(tmp_path / "run.json", *arguments)
     assert code == 0  # prep has other kernels
     reasons = {case["id"].split("/")[2]: case["reason"] for case in record["cases"] if case["status"] == "not covered"}
     assert set(reasons) == {"prefill", "decode", "decode-split"}
-    assert "reads pages of a multiple of 16 tokens, not of 10" in reasons["decode"]
-    assert "runs on cuda only" in reasons["decode-split"]
+    assert all("reads pages of a multiple of 16 tokens, not of 10" in reason for reason in reasons.values())
     capsys.readouterr()
     assert _smoke(tmp_path / "none.json", *arguments, "--case", "attention/*/decode/*")[0] == 1
     assert "the kernels at hand cover none of these cases, so nothing was checked" in capsys.readouterr().err

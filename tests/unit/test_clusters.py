@@ -96,11 +96,8 @@ def test_a_path_can_be_forced_and_says_why_it_cannot_run(name: str) -> None:
     assert _chosen(name, forced="sm_90a").max_cluster_blocks
     with pytest.raises(DeviceUnavailable, match="reads pages of a multiple of 16 tokens, not of 100"):
         _chosen(name, page_size=100, forced="sm_90a")
-    if entry_named(name).takes_splits:
-        with pytest.raises(DeviceUnavailable, match="runs on cuda only"):
-            _chosen(name, kind="emulated", forced="sm_90a")
-    else:
-        assert _chosen(name, kind="emulated", forced="sm_90a").max_cluster_blocks == 1
+    most = 8 if entry_named(name).takes_splits else 1
+    assert _chosen(name, kind="emulated", forced="sm_90a").max_cluster_blocks == most
 
 
 @pytest.mark.parametrize(

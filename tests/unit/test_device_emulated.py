@@ -147,6 +147,12 @@ def test_which_blocks_are_the_ends(grid: tuple[int, int, int], blocks: list[int]
     assert sorted(block for run in _ends(grid) for block in run) == blocks
 
 
+def test_clusters_are_at_the_ends_as_wholes() -> None:
+    assert _ends((8, 2, 1), (2, 1, 1)) == [range(2), range(6, 8), range(8, 10), range(14, 16)]
+    assert _ends((2, 1, 2), (2, 1, 1)) == [range(2), range(2, 4)]
+    assert _ends((4, 4, 1), (2, 2, 1)) == [range(16)]
+
+
 @pytest.mark.parametrize("arch", [*ARCHS, "sm_90a"])
 def test_a_kernel_runs_from_the_ptx_of_every_arch(arch: str) -> None:
     device = EmulatedDevice(arch)
@@ -368,11 +374,15 @@ def test_a_number_that_its_kind_cannot_hold_is_no_argument() -> None:
         scalar("i32", 1 << 31)
 
 
-def test_clusters_are_refused_by_name_and_must_fill_the_grid(device: EmulatedDevice) -> None:
+def test_clusters_need_an_architecture_that_has_them_and_must_fill_the_grid(device: EmulatedDevice) -> None:
     out = device.allocate((32,), np.float32, "out")
     arguments = _parameters(out, count=32)
-    with pytest.raises(CompileError, match="has no thread block clusters"):
-        device.launch(_load(device, "scale"), Launch((2, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
+    device.launch(_load(device, "scale"), Launch((2, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
+    older = EmulatedDevice("sm_80")
+    elsewhere = _parameters(older.allocate((32,), np.float32, "out"), count=32)
+    with pytest.raises(ContractError, match="sm_80 has no thread block clusters"):
+        older.launch(_load(older, "scale"), Launch((2, 1, 1), (32, 1, 1), elsewhere, cluster=(2, 1, 1)))
+    older.close()
     with pytest.raises(ContractError, match="cluster: does not fill the grid"):
         device.launch(_load(device, "scale"), Launch((3, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1)))
 

@@ -77,7 +77,9 @@ class Launcher:
     def _run(self, request: LaunchRequest) -> LaunchOutcome:
         counts = self.counts
         engine = _engine() if self._mode is not Mode.INTERPRETER else None
-        program: Program | None = request.kernel.program if engine is not None else None
+        # The engine runs block after block, which is no way to run a cluster.
+        alone = request.cluster == (1, 1, 1)
+        program: Program | None = request.kernel.program if engine is not None and alone else None
         if engine is None or program is None:
             counts.interpreted += 1
             return self._interpret(request)
@@ -166,6 +168,7 @@ class Launcher:
             request.owned_reads,
             request.resident_blocks,
             FILLS[request.fill],
+            request.cluster,
         )
         reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)

@@ -35,6 +35,8 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_SHARED_BYTES = {"sm_75": 65536, "sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448}
 """Opt-in shared memory of one block, CUDA programming guide, table of compute capabilities; see ``shared_limit``."""
 MAX_PARAMETER_BYTES = 32764
+MAX_CLUSTER_BLOCKS = 16
+"""Of compute capability 9.0, where more than 8 are allowed."""
 
 Extent = tuple[int, int, int]
 
@@ -150,6 +152,7 @@ class Machine:
         deadline: float | None = None,
         owned_reads: Sequence[OwnedReads] = (),
         chosen: range | None = None,
+        cluster: Extent = (1, 1, 1),
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -162,6 +165,7 @@ class Machine:
         deadline: moment of ``time.monotonic()`` (seconds) at which the launch is given up.
         owned_reads: ranges whose cells belong to somebody; a block reads those of its owner only.
         chosen: numbers (x + grid.x * (y + grid.y * z)) of the blocks that run, all of them if None.
+        cluster: blocks of a thread block cluster along each axis of the grid, which they have to divide.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
@@ -170,6 +174,7 @@ class Machine:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
         shared = kernel.shared_total(dynamic_shared_bytes)
+        _check_cluster(kernel, grid, cluster)
         symbols = [self._place(kernel.module, name) for name in kernel.device_variables]
         request = LaunchRequest(
             kernel,
@@ -187,6 +192,7 @@ class Machine:
             owned_reads,
             chosen,
             resident_blocks(kernel.module.parsed.target, block[0] * block[1] * block[2], shared),
+            cluster=cluster,
         )
         try:
             outcome = self._launcher.run(request)
@@ -288,3 +294,15 @@ class Machine:
 
 
 __all__ = ["Machine", "shared_limit"]
+
+
+def _check_cluster(kernel: Kernel, grid: Extent, cluster: Extent) -> None:
+    words = f"launch of {kernel.name} refused: "
+    if any(size < 1 or extent % size for size, extent in zip(cluster, grid, strict=True)):
+        raise LaunchConfigurationError(f"{words}clusters of {cluster} blocks do not fill the grid {grid}")
+    blocks = cluster[0] * cluster[1] * cluster[2]
+    if blocks > MAX_CLUSTER_BLOCKS:
+        raise LaunchConfigurationError(f"{words}{blocks} blocks in a cluster, at most {MAX_CLUSTER_BLOCKS} are allowed")
+    target = kernel.module.parsed.target.split(",")[0]
+    if blocks > 1 and int("".join(filter(str.isdigit, target)) or 0) < 90:
+        raise LaunchConfigurationError(f"{words}{target} has no thread block clusters")

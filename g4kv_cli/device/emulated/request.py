@@ -36,6 +36,7 @@ class LaunchRequest:
     resident_blocks: int = 1
     fill: int = 0
     """Which of ``FILLS`` is found where nobody wrote (checks/undefined.py)."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def threads(self) -> int:

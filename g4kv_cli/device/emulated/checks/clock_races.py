@@ -1,12 +1,13 @@
 """Races in shared memory of kernels with mbarriers, bulk copies and wgmma: every access is checked when it happens.
 
-Vector clocks, one for each warp of each block, say which accesses of each *agent* come before what the warp does next.
-Agents are the warps and all that works beside them: the wgmma of each warpgroup, the bulk stores of each warp, and for
-each mbarrier the bulk copies that signal it. An agent numbers its work in segments; a location remembers the segment of
-its last write and each agent's last read. What is ordered:
+Vector clocks, one for each warp of each cluster, say which accesses of each *agent* come before what the warp does
+next. Agents are the warps and all that works beside them: the wgmma of each warpgroup, the bulk stores of each warp,
+and for each mbarrier the bulk copies and asynchronous stores that signal it. An agent numbers its work in segments; a
+location remembers the segment of its last write and each agent's last read. What is ordered:
 
 * all barriers, as in shared_races.py;
 * an arrival on an mbarrier before what follows a wait for the phase that it completed;
+* a releasing arrival at the cluster's barrier before what follows a wait there; a relaxed one orders nothing;
 * a bulk copy into shared memory before what follows a wait for the phase that its bytes completed;
 * wgmma and bulk stores before what follows the wait for their group, and after what preceded their issue.
 
@@ -47,10 +48,13 @@ class ClockRaces:
         self.chunk = chunk
         self.granule_shift = granule_shift
         self.granules = total_bytes >> granule_shift
-        self.warps = chunk.lanes_per_block // 32
-        self.first_store_agent = self.warps + -(-self.warps // 4)
+        self.block_warps = chunk.lanes_per_block // 32
+        self.ranks = chunk.cluster_blocks
+        self.warps = self.block_warps * self.ranks
+        self.groups = -(-self.block_warps // 4)
+        self.first_store_agent = self.warps + self.groups * self.ranks
         self.first_copy_agent = self.first_store_agent + self.warps
-        self.agents = self.first_copy_agent + _FIRST_MBARRIERS
+        self.agents = self.first_copy_agent + _FIRST_MBARRIERS * self.ranks
         total_warps = chunk.block_count * self.warps
         self.own = np.arange(total_warps) % self.warps
         self.rows = np.arange(total_warps)
@@ -65,25 +69,32 @@ class ClockRaces:
         """The same of the latest completed phase."""
         self.met: dict[int, npt.NDArray[np.int32]] = {}
         """For each barrier number [block, warp]: what those that met there last knew of the warps."""
+        clusters = chunk.block_count // self.ranks
+        self.cluster_joining = np.zeros((2, clusters, self.agents), np.int32)
+        """What arrivals in the current phase of the cluster's barrier release."""
+        self.cluster_done = self.cluster_joining.copy()
+        """The same of the latest completed phase."""
 
     def wgmma_agent(self, warp: Units) -> Units:
         """The agent of the wgmma of a warp's warpgroup: a wait by one of its warps is a wait for all four."""
-        return warp // 4 + self.warps
+        return self.warps + warp // self.block_warps * self.groups + warp % self.block_warps // 4
 
     def store_agent(self, warp: Units) -> Units:
         """The agent of a warp's bulk stores."""
         return warp + self.first_store_agent
 
-    def copy_agent(self, mbarrier: int) -> int:
-        """The agent of bulk copies that signal an mbarrier."""
-        return self.first_copy_agent + mbarrier
+    def copy_agent(self, mbarrier: int, blocks: Any = 0) -> Any:
+        """The agent of bulk copies that signal an mbarrier of these blocks of the chunk."""
+        return self.first_copy_agent + mbarrier * self.ranks + blocks % self.ranks
 
     def add_mbarrier(self) -> None:
         """Make room for one more mbarrier."""
-        if self.copy_agent(len(self.joining)) >= self.agents:
+        if self.copy_agent(len(self.joining) + 1) > self.agents:
             more = self.agents
             self.agents += more
             self.clocks = np.pad(self.clocks, ((0, 0), (0, 0), (0, more)))
+            self.cluster_joining = np.pad(self.cluster_joining, ((0, 0), (0, 0), (0, more)))
+            self.cluster_done = np.pad(self.cluster_done, ((0, 0), (0, 0), (0, more)))
             self.joining = [np.pad(known, ((0, 0), (0, 0), (0, more))) for known in self.joining]
             self.completed = [np.pad(known, ((0, 0), (0, 0), (0, more))) for known in self.completed]
         for kept in (self.joining, self.completed):
@@ -167,19 +178,42 @@ class ClockRaces:
     def release(self, mbarrier: int, lanes: LaneSet) -> None:
         """Lanes arrive on an mbarrier: what their warps know is part of its current phase."""
         rows = lanes.warps
-        self._join(self.joining[mbarrier], rows)
+        if self.ranks == 1:
+            self._join(self.joining[mbarrier], rows)
+        else:  # the mbarrier may be another block's
+            for row, slot in np.unique(np.stack((lanes.index // 32, lanes.block_slot)), axis=1).T:
+                into = self.joining[mbarrier][:, slot]
+                np.maximum(into, self.clocks[:, row], out=into)
         self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    def cluster_release(self, lanes: LaneSet) -> None:
+        """Lanes arrive at the cluster's barrier: what their warps know is part of its current phase."""
+        rows = lanes.warps
+        for row in rows:
+            into = self.cluster_joining[:, row // self.warps]
+            np.maximum(into, self.clocks[:, row], out=into)
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    def cluster_completed(self, clusters: Flags) -> None:
+        """The current phase of the flagged clusters' barrier ended."""
+        self.cluster_done[:, clusters] = self.cluster_joining[:, clusters]
+        self.cluster_joining[:, clusters] = 0
+
+    def cluster_acquire(self, lanes: LaneSet) -> None:
+        """Lanes have waited for the latest completed phase of the cluster's barrier."""
+        rows = lanes.warps
+        self.clocks[:, rows] = np.maximum(self.clocks[:, rows], self.cluster_done[:, rows // self.warps])
 
     def _join(self, into: npt.NDArray[np.int32], rows: Units) -> None:
         """Maximum of the warps' clocks into [2, block, agent]."""
-        slots = rows // self.warps
+        slots = rows // self.block_warps
         first = np.flatnonzero(np.diff(slots, prepend=-1))
         most = np.maximum.reduceat(self.clocks[:, rows], first, axis=1)
         into[:, slots[first]] = np.maximum(into[:, slots[first]], most)
 
     def copies_arrived(self, mbarrier: int, blocks: Units, delivered: Units) -> None:
         """The first ``delivered`` bulk copies of each block's mbarrier are part of its current phase."""
-        self.joining[mbarrier][:, blocks, self.copy_agent(mbarrier)] = delivered
+        self.joining[mbarrier][:, blocks, self.copy_agent(mbarrier, blocks)] = delivered
 
     def phase_completed(self, mbarrier: int, blocks: Flags) -> None:
         """The current phase of the flagged blocks' mbarrier ended."""
@@ -189,7 +223,7 @@ class ClockRaces:
     def acquire(self, mbarrier: int, lanes: LaneSet) -> None:
         """Lanes have waited for the latest completed phase of an mbarrier."""
         rows = lanes.warps
-        self.clocks[:, rows] = np.maximum(self.clocks[:, rows], self.completed[mbarrier][:, rows // self.warps])
+        self.clocks[:, rows] = np.maximum(self.clocks[:, rows], self.completed[mbarrier][:, rows // self.block_warps])
 
     def group_done(self, rows: Units, agent: Units, segment: Array) -> None:
         """Warps (numbers in the chunk) have waited for their own agents' work up to a segment."""
@@ -205,7 +239,7 @@ class ClockRaces:
     def full_barrier(self, complete: Flags | None) -> None:
         """A barrier of all threads of the flagged blocks (None: all) completed."""
         blocks = np.arange(self.chunk.block_count) if complete is None else np.flatnonzero(complete)
-        rows = (blocks[:, None] * self.warps + np.arange(self.warps)).reshape(-1)
+        rows = (blocks[:, None] * self.block_warps + np.arange(self.block_warps)).reshape(-1)
         self._meet(rows, [])
 
     def signal(self, lanes: LaneSet) -> npt.NDArray[np.int32]:
@@ -230,7 +264,7 @@ class ClockRaces:
         if met is None:
             return np.ones(warps.size, np.bool_)
         known = self.clocks[KNOWN, warps, : self.warps]
-        return np.asarray((known >= met[warps // self.warps]).all(1), np.bool_)
+        return np.asarray((known >= met[warps // self.block_warps]).all(1), np.bool_)
 
     def _meet(self, rows: Units, signals: list[tuple[Units, Array]]) -> npt.NDArray[np.int32]:
         """Join the clocks of warps that meet, and of signals, for each block; returns [2, block, agent]."""
@@ -239,9 +273,9 @@ class ClockRaces:
             self._join(joined, rows)
         for signalled, known in signals:
             for position, row in enumerate(signalled):
-                into = joined[:, row // self.warps, : known.shape[2]]  # mbarriers may have been added since
+                into = joined[:, row // self.block_warps, : known.shape[2]]  # mbarriers may have been added since
                 np.maximum(into, known[:, position], out=into)
-        self.clocks[:, rows] = joined[:, rows // self.warps]
+        self.clocks[:, rows] = joined[:, rows // self.block_warps]
         self.clocks[KNOWN, rows, self.own[rows]] += 1
         return joined
 
@@ -249,9 +283,10 @@ class ClockRaces:
 
     def _agent_words(self, agent: int) -> str:
         if agent < self.warps:
-            return f"warp {agent}"
+            rank = f" of rank {agent // self.block_warps}" if self.ranks > 1 else ""
+            return f"warp {agent % self.block_warps}{rank}"
         if agent < self.first_store_agent:
-            return f"wgmma of warpgroup {agent - self.warps}"
+            return f"wgmma of warpgroup {(agent - self.warps) % self.groups}"
         if agent < self.first_copy_agent:
             return f"a bulk store of warp {agent - self.first_store_agent}"
         return "a bulk copy"

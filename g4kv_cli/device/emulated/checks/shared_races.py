@@ -171,9 +171,8 @@ def report_race(
     chunk: ChunkState, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int
 ) -> None:
     """Add a shared_race fault at one lane's location."""
-    base = lanes.shared_base
     unit = int(units[position] if units.size > 1 else units[0])
-    address = (unit << shift) - int(base[position] if base.size > 1 else base[0])
+    address = (unit << shift) % chunk.shared_stride
     chunk.run.collector.add("shared_race", f"{words} at shared offset {address}", site, lanes, position, count, address)
 
 

@@ -18,6 +18,7 @@ from ..memory.shared_memory import SharedMemory
 from ..state.groups import Group, merge_groups
 from ..state.lanes import WARP, LaneSet, RunState
 from ..warp.barriers import Barriers
+from ..warp.clusters import Clusters
 from ..warp.mbarriers import Mbarriers
 from ..warp.spins import Spins
 from ..warp.warp_meetings import WarpMeetings
@@ -25,7 +26,7 @@ from ..warp.wgmma import Wgmmas
 
 
 class Chunk:
-    """Blocks ``block_ids`` (linear numbers, in execution order) of a launch.
+    """Blocks ``block_ids`` (linear numbers, in execution order, those of a cluster side by side) of a launch.
 
     Scheduling: the waiting group with the lowest block index runs first, which merges lanes again where their paths
     meet (see flow.py for the order).
@@ -35,6 +36,7 @@ class Chunk:
         self.run = run
         self.block_ids = block_ids
         self.block_count = block_ids.size
+        self.cluster_blocks = run.cluster_blocks
         self.block_dim = run.block
         self.grid_dim = run.grid
         self.threads = run.block[0] * run.block[1] * run.block[2]
@@ -100,6 +102,7 @@ class Chunk:
                 return False
             self.mbarriers.report_deadlock()
             self.warp_meetings.report_deadlock()
+            self.clusters.report_deadlock()
             self.barriers.report_deadlock()
         self.full_barrier(None)
         if kernel.is_asynchronous:
@@ -121,6 +124,11 @@ class Chunk:
     def warp_meetings(self) -> WarpMeetings:
         """Lanes that wait for others of their warp."""
         return WarpMeetings(self)
+
+    @cached_property
+    def clusters(self) -> Clusters:
+        """The clusters' barriers."""
+        return Clusters(self)
 
     @cached_property
     def bulk_copies(self) -> BulkCopies:
@@ -182,6 +190,10 @@ class Chunk:
                 if block.site is None or not self.mbarriers.wait(result, block.site, block.successors[0], group):
                     return
                 current = block.successors[0]
+            elif end == "cluster":
+                if block.site is None or not self.clusters.wait(block.site, block.successors[0], group):
+                    return
+                current = block.successors[0]
             elif end == "warp":
                 if block.site is None or not self.warp_meetings.arrive(result, block.site, block.successors[0], group):
                     return
@@ -223,6 +235,8 @@ class Chunk:
             return
         self.alive_flags()[group.lanes.index] = False
         self.barriers.lanes_exited(group.lanes)
+        if self.cluster_blocks > 1 and self.run.kernel.is_asynchronous:
+            self.clusters.lanes_exited()
 
 
 def unravel(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:

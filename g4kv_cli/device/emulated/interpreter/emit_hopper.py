@@ -43,15 +43,8 @@ _WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
 _WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2")
 _SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 
-NO_OPERATION = frozenset(
-    {
-        "fence.mbarrier_init.release.cluster",
-        "fence.proxy.async.global",
-        "prefetch.tensormap",
-        "cp.async.bulk.prefetch.L2.global",
-    }
-)
-"""What has no effect here: an mbarrier exists for all at once, and proxies are told apart in shared memory only."""
+NO_OPERATION = frozenset({"fence.proxy.async.global", "prefetch.tensormap", "cp.async.bulk.prefetch.L2.global"})
+"""What has no effect here: proxies are told apart in shared memory only."""
 
 PROXY_FENCES = frozenset({"fence.proxy.async", "fence.proxy.async.shared::cta"})
 
@@ -202,7 +195,7 @@ def _emit_bulk_store(emitter: BlockEmitter, number: int, instruction: Instructio
     emitter.effect(number, instruction, [], function, [shared, target, nbytes])
 
 
-def _tensor_operand(
+def tensor_operand(
     emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, rank: int
 ) -> tuple[str, int, list[str]]:
     """(map address base, its offset, coordinates)."""
@@ -219,7 +212,7 @@ def _emit_load(emitter: BlockEmitter, number: int, instruction: Instruction, fou
         raise emitter.unsupported(instruction, "wrong number of operands")
     _note_mbarrier(emitter)
     shared, _, shared_offset = emitter.address(operands[0], instruction)
-    tensor_map, map_offset, coordinates = _tensor_operand(emitter, instruction, operands[1], rank)
+    tensor_map, map_offset, coordinates = tensor_operand(emitter, instruction, operands[1], rank)
     mbarrier, _, mbarrier_offset = emitter.address(operands[2], instruction)
     function = load_tensor(emitter.site(instruction), shared_offset, map_offset, mbarrier_offset)
     emitter.effect(number, instruction, [], function, [shared, tensor_map, mbarrier, *coordinates])
@@ -230,7 +223,7 @@ def _emit_store(emitter: BlockEmitter, number: int, instruction: Instruction, fo
     operands = instruction.operands
     if len(operands) != (3 if hint else 2):
         raise emitter.unsupported(instruction, "wrong number of operands")
-    tensor_map, map_offset, coordinates = _tensor_operand(emitter, instruction, operands[0], rank)
+    tensor_map, map_offset, coordinates = tensor_operand(emitter, instruction, operands[0], rank)
     shared, _, shared_offset = emitter.address(operands[1], instruction)
     function = store_tensor(emitter.site(instruction), shared_offset, map_offset)
     emitter.effect(number, instruction, [], function, [shared, tensor_map, *coordinates])

@@ -56,6 +56,7 @@ class Run:
         owned_reads: Sequence[OwnedReads] = (),
         resident_blocks: int = 1,
         fill: Fill = FILLS[0],
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
         self.memory = memory
         self.kernel = kernel
@@ -65,6 +66,11 @@ class Run:
         self.fill = fill
         self.undo = UndoLog(memory)
         self.trace = 0
+        self.cluster = cluster
+        self.cluster_blocks = cluster[0] * cluster[1] * cluster[2]
+        self.cluster_size = np.array([self.cluster_blocks], np.uint32)
+        self.cluster_extents = [np.array([extent], np.uint32) for extent in cluster]
+        self.nclusterid = [np.array([most // one], np.uint32) for most, one in zip(grid, cluster, strict=True)]
         self.collector = FaultCollector(kernel.name)
         self.hints = fresh_hints(len(kernel.sites))
         self.stores = StoreLog()
@@ -155,9 +161,10 @@ class Run:
         if self.kernel.is_asynchronous:
             locations = (self.shared_bytes >> self.kernel.granule_shift) + 1
             step = max(1, min(step, _MAX_CLOCKED_LOCATIONS // locations))
+        step = -(-step // self.cluster_blocks) * self.cluster_blocks
         try:
             with np.errstate(all="ignore"):
-                self._run_chunks(np.array(blocks), step)
+                self._run_chunks(by_cluster(np.array(blocks), self.grid, self.cluster), step)
         except LaunchStopped:
             return False
         except KeyboardInterrupt as interrupt:
@@ -180,6 +187,7 @@ class Run:
                 has_moved |= self.changes != changes
             turns = 0 if has_moved else turns + 1
             room = min(self.resident_blocks - sum(chunk.live_blocks for chunk in live), step)
+            room = max(room // self.cluster_blocks, not live) * self.cluster_blocks
             if begin < order.size and room > 0 and not (has_moved and live):
                 live.append(Chunk(self, order[begin : begin + room]))
                 live[-1].start()
@@ -234,3 +242,23 @@ class Run:
 
 def _line(site: Site) -> int:
     return site.location.line or site.ptx_line
+
+
+def by_cluster(
+    blocks: npt.NDArray[np.int64], grid: tuple[int, int, int], cluster: tuple[int, int, int]
+) -> npt.NDArray[np.int64]:
+    """Block numbers with those of a cluster side by side by rank, clusters in the order of their first. Raises
+    EmulatorError where a cluster is not whole."""
+    size = cluster[0] * cluster[1] * cluster[2]
+    if size == 1:
+        return blocks
+    at = (blocks % grid[0], blocks // grid[0] % grid[1], blocks // (grid[0] * grid[1]))
+    of = [place // extent for place, extent in zip(at, cluster, strict=True)]
+    inside = [place % extent for place, extent in zip(at, cluster, strict=True)]
+    number = of[0] + (grid[0] // cluster[0]) * (of[1] + (grid[1] // cluster[1]) * of[2])
+    rank = inside[0] + cluster[0] * (inside[1] + cluster[1] * inside[2])
+    _, first, position, count = np.unique(number, return_index=True, return_inverse=True, return_counts=True)
+    if (count != size).any():
+        raise EmulatorError("only some blocks of a cluster are to run")
+    ordered: npt.NDArray[np.int64] = blocks[np.lexsort((rank, first[position]))]
+    return ordered

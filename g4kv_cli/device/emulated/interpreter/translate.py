@@ -19,6 +19,7 @@ from .emit import BlockEmitter, KernelContext, constant_array
 from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
 from .emit_calls import emit_calls
+from .emit_clusters import check_cluster_wait, emit_clusters
 from .emit_hopper import emit_hopper, phase_operands
 from .emit_matrix import emit_matrix
 from .emit_memory import emit_memory
@@ -27,7 +28,7 @@ from .emit_warp import emit_warp
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
 _REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
-EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_matrix, emit_calls)
+EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_clusters, emit_matrix, emit_calls)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Translation:
     parameter_loads: tuple[tuple[int, int, bool, int], ...]
     granule_shift: int
     is_asynchronous: bool
-    """Whether it uses mbarriers, bulk copies or wgmma."""
+    """Whether it uses mbarriers, bulk copies, wgmma or clusters."""
 
 
 def _bits(flags: int) -> tuple[int, ...]:
@@ -239,6 +240,8 @@ def _emit_result(emitter: BlockEmitter) -> None:
         result = _barrier_operands(emitter)
     elif final is not None and emitter.block.end == "phase":
         result = phase_operands(emitter, final)
+    elif final is not None and emitter.block.end == "cluster":
+        check_cluster_wait(emitter, final)
     elif final is not None and emitter.block.end == "warp":
         result = emitter.source(final.operands[0], "b32", final)
     emitter.write_back()

@@ -36,6 +36,7 @@ Flags = npt.NDArray[np.bool_]
 
 _DESTINATION_ALIGNMENT = 128
 _CHUNK_SHIFT = 4
+_MASK_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +167,7 @@ class BulkCopies:
 
     def _shared_units(self, lanes: LaneSet, placed: _Box, site: Site) -> tuple[LaneSet, Units]:
         """(the lane of every unit, units in the chunk's shared memory), flat in lane order."""
-        per_lane = placed.shared[0].size
-        owners = LaneSet(self.chunk, np.repeat(lanes.index, per_lane))
+        owners = lanes.repeated(placed.shared[0].size)
         flat = placed.shared.reshape(-1)
         units = self.chunk.shared.units(owners, flat, span_of(flat), 0, placed.shift, site)
         return owners, units
@@ -216,18 +216,32 @@ class BulkCopies:
         """Put a load in flight: ``data`` for the shared ``units`` of 1 << shift bytes, as many and ``nbytes`` for each
         lane, ``owners`` the lane of each unit."""
         chunk = self.chunk
+        serial = self._serials(number, lanes)
+        chunks, owners = _chunks(owners, units, shift, None)
+        each = chunks.size // lanes.count
+        agent = np.repeat(chunk.races.copy_agent(number, lanes.block_slot), each)
+        segment = np.repeat(serial, each)
+        chunk.races.add_asynchronous(WRITE, chunks, _CHUNK_SHIFT, owners, site, agent, segment)
+        self.loads.append(_Load(number, lanes, units, shift, data, nbytes, site))
+
+    def _serials(self, number: int, lanes: LaneSet) -> Units:
+        """The number of each lane's copy among those that signal its block's mbarrier."""
         while len(self.issued) <= number:
-            self.issued.append(np.zeros(chunk.block_count, np.int64))
-            self.delivered.append(np.zeros(chunk.block_count, np.int64))
+            self.issued.append(np.zeros(self.chunk.block_count, np.int64))
+            self.delivered.append(np.zeros(self.chunk.block_count, np.int64))
         serial = np.empty(lanes.count, np.int64)
         for position, slot in enumerate(lanes.block_slot):
             self.issued[number][slot] += 1
             serial[position] = self.issued[number][slot]
-        chunks, owners = _chunks(owners, units, shift, None)
-        agent = np.full(chunks.size, chunk.races.copy_agent(number))
-        segment = np.repeat(serial, chunks.size // lanes.count)
-        chunk.races.add_asynchronous(WRITE, chunks, _CHUNK_SHIFT, owners, site, agent, segment)
-        self.loads.append(_Load(number, lanes, units, shift, data, nbytes, site))
+        return serial
+
+    def push(self, number: int, lanes: LaneSet, units: Units, shift: int, data: Array, site: Site) -> None:
+        """Issue a store of one unit by each lane into its block (ascending), which the block's mbarrier counts."""
+        chunk = self.chunk
+        chunk.mbarriers.use(number, lanes, site)
+        agent = chunk.races.copy_agent(number, lanes.block_slot)
+        chunk.races.add_asynchronous(WRITE, units, shift, lanes, site, agent, self._serials(number, lanes))
+        self.loads.append(_Load(number, lanes, units, shift, data, 1 << shift, site))
 
     def deliver(self) -> bool:
         """Let all loads arrive, in the order of their issue; False if there were none."""
@@ -244,10 +258,10 @@ class BulkCopies:
             if ended.size:
                 self._report_unfinished(load, int(ended[0]), ended.size)
             delivered = self.delivered[load.number]
-            for turn in _distinct(slots):
-                delivered[turn] += 1
-                self.chunk.races.copies_arrived(load.number, turn, delivered[turn])
-                self.chunk.mbarriers.transfer(load.number, turn, load.nbytes)
+            for blocks, count in _turns(slots):
+                delivered[blocks] += count
+                self.chunk.races.copies_arrived(load.number, blocks, delivered[blocks])
+                self.chunk.mbarriers.transfer(load.number, blocks, load.nbytes * count)
         return True
 
     def store(self, lanes: LaneSet, box: TensorMap, coordinates: list[Array], shared: Array, site: Site) -> None:
@@ -275,7 +289,7 @@ class BulkCopies:
         """The open group reads these chunks of 16 bytes until it is waited for."""
         segment = self.committed.take(givers.index).astype(np.int64) + 1
         races: ClockRaces = self.chunk.races
-        agent = races.store_agent(givers.thread // 32)
+        agent = races.store_agent(givers.index // 32 % races.warps)
         races.add_asynchronous(READ, chunks, _CHUNK_SHIFT, givers, site, agent, segment)
 
     def commit(self, lanes: LaneSet) -> None:
@@ -348,10 +362,15 @@ def _chunks(owners: LaneSet, units: Units, shift: int, is_inside: Flags | None) 
     return chunks, LaneSet(owners.chunk, index)
 
 
-def _distinct(slots: Units) -> list[Units]:
-    """Ascending block numbers in turns in which none occurs twice."""
-    turn = np.arange(slots.size) - np.searchsorted(slots, slots)
-    return [slots[turn == number] for number in range(int(turn.max()) + 1)]
+def _turns(slots: Units) -> list[tuple[Units, Units]]:
+    """(ascending block numbers, how many copies of each) in turns: each block's first copy, then the others together.
+
+    The first may be the last that a phase waits for.
+    """
+    blocks, counts = np.unique(slots, return_counts=True)
+    more = counts > 1
+    turns = [(blocks, np.ones(blocks.size, np.int64))]
+    return [*turns, (blocks[more], counts[more] - 1)] if more.any() else turns
 
 
 def _by_map(lanes: LaneSet, addresses: Array) -> list[tuple[int, Units | None]]:
@@ -370,10 +389,16 @@ def displaced(base: Array, offset: int) -> Array:
     return moved
 
 
-def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset: int) -> Callable[..., None]:
-    """cp.async.bulk.tensor into shared memory: (lanes, addresses: shared, map, mbarrier, then the coordinates)."""
+def load_tensor(
+    site: Site, shared_offset: int, map_offset: int, mbarrier_offset: int, is_multicast: bool = False
+) -> Callable[..., None]:
+    """cp.async.bulk.tensor into shared memory: (lanes, addresses: shared, map, mbarrier, then the coordinates).
 
-    def run(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, *coordinates: Array) -> None:
+    With ``is_multicast`` a mask stands before the coordinates: bit r brings the box to the block of rank r of the
+    cluster, at the same place, and that block's mbarrier counts it.
+    """
+
+    def load(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, coordinates: tuple[Array, ...]) -> None:
         chunk = lanes.chunk
         copies: BulkCopies = chunk.bulk_copies
         destination = displaced(shared, shared_offset)
@@ -384,6 +409,18 @@ def load_tensor(site: Site, shared_offset: int, map_offset: int, mbarrier_offset
             for number, inner, inside in chunk.mbarriers.parts(part, barriers):
                 where = [_cut(_cut(values, position), inside) for values in coordinates]
                 copies.load(inner, box, where, _cut(_cut(destination, position), inside), number, site)
+
+    def run(lanes: LaneSet, shared: Array, tensor_map: Array, mbarrier: Array, *rest: Array) -> None:
+        if not is_multicast:
+            load(lanes, shared, tensor_map, mbarrier, rest)
+            return
+        masks = np.broadcast_to(rest[0], (lanes.count,)).astype(np.int64)
+        for rank in range(_MASK_BITS):
+            position = np.flatnonzero(masks >> rank & 1)
+            if position.size:
+                there = lanes.chunk.clusters.of_rank(lanes.subset(position), rank, site)
+                parts = [_cut(values, position) for values in (shared, tensor_map, mbarrier, *rest[1:])]
+                load(there, parts[0], parts[1], parts[2], tuple(parts[3:]))
 
     return run
 

@@ -9,12 +9,13 @@ from .instruction import Instruction
 
 @dataclass
 class BasicBlock:
-    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase or warp; ``successors`` number blocks.
+    """Straight-line code. ``end`` is jump, branch, exit, trap, barrier, phase, warp or cluster; ``successors`` number
+    blocks.
 
-    A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier) or a warp
-    (bar.warp.sync) one; exit and trap none. ``size`` counts the instructions before multiplies were joined; ``meets``:
-    threads wait for others in it; ``in_wait``: it is
-    in a loop that may wait for other threads; ``waits``: where, if that loop begins here.
+    A branch has the successors (taken, not taken); a jump, a barrier, a phase (the wait for an mbarrier), a warp
+    (bar.warp.sync) or a cluster (barrier.cluster.wait) one; exit and trap none. ``size`` counts the instructions before
+    multiplies were joined; ``meets``: threads wait for others in it; ``in_wait``: it is in a loop that may wait for
+    other threads; ``waits``: where, if that loop begins here.
     """
 
     body: list[Instruction]

@@ -52,6 +52,11 @@ def is_phase_wait(opcode: str) -> bool:
     return opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait"))
 
 
+def is_cluster_wait(opcode: str) -> bool:
+    """Whether the opcode waits for the other blocks of the cluster."""
+    return opcode.startswith("barrier.cluster.wait")
+
+
 WARP_BARRIER = "bar.warp.sync"
 
 
@@ -61,10 +66,8 @@ def _block_ends(instructions: Sequence[Instruction]) -> list[bool]:
     others = {*BRANCHES, *EXITS, "trap"}
     if any(is_phase_wait(opcode) or opcode.startswith(MEETING) for opcode in opcodes):
         others.add(WARP_BARRIER)
-    return [
-        opcode in others or is_barrier(opcode) or is_phase_wait(opcode) or opcode.startswith(MEETING)
-        for opcode in opcodes
-    ]
+    waits = (is_barrier, is_phase_wait, is_cluster_wait)
+    return [opcode in others or opcode.startswith(MEETING) or any(one(opcode) for one in waits) for opcode in opcodes]
 
 
 def _cut_phase_wait(block: BasicBlock, last: Instruction, extra: list[BasicBlock], total: int, following: int) -> None:
@@ -101,7 +104,9 @@ def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     for block in blocks:
         is_stand_in = block.final is not None and block.final.opcode.startswith(MEETING)
         block.size = len(block.body) + (block.final is not None and not is_stand_in)
-        block.meets = block.end in ("barrier", "phase", "warp") or any(".sync" in each.opcode for each in block.body)
+        block.meets = block.end in ("barrier", "phase", "warp", "cluster") or any(
+            ".sync" in each.opcode for each in block.body
+        )
         if joins_multiplies:
             block.body = batch_multiplies(block.body)
     order = _schedule_order(blocks, entry)
@@ -168,6 +173,8 @@ def cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
             tail.end, tail.successors = "trap", ()
         elif opcode == WARP_BARRIER or opcode.startswith(MEETING):
             tail.end, tail.successors = "warp", (number + 1,)
+        elif is_cluster_wait(opcode):
+            tail.end, tail.successors = "cluster", (number + 1,)
         elif is_phase_wait(opcode):
             _cut_phase_wait(block, last, extra, total, number + 1)
         elif is_reduction(opcode):

@@ -94,6 +94,10 @@ class LaneSet:
         """The lanes at these positions of the set."""
         return LaneSet(self.chunk, self.index.take(position))
 
+    def repeated(self, count: int) -> LaneSet:
+        """Each lane so many times."""
+        return LaneSet(self.chunk, np.repeat(self.index, count))
+
     @cached_property
     def frame(self) -> WarpFrame:
         """Warp layout."""
@@ -158,6 +162,21 @@ class LaneSet:
             (block // x % y).astype(np.uint32) if y > 1 else zero,
             (block // (x * y)).astype(np.uint32) if z > 1 else zero,
         )
+
+    @cached_property
+    def cluster_rank(self) -> Array:
+        """%cluster_ctarank as uint32."""
+        return (self.block_slot % self.chunk.cluster_blocks).astype(np.uint32)
+
+    @cached_property
+    def cluster_ctaid(self) -> tuple[Array, ...]:
+        """%cluster_ctaid.x, .y, .z as uint32."""
+        return tuple(at % np.uint32(size) for at, size in zip(self.ctaid, self.chunk.run.cluster, strict=True))
+
+    @cached_property
+    def clusterid(self) -> tuple[Array, ...]:
+        """%clusterid.x, .y, .z as uint32."""
+        return tuple(at // np.uint32(size) for at, size in zip(self.ctaid, self.chunk.run.cluster, strict=True))
 
     @cached_property
     def laneid(self) -> Array:
@@ -297,6 +316,10 @@ class RunState(Protocol):
     @property
     def block(self) -> Extent: ...
     @property
+    def cluster(self) -> Extent: ...
+    @property
+    def cluster_blocks(self) -> int: ...
+    @property
     def shared_bytes(self) -> int: ...
     @property
     def parameter_bytes(self) -> int: ...
@@ -335,6 +358,8 @@ class ChunkState(Protocol):
     @property
     def block_count(self) -> int: ...
     @property
+    def cluster_blocks(self) -> int: ...
+    @property
     def block_dim(self) -> Extent: ...
     @property
     def grid_dim(self) -> Extent: ...
@@ -364,6 +389,8 @@ class ChunkState(Protocol):
     def mbarriers(self) -> Any: ...
     @property
     def bulk_copies(self) -> Any: ...
+    @property
+    def clusters(self) -> Any: ...
     @property
     def wgmmas(self) -> Any: ...
     @property

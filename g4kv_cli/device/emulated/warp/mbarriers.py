@@ -32,6 +32,7 @@ _CONTENT = np.array([0x6D62_6172_7269_6572], np.uint64)
 """What shared memory holds where an mbarrier lives; opaque to programs, checked at every use."""
 _PATIENCE = 8
 _YES = np.ones(1, np.bool_)
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass
@@ -55,6 +56,11 @@ class _Mbarrier:
         self.pending = np.zeros(blocks, np.int64)
         self.transaction_bytes = np.zeros(blocks, np.int64)
         self.phase = np.zeros(blocks, np.int64)
+        self.initialiser = np.full(blocks, -1, np.int64)
+        """Number in the chunk of the warp that initialised it."""
+        self.is_fenced = np.zeros(blocks, np.bool_)
+        self.shown_in = np.full(blocks, _NEVER, np.int64)
+        """Phase of the cluster's barrier from which on the other blocks may use it."""
 
 
 class Mbarriers:
@@ -110,6 +116,14 @@ class Mbarriers:
         torn = np.broadcast_to(self.chunk.shared.data.of[MBARRIER_SHIFT].take(units) != _CONTENT, (lanes.count,))
         if torn.any():
             self.misuse(f"{words} were an mbarrier and have been overwritten", number, lanes, torn, site)
+        own = lanes.index // self.chunk.lanes_per_block
+        if self.chunk.cluster_blocks > 1 and (own != lanes.block_slot).any():
+            seen = self.chunk.clusters.seen[lanes.index]
+            hidden = (seen < mbarrier.shown_in[lanes.block_slot]) & (own != lanes.block_slot)
+            if hidden.any():
+                why = "of another block: no fence.mbarrier_init and barrier of the cluster show the mbarrier here"
+                self.misuse(f"{words} {why}", number, lanes, hidden, site)
+            return mbarrier
         self.chunk.races.add(READ, units, MBARRIER_SHIFT, lanes, site)
         return mbarrier
 
@@ -130,6 +144,20 @@ class Mbarriers:
         mbarrier.pending[slots] = counts
         mbarrier.transaction_bytes[slots] = 0
         mbarrier.phase[slots] = 0
+        mbarrier.initialiser[slots] = lanes.index // 32
+        mbarrier.is_fenced[slots] = False
+        mbarrier.shown_in[slots] = _NEVER
+
+    def publish(self, lanes: LaneSet) -> None:
+        """The mbarriers that the lanes' warps have made are released to the cluster."""
+        for mbarrier in self.all:
+            mbarrier.is_fenced |= mbarrier.is_valid & np.isin(mbarrier.initialiser, lanes.warps)
+
+    def show_published(self, blocks: Flags, phase: Counts) -> None:
+        """All threads of the flagged blocks' clusters have met, which began this phase."""
+        for mbarrier in self.all:
+            now = mbarrier.is_fenced & blocks
+            mbarrier.shown_in[now] = np.minimum(mbarrier.shown_in[now], phase[now])
 
     def invalidate(self, number: int, lanes: LaneSet, site: Site) -> None:
         """mbarrier.inval."""
@@ -174,7 +202,7 @@ class Mbarriers:
                     "more arrivals than the current phase still waits for", number, lanes, stuck[lanes.block_slot], site
                 )
 
-    def transfer(self, number: int, blocks: Counts, nbytes: int) -> None:
+    def transfer(self, number: int, blocks: Counts, nbytes: int | Counts) -> None:
         """A bulk copy has brought its bytes: complete_tx, in each of these blocks (ascending, distinct)."""
         mbarrier = self.all[number]
         mbarrier.transaction_bytes[blocks] -= nbytes

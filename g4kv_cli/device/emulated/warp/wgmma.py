@@ -302,7 +302,7 @@ class _Operands:
         races: ClockRaces = self.chunk.races
         found: dict[tuple[int, int], list[int]] = {}
         for position, descriptor in enumerate(descriptors):
-            quarter = int(self.warps[position]) % races.warps % WARPS_PER_GROUP if by_quarter else 0
+            quarter = int(self.warps[position]) % races.block_warps % WARPS_PER_GROUP if by_quarter else 0
             found.setdefault((descriptor, quarter), []).append(position)
         return [(descriptor, quarter, position) for (descriptor, quarter), position in found.items()]
 
