@@ -208,7 +208,7 @@ BY_CHANGE = 'by_change = "i32 running_total(diff(token_requests) > 0)"'
         ([_toml('"i32 window_left"', '"i32 window_left + 1"')], f"{DECODE}/needle/window40", "out"),
         ([_toml('"ptr q_norm_weight", "ptr k_norm_weight"', '"ptr k_norm_weight", "ptr q_norm_weight"')],
          f"{PREP}/closed-form", "q_out"),
-        ([_toml("num_kv_heads\"]\nblock", "num_kv_heads + 1\"]\nblock")], f"{PREP}/closed-form", "block_write_conflict"),
+        ([_toml('"i32 num_qo_heads"', '"i32 num_qo_heads - 1"')], f"{PREP}/closed-form", "q_out|pool|out_of_bounds"),
         ([_toml('block = ["head_dim"]', 'block = ["head_dim // 2"]')], f"{PREP}/closed-form", "q_out"),
         # Requests told apart by a change of their number: one without a token is not counted.
         ([_toml(TABLE, f"{TABLE}\n{BY_CHANGE}"), _toml('"ptr token_requests"', '"ptr by_change"')],
