@@ -30,7 +30,11 @@ def _decode_forms(geometry: str) -> list[str]:
     return [entry.form for entry in entries_for(GEOMETRIES[geometry], "attention") if entry.one_token_each]
 
 
-def test_12b_local_is_green_and_only_graphs_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_12b_local_is_green_on_both_emulators_and_only_graphs_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every launch runs natively and interpreted; a byte or a count that differs would be an error of its case."""
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
     junit = tmp_path / "run.xml"
     code, record = _smoke(tmp_path / "run.json", "--junit", str(junit))
     shown = capsys.readouterr().out
