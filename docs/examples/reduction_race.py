@@ -1,5 +1,5 @@
 """A block reduction that lacks a barrier. On a GPU its sum is right most of the time; here the race is found, with both
-source lines. Run it: python examples/reduction_race.py
+source lines. Run it: python docs/examples/reduction_race.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A softmax in CUDA C++, one warp a row, held against NumPy in float64. Run it: python examples/softmax.py"""
+"""A softmax in CUDA C++, one warp a row, held against NumPy in float64. Run it: python docs/examples/softmax.py"""
 
 from __future__ import annotations
 

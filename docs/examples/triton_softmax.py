@@ -1,6 +1,6 @@
 """A Triton kernel on the emulated device, from the PTX that Triton made of it: no GPU and no Triton needed.
 
-Run it: python examples/triton_softmax.py, or with --compile where Triton is installed to compile the kernel below anew.
+Run it: python docs/examples/triton_softmax.py; --compile, where Triton is installed, compiles the kernel below anew.
 """
 
 from __future__ import annotations

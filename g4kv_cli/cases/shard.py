@@ -42,9 +42,8 @@ class Shard:
         spread.
         """
         if len(cases) < self.count:
-            raise UsageError(
-                f"--shard {self.index}/{self.count}: there are only {len(cases)} cases; take at most as many parts"
-            )
+            there = "is only 1 case" if len(cases) == 1 else f"are only {len(cases)} cases"
+            raise UsageError(f"--shard {self.index}/{self.count}: there {there}; take at most as many parts")
         loads = [0.0] * self.count
         places: list[list[int]] = [[] for _ in loads]
         for place in sorted(range(len(cases)), key=lambda at: (-cases[at].weight, _digest([cases[at].id]))):

@@ -29,6 +29,7 @@ from g4kv_cli.device.emulated import (
     Machine,
     Module,
     OwnedReads,
+    cluster_of,
     emulator_words,
 )
 from g4kv_cli.device.interface import (
@@ -214,7 +215,7 @@ class EmulatedDevice(Device):
         self.launch_count += 1
         faults: list[LaunchFault] = []
         try:
-            for chosen in _ends(launch.grid, launch.cluster) if self._ends_only else (None,):
+            for chosen in _ends(launch.grid, cluster_of(handle, launch.cluster)) if self._ends_only else (None,):
                 try:
                     self._run(handle, launch, chosen)
                 except LaunchFault as error:

@@ -21,6 +21,7 @@ from g4kv_cli.emulator.mangled import CxxType, Signature
 from g4kv_cli.emulator.memory import Address, DeviceArray, HostArray, Output
 
 POINTER_BYTES = 8
+_FOR_A_POINTER = "an array, a device array, an Address or None"
 _UNSIGNED_WORDS = ("unsigned", "bool")
 
 
@@ -185,7 +186,7 @@ def _number(value: float, place: _Place) -> bytes:
     parameter, size = place.parameter, place.parameter.nbytes
     is_float = place.kind.name in ("float", "double") if place.kind is not None else parameter.kind.startswith("f")
     if (place.kind is not None and place.kind.pointee is not None) or parameter.is_pointer:
-        raise place.fail(f"it takes {place.takes}, got {value!r}; pass an array, a device array, an Address or None")
+        raise place.fail(f"it takes {place.takes}, got {value!r}; pass {_FOR_A_POINTER}")
     if is_float:
         try:
             data = struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
@@ -232,6 +233,8 @@ def _typed(value: Any, place: _Place) -> bytes:
 
 
 def _wrapped(place: _Place, value: Any) -> str:
+    if (place.kind is not None and place.kind.pointee is not None) or place.parameter.is_pointer:
+        return _FOR_A_POINTER
     if place.parameter.kind.startswith("f"):
         return f"np.float{8 * place.parameter.nbytes}(...)"
     is_unsigned = place.kind is not None and place.kind.name.startswith(_UNSIGNED_WORDS)

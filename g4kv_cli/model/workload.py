@@ -163,7 +163,7 @@ def _origin(request: RequestSpec, spec: WorkloadSpec, geometry: Geometry) -> int
         origin, key = spans - len(request.pages), "pages"
     else:
         return page_origin(start, geometry.window, size) if spec.released else 0
-    if isinstance(request.pages, tuple) and len(request.pages) != spans - origin:
+    if isinstance(request.pages, tuple) and (origin < 0 or len(request.pages) != spans - origin):
         words = f"{len(request.pages)} pages of {size}, but {request.kv_len} keys take {spans} from the first on"
         raise request.fault(
             "pages", words if request.origin is None else f"{words}, {spans - origin} from page {origin}"

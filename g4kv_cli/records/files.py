@@ -45,6 +45,8 @@ def unwritable(path: Path, option: str, error: OSError) -> UsageError:
         todo = "name one in a directory that you may write to"
     elif error.errno == errno.ENAMETOOLONG:
         todo = "name it shorter"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        todo = "a file is in the way: name another"
     else:
         todo = "name one in a directory that exists"
     return UsageError(f"{option} {path}: cannot write: {error.strerror or error}; {todo}")

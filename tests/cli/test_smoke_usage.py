@@ -27,6 +27,7 @@ EMULATED = ("--device", "emulated")
         (("--golden", str(GOLDEN), "--tp", "2"), "--tp does not apply to --golden"),
         (("--golden", str(GOLDEN / "README.md")), "is no .npz file; name one that numpy.savez wrote"),
         (("--same-bits-as", str(GOLDEN / "README.md")), "not JSON"),
+        (("--dump", str(GOLDEN / "README.md")), "cannot write: File exists; a file is in the way: name another"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:99"), "--device cuda:99 cannot be used"),
         (("--kernels", "nowhere"), "nowhere"),

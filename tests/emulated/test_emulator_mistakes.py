@@ -55,6 +55,7 @@ WRONG_ARGUMENTS = [
     (_launch("scale", [1.0], 2.0, 1), r"a list is no argument; pass np\.array"),
     (_launch("scale", _OfAnotherLibrary(), 2.0, 1), r"a _OfAnotherLibrary is no NumPy array; pass np\.asarray\(a\)"),
     (_launch("scale", 5, 2.0, 1), r"takes float\*, got 5; pass an array"),
+    (_launch("scale", np.float32(5), 2.0, 1), r"takes float\*, got float32 .*; pass an array"),
     (_launch("scale", X.astype(">f4"), 2.0, 1), r"byte order"),
     (_launch("scale", np.array([None]), 2.0, 1), r"Python objects"),
     (_launch("scale", X, X, 1), r"args\[1\] of .* takes float, which is no pointer; got float32 \[64\]"),

@@ -11,7 +11,7 @@ from hopper_helper import hopper_kernel
 from launch_helper import faults_of, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 
-from g4kv_cli.device.emulated import EmulatorError, Fault, LaunchConfigurationError, Machine
+from g4kv_cli.device.emulated import EmulatorError, Fault, LaunchConfigurationError, Machine, Module
 
 WRAPPERS = """
 __device__ __forceinline__ u32 rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -176,6 +176,28 @@ def test_registers_of_a_cluster_with_two_axes() -> None:
         for x in range(6):
             want = [x % 3 + 3 * (y % 2), 6, x % 3, y % 2, 3, 2, x // 3, y // 2, 2, 2]
             assert got[y, x].tolist() == want
+
+
+def test_a_kernel_may_say_its_clusters_itself() -> None:
+    source = 'extern "C" __global__ void __cluster_dims__(3, 2, 1) kernel(unsigned* out) {\n'
+    source += '  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(out[blockIdx.y * gridDim.x + blockIdx.x]));\n}\n'
+    machine, kernel = Machine(), compile_kernel(source, "90a")
+    for given in ((1, 1, 1), (3, 2, 1)):
+        out = upload(machine, np.zeros(6 * 4, np.uint32), "out")
+        machine.launch(kernel, (6, 4, 1), (1, 1, 1), [pointer(out)], cluster=given)
+        got = read_as(machine, out, 6 * 4, np.uint32).reshape(4, 6)
+        assert got.tolist() == [[x % 3 + 3 * (y % 2) for x in range(6)] for y in range(4)]
+    with pytest.raises(
+        LaunchConfigurationError, match=r"clusters of \(2, 1, 1\) blocks, the kernel was compiled for \(3"
+    ):
+        machine.launch(kernel, (6, 4, 1), (1, 1, 1), [pointer(out)], cluster=(2, 1, 1))
+    with pytest.raises(LaunchConfigurationError, match="do not fill the grid"):
+        machine.launch(kernel, (6, 3, 1), (1, 1, 1), [pointer(out)])
+    directives = ".reqntid 32 .reqnctapercluster 2 .blocksareclusters"
+    ptx = f".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry kernel() {directives}\n{{\n  ret;\n}}\n"
+    counted = Module(ptx).kernel("kernel")
+    with pytest.raises(LaunchConfigurationError, match="a grid that counts clusters"):
+        machine.launch(counted, (2, 1, 1), (32, 1, 1), [])
 
 
 def test_what_a_launch_of_clusters_must_be() -> None:

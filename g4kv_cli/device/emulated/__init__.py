@@ -33,7 +33,7 @@ from .faults import (
 )
 from .kernel import Kernel, Module
 from .launcher import EmulatorsDiffer, LaunchCounts, emulator_words
-from .machine import Machine, shared_limit
+from .machine import Machine, cluster_of, shared_limit
 from .memory.tensor_map import TensorMap
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "TensorMap",
     "UnsupportedKernel",
     "UnsupportedOpcode",
+    "cluster_of",
     "emulator_words",
     "shared_limit",
 ]

@@ -165,7 +165,8 @@ class Machine:
         deadline: moment of ``time.monotonic()`` (seconds) at which the launch is given up.
         owned_reads: ranges whose cells belong to somebody; a block reads those of its owner only.
         chosen: numbers (x + grid.x * (y + grid.y * z)) of the blocks that run, all of them if None.
-        cluster: blocks of a thread block cluster along each axis of the grid, which they have to divide.
+        cluster: blocks of a thread block cluster along each axis of the grid, which they have to divide; (1, 1, 1) are
+            those that the kernel was compiled for.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
@@ -174,6 +175,7 @@ class Machine:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
         shared = kernel.shared_total(dynamic_shared_bytes)
+        cluster = cluster_of(kernel, cluster)
         _check_cluster(kernel, grid, cluster)
         symbols = [self._place(kernel.module, name) for name in kernel.device_variables]
         request = LaunchRequest(
@@ -293,7 +295,20 @@ class Machine:
         return addresses[name]
 
 
-__all__ = ["Machine", "shared_limit"]
+__all__ = ["Machine", "cluster_of", "shared_limit"]
+
+
+def cluster_of(kernel: Kernel, given: Extent = (1, 1, 1)) -> Extent:
+    """Blocks of a launch's clusters: those given, else those that the kernel was compiled for (``__cluster_dims__``).
+
+    Raises LaunchConfigurationError where both are given and differ, and where the kernel's grid counts clusters.
+    """
+    words, own = f"launch of {kernel.name} refused: ", kernel.parsed.cluster
+    if kernel.parsed.grid_of_clusters:
+        raise LaunchConfigurationError(f"{words}a grid that counts clusters (__block_size__) is not emulated")
+    if own is not None and given not in ((1, 1, 1), own):
+        raise LaunchConfigurationError(f"{words}clusters of {given} blocks, the kernel was compiled for {own}")
+    return own or given
 
 
 def _check_cluster(kernel: Kernel, grid: Extent, cluster: Extent) -> None:

@@ -65,6 +65,10 @@ class ParsedKernel:
     registers: set[Register] = field(default_factory=set)
     max_threads: int = 0
     """From .maxntid or .reqntid; 0: no limit."""
+    cluster: tuple[int, int, int] | None = None
+    """From .reqnctapercluster: blocks of a cluster along x, y and z."""
+    grid_of_clusters: bool = False
+    """Whether .blocksareclusters makes a launch's grid count clusters."""
     contracts: bool = True
     """Whether products and sums are fused as ptxas fuses them."""
     contracted: int = 0

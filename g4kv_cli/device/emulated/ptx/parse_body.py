@@ -378,6 +378,10 @@ def parse_kernel(module: ParsedModule, name: str, source_name: str | None = None
     kernel = ParsedKernel(name, parse_parameters(parameter_text, line))
     for extents in re.findall(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives):
         kernel.max_threads = math.prod(int(extent) for extent in extents.split(","))
+    for extents in re.findall(r"\.reqnctapercluster\s+([\d, ]+)", directives):
+        x, y, z = ([int(extent) for extent in extents.split(",")] + [1, 1])[:3]
+        kernel.cluster = x, y, z
+    kernel.grid_of_clusters = ".blocksareclusters" in directives
     _BodyParser(module, kernel, source_name).run(body, line)
     return kernel
 
