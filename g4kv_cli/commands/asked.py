@@ -26,12 +26,12 @@ def asked_options(function: _Function) -> _Function:
         "workload_path",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE.json",
-        help="Run the batch of requests that a file describes (docs/workload.md) through every entry that can take it.",
+        help="Take the batch of requests that a file describes in place of the table's (docs/workload.md).",
     )
     add_shape = click.option(
         "--shape",
         metavar="'kv=N q=N ...'",
-        help="Run one request, described in one line: 'kv=1030 q=8 window=1024 heads=32/16 page=16 splits=4 "
+        help="Take one request, described in one line: 'kv=1030 q=8 window=1024 heads=32/16 page=16 splits=4 "
         f"head_dim=256'. Keys: {', '.join(KEYS)} (docs/workload.md).",
     )
     return add_file(add_shape(function))

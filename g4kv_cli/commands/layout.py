@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE.toml",
-    help="Show and check a pool that somebody else lays out: axes in any order, strides, K and V apart.",
+    help="Show and check a pool that somebody else lays out: axes in any order, gaps, K and V apart (docs/layout.md).",
 )
 @click.option(
     "--provider",

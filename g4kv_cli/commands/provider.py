@@ -34,7 +34,7 @@ def check(file: Path) -> int:
     return EXIT_FAILURE if found.problems else 0
 
 
-@provider.command()
+@provider.command(short_help="Begin a manifest for an engine's library.")
 @click.option("--library", type=_existing, required=True, metavar="LIBRARY.so", help="An engine's shared library.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="[default: stdout]")
 def init(library: Path, output: Path | None) -> int:

@@ -82,7 +82,7 @@ def reject(
     With --provider other kernels run: what they do not serve, or do not promise to trap on, is counted as not covered.
 
     \b
-    In CI, without a GPU, in seconds:
+    In CI, without a GPU:
       g4kv reject --junit reject.xml
     On a GPU runner, where a missing GPU must fail:
       g4kv reject --require-gpu --junit reject.xml --json reject.json
@@ -92,6 +92,7 @@ def reject(
       g4kv reject --case trap/qkv_norm_rope_paged_decode_hd256_plain_into/page_indptr/reversed
 
     Exit codes: 0 all passed; 1 something was not refused, or a kernel did not trap; 2 the request or a tool failed.
+    docs/reject.md says how a case is judged.
     """
     geometries = None if geometry is None else select_geometries(geometry)
     cases: list[Case] = [*reject_cases(geometries), *([] if host_only else trap_cases(geometries))]

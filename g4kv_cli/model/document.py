@@ -98,6 +98,7 @@ class Table:
         self.path = path
         self._values = values
         self._read: set[str] = set()
+        self._asked: set[str] = set()  # by "in": a field too, where it is read only if it is there
 
     def error(self, key: str, words: str) -> UsageError:
         """An error at one of the table's keys, or at the table itself for an empty key."""
@@ -109,6 +110,7 @@ class Table:
         return line_of(self.path, dict(self.document.lines or {}))
 
     def __contains__(self, key: str) -> bool:
+        self._asked.add(key)
         return key in self._values
 
     def keys(self) -> list[str]:
@@ -195,7 +197,7 @@ class Table:
         """Raises UsageError for a key that nothing has read, with the nearest known one."""
         for key in self._values:
             if key not in self._read:
-                known = sorted(self._read)
+                known = sorted(self._read | self._asked)
                 raise self.error(key, f"is no field here{near(key, known)}; the fields are {', '.join(known)}")
 
     def _kind(self, value: Any) -> str:

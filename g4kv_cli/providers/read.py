@@ -268,8 +268,9 @@ def _require_fitting(table: Table, kind: ImageKind | None, *, is_call: bool) -> 
         why = "arguments stand in order (arguments) or by name (named), not both"
     else:
         stray, why = ("named",), f"goes with a builder or a Python function; image is of kind {kind}: give 'arguments'"
+    present = table.keys()  # "in table" would count them among the fields there are
     for key in stray:
-        if key in table:
+        if key in present:
             raise table.error(key, why)
 
 

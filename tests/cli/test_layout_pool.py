@@ -113,6 +113,8 @@ def test_what_a_pool_does_not_keep_is_a_finding(pool, capsys: pytest.CaptureFixt
         ('axes = "page layer kv slot dim head"', "the innermost of the axes"),
         ("", "pool.toml:1: pool: lacks 'axes'"),
         (f"{HND}strids = 3", "pool.strids: is no field here (nearest: strides)"),
+        (f"{HND}num_page = 3",
+         "(nearest: num_pages); the fields are alignment, axes, element_bytes, num_layers, num_pages, offsets,"),
         (f"{HND}[pool.strides]\nslots = 3", "pool.strides.slots: is no axis"),
         (f"{HND}[pool.strides]\nslot = -256", "pool.strides.slot: must be from 1"),
         (f"{HND}[pool.strides]\ndim = 2", "pool.strides.dim: must be 1"),

@@ -5,7 +5,7 @@
     kernel = Module(ptx_text).kernel("prep")
     report = machine.launch(kernel, grid=(4, 1, 1), block=(128, 1, 1), arguments=[...])
 
-Of Hopper (compute_90a) it knows mbarriers, bulk tensor copies (``Machine.tensor_map``) and wgmma.
+Of Hopper (compute_90a) it knows mbarriers, bulk tensor copies (``Machine.tensor_map``), wgmma and clusters.
 
 A native engine (``engine``) runs what it knows; the interpreter, which is its reference, runs the rest and writes the
 reports. ``G4KV_EMULATOR`` is ``native`` (if not set), ``interpreter``, or ``both`` to compare them.
