@@ -10,9 +10,14 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from ..state.lanes import WARP
+
 Times = npt.NDArray[np.int64]
 THREAD, WARP_OF, BLOCK_OF = 0, 1, 2
 _LEVEL_BITS = 2
+_LEVEL_MASK = (1 << _LEVEL_BITS) - 1
+_FEW = 64
+"""Keys that are not worth a look for what could be said in fewer."""
 
 
 def key_of(level: int, number: int) -> int:
@@ -31,8 +36,8 @@ class Known:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> Known:
-        """From (key, moment) pairs; the latest of equal keys."""
-        both = np.array(list(pairs), np.int64).reshape(-1, 2)
+        """From (key, moment) pairs; the latest of equal keys. Moments count from 1; up to 0 nothing can be known."""
+        both = np.array([pair for pair in pairs if pair[1]], np.int64).reshape(-1, 2)
         return cls._latest(both[:, 0], both[:, 1])
 
     @classmethod
@@ -53,6 +58,36 @@ class Known:
         keys, times = keys[order], times[order]
         first = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         return cls(keys[first], np.maximum.reduceat(times, first))
+
+    def compact(self, threads: int) -> Known:
+        """The same in fewer keys, for blocks of so many threads: what is known of each thread of a warp is known of the
+        warp, and what of each warp of a block is known of the block."""
+        if self.keys.size <= _FEW:
+            return self
+        warps = -(-threads // WARP)
+        in_last_warp = threads - (warps - 1) * WARP
+        found = self
+        for level, each in ((THREAD, WARP), (WARP_OF, warps)):
+            of_level = (found.keys & _LEVEL_MASK) == level
+            if not of_level.any():
+                continue
+            above = (found.keys[of_level] >> _LEVEL_BITS) // each
+            above, first, count = np.unique(above, return_index=True, return_counts=True)
+            is_last = (above % warps == warps - 1) & (level == THREAD)
+            is_whole = count == np.where(is_last, in_last_warp, each)
+            times = np.minimum.reduceat(found.times[of_level], first)
+            keys = above << _LEVEL_BITS | (level + 1)
+            found = Known.joined((found, Known._latest(keys[is_whole], times[is_whole])))._without(
+                level, level + 1, each
+            )
+        return found._without(THREAD, BLOCK_OF, warps * WARP)
+
+    def _without(self, level: int, above: int, each: int) -> Known:
+        """Without the keys of a level that say no more than one of the level ``above``, which has ``each`` of them."""
+        over = (self.keys >> _LEVEL_BITS) // each << _LEVEL_BITS | above
+        place = np.minimum(np.searchsorted(self.keys, over), self.keys.size - 1)
+        is_told = ((self.keys & _LEVEL_MASK) == level) & (self.keys[place] == over) & (self.times <= self.times[place])
+        return Known(self.keys[~is_told], self.times[~is_told])
 
     def of_threads(self, threads: Times, warps: Times, blocks: Times) -> Times:
         """For each thread (with the warp and block it is of) the latest moment known of it, -1 if none is."""

@@ -53,9 +53,10 @@ class _Published:
 
 
 class Order:
-    """The order of one launch."""
+    """The order of one launch of blocks of so many ``threads``."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
         self.now = 1
         self.known: list[Known] = [NOTHING]
         self.published: dict[tuple[int, int], _Published] = {}
@@ -79,8 +80,8 @@ class Order:
         found = self._joined.get(key)
         if found is None:
             mine = self.known[number]
-            both = Known.joined((mine, known))
-            is_same = both.keys.size == mine.keys.size and bool((both.times == mine.times).all())
+            both = Known.joined((mine, known)).compact(self.threads)
+            is_same = np.array_equal(both.keys, mine.keys) and np.array_equal(both.times, mine.times)
             found = self._joined[key] = number if is_same else self.number_of(both)
         return found
 
@@ -371,7 +372,10 @@ class ChunkOrder:
             known = Known.joined((before.known, known))
             in_block = Known.joined((before.in_block if before.block == block else before.known, in_block))
         if in_block.keys.size:
-            order.published[key] = _Published(known, in_block, block)
+            fewer = in_block.compact(order.threads)
+            order.published[key] = _Published(
+                fewer if known is in_block else known.compact(order.threads), fewer, block
+            )
         elif before is not None:
             del order.published[key]
 

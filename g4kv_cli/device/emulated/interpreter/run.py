@@ -74,7 +74,7 @@ class Run:
         self.collector = FaultCollector(kernel.name)
         self.hints = fresh_hints(len(kernel.sites))
         self.stores = StoreLog()
-        self.order = Order()
+        self.order = Order(block[0] * block[1] * block[2])
         self.accesses = GlobalLog(self.order, memory)
         waits = [site for site in kernel.sites if site.in_wait and may_wait(site.opcode)]
         self.waits_on_shared = any(".global" not in site.opcode for site in waits)
