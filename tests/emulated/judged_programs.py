@@ -148,6 +148,22 @@ LAST_BLOCK = """
 """
 
 
+RESET = """
+  if (t == 0) {
+    out[64 + b] = in[b];
+    __threadfence();
+    COUNT
+    if (IS_LAST) {
+      __threadfence();
+      int total = 0;
+      for (int i = 0; i < gridDim.x; ++i) total += V(out + 64 + i);
+      out[0] = total;
+      aux[0] = 0;
+    }
+  }
+"""
+
+
 def _sum_of(grid: int, block: int) -> npt.NDArray[np.int64]:
     return np.array([np.arange(grid * block).sum()])
 
@@ -357,7 +373,41 @@ SPINNING = (
     ),
 )
 
+TICKET = """
+  __shared__ int part[8], count;
+  if (t == 0) count = 0;
+  __syncthreads();
+  int sum = in[t];
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (t % 32 == 0) {
+    part[t / 32] = sum;
+    FENCE
+    if (atomicAdd(&count, 1) == 7) {
+      __threadfence_block();
+      int total = 0;
+      for (int i = 0; i < 8; ++i) total += V(part + i);
+      out[0] = total;
+    }
+  }
+"""
+
 RIGHT = (
+    Program(
+        "the last warp of a block by a shared ticket",
+        TICKET.replace("FENCE", "__threadfence_block();"),
+        1,
+        256,
+        VOLATILE,
+        _sum_of,
+    ),
+    Program(
+        "the last block resets the counter",
+        RESET.replace("COUNT", "int before = atomicAdd(aux, 1);").replace("IS_LAST", "before == gridDim.x - 1"),
+        8,
+        64,
+        VOLATILE,
+        filled(lambda grid, block: sum(range(grid))),
+    ),
     Program(
         "return before a barrier, within a warp",
         """
@@ -628,6 +678,22 @@ TREE = """
   if (t == 0) out[0] = s[0];"""
 
 WRONG = (
+    Program(
+        "a shared ticket without a fence before it",
+        TICKET.replace("FENCE", ""),
+        1,
+        256,
+        VOLATILE,
+        kinds=("shared_race",),
+    ),
+    Program(
+        "one block resets the counter, whoever has counted",
+        RESET.replace("COUNT", "atomicAdd(aux, 1);").replace("IS_LAST", "b == gridDim.x - 1"),
+        8,
+        64,
+        VOLATILE,
+        kinds=("block_write_conflict",),
+    ),
     Program("tree reduction in a warp without __syncwarp", TREE.replace("SYNC", FENCE), kinds=("shared_race",)),
     Program(
         "tree reduction by volatile without __syncwarp",

@@ -48,6 +48,11 @@ class Access:
         """How it may meet others."""
         return manner(self.site.opcode, self.site.in_wait).strength
 
+    @property
+    def finds(self) -> bool:
+        """Whether it is an atomic whose result is used."""
+        return self.kind == ATOMIC and self.site.is_used
+
 
 @dataclass(frozen=True)
 class Conflict:
@@ -117,6 +122,7 @@ class _Table:
         self.kind = np.array([access.kind for access in accesses], np.int8)[self.entry]
         self.strength = np.array([access.strength for access in accesses], np.int8)[self.entry]
         self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
+        self.finds = np.array([access.finds for access in accesses])[self.entry]
         self.has_value = np.array([access.data is not None for access in accesses])[self.entry]
 
     def pairs(self) -> tuple[Units, Units]:
@@ -192,7 +198,7 @@ def find_conflicts(
     first, second = first[clash], second[clash]
     open_pairs = ~_is_before(table, first, second, order)
     first, second = first[open_pairs], second[open_pairs]
-    harmful = ~_sees_the_same(table, first, second, order)
+    harmful = ~_sees_the_same(table, first, second, order) & ~_is_counted(table, first, second, order)
     return _grouped(accesses, table, first[harmful], second[harmful], shift)
 
 
@@ -215,6 +221,19 @@ def _sees_the_same(table: _Table, first: Units, second: Units, order: Order) -> 
         same = table.thread[earlier[here]] == table.thread[reader[here]]
         found[here] = same | _is_before(table, earlier[here], reader[here], order)
         earlier = np.where(earlier >= 0, before[earlier], -1)
+    return found
+
+
+def _is_counted(table: _Table, first: Units, second: Units, order: Order) -> Flags:
+    """Whether the earlier is an atomic, and the later comes after one whose result told of it: as where the last of all
+    who count resets the counter."""
+    row = np.arange(table.place.size)
+    latest = np.maximum.accumulate(np.where(table.finds, row, -1))
+    latest = np.concatenate(([-1], latest[:-1]))[second]
+    found: Flags = (table.kind[first] == ATOMIC) & (latest > first)
+    here = np.flatnonzero(found)
+    finder, later = latest[here], second[here]
+    found[here] = (table.thread[finder] == table.thread[later]) | _is_before(table, finder, later, order)
     return found
 
 

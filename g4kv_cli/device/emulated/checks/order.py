@@ -9,7 +9,8 @@ which moment the accesses of others come before what the thread does next:
   covered, with release all that the thread knows; a barrier hands on what others had fenced before it;
 * a volatile, relaxed or acquire load, or an atomic with a result, learns what was published at its address. A fence
   behind it is not asked for;
-* in shared memory no fence is asked for: the stores of a thread arrive there in their order.
+* in shared memory no fence is asked for where threads wait for each other there: the stores of a thread arrive in
+  their order. Where none waits only atomics publish, and behind a fence.
 """
 
 from __future__ import annotations
@@ -334,12 +335,14 @@ class ChunkOrder:
         ]
         return Known.joined([Known.of(own), self.order.known[number]])
 
-    def synchronise(self, lanes: LaneSet, addresses: Units, found: Manner, stores: bool, is_shared: bool) -> None:
+    def synchronise(
+        self, lanes: LaneSet, addresses: Units, found: Manner, stores: bool, is_shared: bool, asks_fence: bool
+    ) -> None:
         """Lanes, in turn, learn what was published at ``addresses`` (bytes; of the arena, or of the chunk's shared
-        memory) and publish there."""
+        memory) and publish there: all that they know, or (``asks_fence``) what they have fenced."""
         order, each = self.order, self.chunk.lanes_per_block
         learns = found.acquires and (not is_shared or found.strength == STRONG)
-        publishes = stores and (found.releases or is_shared or order.has_fences or bool(order.published))
+        publishes = stores and (found.releases or not asks_fence or order.has_fences or bool(order.published))
         if not publishes and not (learns and order.published):
             return
         now = order.next_moment()
@@ -353,16 +356,16 @@ class ChunkOrder:
                 learnt = before.known if before.block != block else before.in_block
                 known[lane] = order.join(int(known[lane]), learnt)
             if publishes:
-                self._publish(key, lane, block, found, now, int(known[lane]), is_shared)
+                self._publish(key, lane, block, found, now, int(known[lane]), asks_fence)
         if (known != self.stand.known).any():
             self.stand = Stand(self.stand.block, self.stand.lane, known)
 
     def _publish(
-        self, key: tuple[int, int], lane: int, block: int, found: Manner, now: int, number: int, is_shared: bool
+        self, key: tuple[int, int], lane: int, block: int, found: Manner, now: int, number: int, asks_fence: bool
     ) -> None:
         order = self.order
         before = order.published.get(key)
-        if found.releases or is_shared:
+        if found.releases or not asks_fence:
             known = in_block = self._all_of(lane, now, number)
         else:
             known = self._fenced_by(lane, "gpu")
@@ -393,7 +396,8 @@ def fence(opcode: str) -> Callable[[LaneSet], None]:
 def synchronise(site: Site, lanes: LaneSet, addresses: Units, stores: bool, is_shared: bool) -> None:
     """What an access that was just made means for the order of what follows; the access itself comes before."""
     found = manner(site.opcode, site.in_wait)
-    if found.strength > WEAK:
+    if found.strength > WEAK and lanes.chunk.run.learns_of[is_shared]:
         order: ChunkOrder = lanes.chunk.order
-        stores = stores and (not is_shared or lanes.chunk.run.waits_on_shared)
-        order.synchronise(lanes, addresses, found, stores, is_shared)
+        asks_fence = not is_shared or not lanes.chunk.run.waits_on_shared
+        stores = stores and (not is_shared or not asks_fence or found.is_atomic)
+        order.synchronise(lanes, addresses, found, stores, is_shared, asks_fence)

@@ -100,6 +100,8 @@ class KernelContext:
         self.device_variables: list[str] = []
         self.parameter_loads: list[tuple[int, int, bool, int]] = []
         self.refused: dict[str, UnsupportedOpcode] = {}
+        self.read: set[Register] = set()
+        """Registers that any instruction reads."""
         self.smallest_shared_shift = 4
         self.local_bytes = 0
         self.is_asynchronous = False
@@ -267,7 +269,8 @@ class BlockEmitter:
 
     def site(self, instruction: Instruction) -> Site:
         """A new site."""
-        return self.context.sites.add(instruction, self.block.in_wait)
+        is_used = not self.context.read.isdisjoint(instruction.writes)
+        return self.context.sites.add(instruction, self.block.in_wait, is_used)
 
     def unsupported(self, instruction: Instruction, reason: str = "") -> UnsupportedOpcode:
         """The error for an instruction that cannot be emulated."""

@@ -16,7 +16,7 @@ from ..checks.owned_reads import OwnedReads
 from ..checks.undefined import FILLS, Fill
 from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
-from ..ptx.ordering import may_wait
+from ..ptx.ordering import learns
 from ..ptx.sites import Site
 from ..state.groups import Group
 from ..state.lanes import WARP, KernelState, LaneSet
@@ -76,9 +76,15 @@ class Run:
         self.stores = StoreLog()
         self.order = Order(block[0] * block[1] * block[2])
         self.accesses = GlobalLog(self.order, memory)
-        waits = [site for site in kernel.sites if site.in_wait and may_wait(site.opcode)]
+        waits = [site for site in kernel.sites if site.in_wait and learns(site.opcode)]
         self.waits_on_shared = any(".global" not in site.opcode for site in waits)
         self.watches_changes = bool(waits)
+        learners = [site for site in kernel.sites if site.is_used and learns(site.opcode)]
+        self.learns_of = {
+            False: any(".shared" not in site.opcode for site in learners),
+            True: any(".global" not in site.opcode for site in learners),
+        }
+        """Whether threads learn of others by what they find in global memory, and in shared memory (True)."""
         self.changes = 0
         self.symbols = symbols
         self.shared_bytes = kernel.shared_total(dynamic_shared_bytes)

@@ -103,6 +103,9 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
         context = lay_out(module, kernel).context
     except UnsupportedOpcode as error:
         raise _refusal(kernel, [*problems, error]) from error
+    for block in flow.blocks:
+        for instruction in (*block.body, *([block.final] if block.final is not None else [])):
+            context.read.update(instruction.reads)
     emitters = [BlockEmitter(context, block, flow.register_index) for block in flow.blocks]
     source: list[str] = []
     for number, emitter in enumerate(emitters):

@@ -11,7 +11,7 @@ from .blocks import BasicBlock
 from .contraction import contract
 from .instruction import Instruction, Register, Symbol
 from .mma_batches import batch_multiplies
-from .ordering import MEETING, may_wait, meeting_before
+from .ordering import MEETING, learns, meeting_before
 from .parse import ParsedKernel
 
 CONTRIBUTE = "cp.reduction.contribute"
@@ -228,7 +228,7 @@ def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
 
 def _waits_at(members: list[BasicBlock]) -> Instruction | None:
     """The load or atomic on whose result a branch in a loop depends: others may change what it finds."""
-    sources = [each for block in members for each in block.body if may_wait(each.opcode)]
+    sources = [each for block in members for each in block.body if learns(each.opcode)]
     if not sources:
         return None
     depends = {register for each in sources for register in each.writes}

@@ -43,8 +43,8 @@ def manner(opcode: str, in_wait: bool) -> Manner:
     return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic)
 
 
-def may_wait(opcode: str) -> bool:
-    """Whether a loop around the instruction may wait for other threads."""
+def learns(opcode: str) -> bool:
+    """Whether a thread may learn of others by what the instruction finds: a loop around it may wait for them."""
     return opcode.startswith(("ld.", "atom.")) and manner(opcode, True).acquires
 
 

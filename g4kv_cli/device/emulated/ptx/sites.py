@@ -10,7 +10,7 @@ from .instruction import Instruction, Location
 @dataclass(frozen=True)
 class Site:
     """One instruction of one kernel. ``number`` counts the sites of the kernel from 0; ``in_wait``: it is in
-    a loop that may wait for other threads."""
+    a loop that may wait for other threads; ``is_used``: something reads a register that it writes."""
 
     number: int
     kernel: str
@@ -18,6 +18,7 @@ class Site:
     ptx_line: int
     location: Location
     in_wait: bool = False
+    is_used: bool = False
 
 
 class SiteTable:
@@ -27,9 +28,9 @@ class SiteTable:
         self.kernel = kernel
         self.sites: list[Site] = []
 
-    def add(self, instruction: Instruction, in_wait: bool = False) -> Site:
+    def add(self, instruction: Instruction, in_wait: bool = False, is_used: bool = False) -> Site:
         """A new site for an instruction."""
         opcode, line = instruction.opcode, instruction.ptx_line
-        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait)
+        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait, is_used)
         self.sites.append(site)
         return site
