@@ -26,7 +26,7 @@ from g4kv_cli.emulator.mangled import read_symbol
 from g4kv_cli.emulator.names import kernel_words
 from g4kv_cli.emulator.policy import Policy
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceFault, G4kvError, UsageError
-from g4kv_cli.records.files import write_whole
+from g4kv_cli.records.files import require_place, write_whole
 from g4kv_cli.report.output import outlive_reader
 from g4kv_cli.report.run import ArrayOutcome, RunRecord, print_outcome, print_start, write_record
 from g4kv_cli.report.terminal import print_line, results_console
@@ -235,7 +235,7 @@ def _is_stored(argument: RunArgument, report: emulator.Report | None, before: di
 
 
 def _targets(saves: tuple[str, ...], arguments: Sequence[RunArgument]) -> list[tuple[Path, Any]]:
-    """Files to write, with the arrays that they get. Raises UsageError for a name that no array has."""
+    """Files to write, with the arrays that they get. Raises UsageError for a name that no array has, or no place."""
     arrays = {each.name: each.array for each in arguments if each.array is not None}
     found = []
     for save in saves:
@@ -245,6 +245,7 @@ def _targets(saves: tuple[str, ...], arguments: Sequence[RunArgument]) -> list[t
         if name not in arrays:
             known = ", ".join(arrays) or "none; arrays are written f32[8]:zeros or @file.npy"
             raise UsageError(f"--save {save}: no array argument is called {name}; there are: {known}")
+        require_place(Path(path), "--save")
         found.append((Path(path), arrays[name]))
     return found
 

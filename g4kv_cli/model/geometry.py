@@ -282,7 +282,7 @@ def names_file(names: str) -> bool:
 def is_geometry_file(part: str) -> bool:
     """True for what names a file, with a family behind it or not."""
     file, _, family = part.rpartition(":")
-    return part.endswith(".toml") or (file.endswith(".toml") and family in FAMILIES)
+    return part.endswith(".toml") or (file.endswith(".toml") and family != "")
 
 
 def _unknown(kind: str, name: str, known: tuple[str, ...]) -> str:

@@ -77,7 +77,7 @@ def _once(problems: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         entries_of.setdefault(text, []).append(entry)
     lines = []
     for text, names in entries_of.items():
-        more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         lines.append(f"{text} (in {names[0]}{more})" if names[0] else text)
     return tuple(lines)
 

@@ -19,9 +19,7 @@ def write_whole(path: Path, content: str | bytes, option: str) -> None:
 
     A symbolic link stays one: the file that it points to is replaced.
     """
-    given, path = path, Path(os.path.realpath(path))
-    if (path.exists() and not path.is_file()) or _SYSTEM.intersection(given.absolute().parts[1:2]):
-        raise UsageError(f"{option} {given}: not a file; name a file that can be replaced")
+    given, path = path, _target(path, option)
     data = content.encode() if isinstance(content, str) else content
     temporary = ""
     try:
@@ -35,6 +33,19 @@ def write_whole(path: Path, content: str | bytes, option: str) -> None:
             with suppress(OSError):
                 os.unlink(temporary)
         raise unwritable(given, option, error) from error
+
+
+def require_place(path: Path, option: str) -> None:
+    """Raises UsageError where :func:`write_whole` could not write, for want of a directory say, before any work."""
+    if not _target(path, option).parent.is_dir():
+        raise unwritable(path, option, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+
+
+def _target(given: Path, option: str) -> Path:
+    path = Path(os.path.realpath(given))
+    if (path.exists() and not path.is_file()) or _SYSTEM.intersection(given.absolute().parts[1:2]):
+        raise UsageError(f"{option} {given}: not a file; name a file that can be replaced")
+    return path
 
 
 def unwritable(path: Path, option: str, error: OSError) -> UsageError:

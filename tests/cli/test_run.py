@@ -185,6 +185,7 @@ def test_an_endless_launch_is_given_up(source: str, capsys: pytest.CaptureFixtur
         ([*SUM, "bytes:0g"], "non-hexadecimal"),
         ([*SUM, "i32:5", "--save", "x=y.npy"], "no array argument is called x; there are: args[0], out"),
         ([*SUM, "i32:5", "--save", "out"], "write NAME=FILE.npy"),
+        ([*SUM, "i32:5", "--save", "out=nowhere/y.npy"], "--save nowhere/y.npy: cannot write: No such file"),
         ([*SUM, "i32:5", "--symbol", "ofset=f32:1"], "did you mean offset?"),
         ([*SUM, "i32:5", "--ignore", "races"], "no finding is of kind 'races'"),
         ([*SUM, "i32:5", "--device", "emulated:sm_1"], "does not know 'sm_1'"),
@@ -197,7 +198,8 @@ def test_a_wrong_request_is_one_line(
 ) -> None:
     kept = sorted(os.listdir())
     assert run(["run", source, BARRIER, *words]) == 2
-    shown = capsys.readouterr().err
+    printed, shown = capsys.readouterr()
+    assert "thread instructions" not in printed  # nothing was launched
     assert shown.startswith("g4kv: error: ")
     assert shown.count("\n") == 1
     assert error in shown

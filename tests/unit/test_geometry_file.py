@@ -65,6 +65,8 @@ def test_a_file_of_one_family(file: Path) -> None:
     assert [one.name for one in select_geometries(str(file))] == ["twelve-global"]
     with pytest.raises(UsageError, match=r"My\.toml:1: geometry: has no \[local\]; it has \[global\]"):
         select_geometries(f"{file}:local")
+    with pytest.raises(UsageError, match=r"geometry: has no \[locl\]; it has \[global\]"):
+        select_geometries(f"{file}:locl")
 
 
 def test_narrow_rotation_and_shared_layers(file: Path) -> None:
