@@ -76,3 +76,25 @@ def test_what_ptxas_keeps_apart(body: str, count: int) -> None:
     text += "st.global.f32 [%rd1], %f5;\nret;\n}\n"
     assert Module(text).kernel("kernel").contracted == count
     assert Module(text, contracts=False).kernel("kernel").contracted == 0
+
+
+def test_a_long_chain_of_products_that_ask_each_other() -> None:
+    """Each sum takes two products and each product is of two sums, the last sum first; small integers stay exact."""
+    count = 600
+    loads = "".join(f"ld.global.f32 %a{k}, [%rd1+{4 * k}];\n" for k in range(count + 1))
+    products = "".join(f"mul.f32 %p{k}, %a{k}, %a{k};\n" for k in range(count + 1))
+    sums = "".join(f"add.f32 %s{k}, %p{k}, %p{k + 1};\n" for k in reversed(range(count)))
+    sums += f"add.f32 %s{count}, %p{count}, %a0;\n"
+    stores = "".join(f"st.global.f32 [%rd1+{4 * k}], %s{k};\n" for k in range(count + 1))
+    text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry kernel(.param .u64 p)\n{\n"
+    text += f".reg .f32 %a<{count + 1}>, %p<{count + 1}>, %s<{count + 1}>; .reg .b64 %rd<3>;\nld.param.u64 %rd1, [p];\n"
+    kernel = Module(f"{text}{loads}{products}{sums}{stores}ret;\n}}\n").kernel("kernel")
+    assert kernel.contracted > count / 2
+    machine = Machine()
+    given = np.arange(count + 1, dtype=np.float32) % 50 + 1
+    address = machine.allocate(given.nbytes, "values")
+    machine.write(address, given)
+    machine.launch(kernel, (1, 1, 1), (1, 1, 1), [pointer(address)])
+    squares = given.astype(np.float64) ** 2
+    expected = squares + np.append(squares[1:], given[0])
+    np.testing.assert_array_equal(machine.read(address, given.nbytes).view(np.float32), expected)

@@ -23,6 +23,8 @@ _PRODUCT = re.compile(rf"mul\.{_TYPES}")
 _SUM = re.compile(rf"(add|sub)\.{_TYPES}")
 _NEGATED = {"f32": "neg.f32", "ftz.f32": "neg.ftz.f32", "f64": "neg.f64"}
 """How a subtrahend or a factor changes its sign, by type; halves are not subtracted from or with."""
+_LONGEST_CHAIN = 100
+"""Products that are asked in turn whether they win; behind these one is taken not to."""
 
 
 @dataclass
@@ -75,8 +77,8 @@ class _Block:
                 continue
             fused += 1
             out.extend(self._fused(instruction, body[self.products[chosen]], chosen))
-        gone = {self.products[register] for register in self.products if self._wins_everywhere(register)}
-        dropped = {id(body[place]) for place in gone}
+        read = {register for instruction in out for register in instruction.reads}
+        dropped = {id(body[place]) for register, place in self.products.items() if register not in read}
         self.block.body = [instruction for instruction in out if id(instruction) not in dropped]
         return fused
 
@@ -117,7 +119,7 @@ class _Block:
         known = self.decided.get(register)
         if known is not None:
             return known
-        if register in above:
+        if register in above or len(above) == _LONGEST_CHAIN:
             return False
         wins = all(self._wins(register, place, (*above, register)) for _, place in self.uses[register].readers)
         if not above or not wins:
