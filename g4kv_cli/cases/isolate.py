@@ -1,4 +1,5 @@
-"""Cases in processes of their own: several at once on the emulated device, and after a fault on a GPU.
+"""Cases in processes of their own: several at once on the emulated device, where a provider's host code runs, and after
+a fault on a GPU.
 
 A context that has faulted is lost for its process, and a crash must cost one case, not the run. A kernel on a GPU
 that does not end can only be ended with its process: with a time limit every case runs in a worker there. Results come
@@ -25,7 +26,8 @@ from g4kv_cli.cases.workers import SECONDS_TO_END, WorkerPool, interrupts_ignore
 from g4kv_cli.device.interface import Device
 from g4kv_cli.records.run import CaseResult
 
-WORKER_DIED = "the worker process died (out of memory, or a crash in the driver)"
+WORKER_DIED = "the worker process died"
+WHY_IT_DIES = "(out of memory, or a crash in the driver or in a provider's host code)"
 MIN_CASES_PER_JOB = 60
 """Fewer are run in this process: a worker takes longer to start than they take to run."""
 SECONDS_TO_START_AND_ANSWER = 120.0
@@ -39,6 +41,9 @@ def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs
     """
     if device.info.kind == "emulated" and jobs > 1 and sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB:
         yield from _in_workers(cases, settings, jobs)
+        return
+    if device.info.kind == "emulated" and settings.calls_machine_code:
+        yield from _in_lanes(cases, settings, 1)
         return
     if device.info.kind == "cuda" and math.isfinite(settings.case_timeout_seconds):
         yield from _in_lanes(cases, settings, jobs)
@@ -67,17 +72,18 @@ def run_here(cases: Sequence[Case], settings: RunSettings, device: Device) -> It
 
 
 class OneByOne:
-    """Cases as somebody else's loop asks for them: on the emulated device in this process, on a GPU in a worker, a new
-    one after each fault, crash or kernel that did not end."""
+    """Cases as somebody else's loop asks for them: on the emulated device in this process, on a GPU and with a
+    provider's host code in a worker, a new one after each fault, crash or kernel that did not end."""
 
     def __init__(self, settings: RunSettings, kind: Literal["cuda", "emulated"]) -> None:
-        self._settings, self._kind = settings, kind
+        self._settings = settings
+        self._in_worker = kind == "cuda" or settings.calls_machine_code
         self._runner: CaseRunner | None = None
         self._pool: WorkerPool | None = None
 
     def run(self, case: Case) -> CaseResult:
         """Run it and say how it went. Raises CompileError."""
-        if self._kind == "emulated":
+        if not self._in_worker:
             self._runner = self._runner or CaseRunner(self._settings)
             return self._runner.run(case)
         self._pool = self._pool or WorkerPool(self._settings, 1)
@@ -86,7 +92,7 @@ class OneByOne:
             patience = None if limit == math.inf else limit + SECONDS_TO_START_AND_ANSWER
             result, is_lost = self._pool.submit(case).result(patience)
         except BrokenProcessPool:
-            result, is_lost = self._settings.without_result(case, WORKER_DIED), True
+            result, is_lost = _died(self._settings, case, self._pool), True
         except TimeoutError:
             result, is_lost = self._settings.without_result(case, f"{limit:g} s are over, and it does not answer"), True
         if is_lost:
@@ -104,6 +110,11 @@ class OneByOne:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.abandon()
+
+
+def _died(settings: RunSettings, case: Case, pool: WorkerPool) -> CaseResult:
+    death = pool.death()
+    return settings.without_result(case, f"{WORKER_DIED}{f' of {death}' if death else ''} {WHY_IT_DIES}")
 
 
 def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
@@ -203,7 +214,7 @@ class _Lanes:
             try:
                 result, is_lost = future.result()
             except BrokenProcessPool:
-                result, is_lost = self._settings.without_result(case, WORKER_DIED), True
+                result, is_lost = _died(self._settings, case, running.pool), True
         elif time.monotonic() >= running.until:
             reason = f"the worker process does not answer: {limit:g} s are over, and {SECONDS_TO_START_AND_ANSWER:g} s"
             result, is_lost = self._settings.without_result(case, reason), True

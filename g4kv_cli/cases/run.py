@@ -18,6 +18,7 @@ from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.providers.load import load_providers
+from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.records.run import CaseResult
 
 
@@ -38,6 +39,12 @@ class RunSettings:
     def limit_seconds(self, case: Case) -> float:
         """The time of a case; a heavy one is many in one."""
         return self.case_timeout_seconds * min(max(1.0, case.weight), MAX_TIME_LIMITS)
+
+    @property
+    def calls_machine_code(self) -> bool:
+        """Whether a provider has host code of its own, which can end a process. Raises UsageError."""
+        manifests = [read_manifest(file) for file in self.providers]
+        return any(image.kind == "library" for manifest in manifests for image in manifest.images.values())
 
     def rerun_command(self, case: Case) -> str:
         """The exact command line that runs just this case again."""

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -43,6 +44,17 @@ class WorkerPool:
     def standing(self) -> list[str]:
         """Where each worker is."""
         return ask(list(self._executor._processes or {}), [self._answers])
+
+    def death(self) -> str:
+        """What a worker died of: a signal's name or an exit code, empty if it is not known."""
+        until = time.monotonic() + SECONDS_TO_END
+        for worker in list((self._executor._processes or {}).values()):
+            while worker.exitcode is None and time.monotonic() < until:
+                time.sleep(0.01)  # the executor waits for it too, in a thread of its own
+            code = worker.exitcode
+            if code and code != -signal.SIGTERM:  # with which the executor ends those that are left
+                return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ""
 
     def shutdown(self) -> None:
         """Wait for the workers to end."""

@@ -140,7 +140,7 @@ class EmulatedDevice(Device):
         if not sparse and self._bytes_in_use + nbytes > self.limits.memory_bytes:
             raise DeviceUnavailable(
                 f"the host has not the memory for {label}: {nbytes} bytes asked, "
-                f"{self.limits.memory_bytes - self._bytes_in_use} of {self.limits.memory_bytes} bytes free"
+                f"{self.free_bytes} of {self.limits.memory_bytes} bytes free"
             )
         address = self._reserve(nbytes, label, sparse)
         allocation = Allocation(self, address, nbytes, label, owner="sparse" if sparse else None)
@@ -287,6 +287,11 @@ class EmulatedDevice(Device):
                 self.free(DeviceArray(allocation, 0, (allocation.nbytes,), np.dtype(np.uint8), (1,)))
                 return True
         return False
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is not allocated."""
+        return self.limits.memory_bytes - self._bytes_in_use
 
     def owns_address(self, address: int) -> bool:
         """Whether the address lies in an allocation of this device."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from provider_helper import engine_in
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
-from g4kv_cli.cases.isolate import _in_lanes
+from g4kv_cli.cases.isolate import OneByOne, _in_lanes, run_cases
 from g4kv_cli.cases.prep import pool as pool_module
 from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.pool import PoolCheck
@@ -50,6 +52,29 @@ def test_a_worker_that_dies_is_an_error_of_its_case() -> None:
     assert [result.status for result in results] == ["error", "error"]
     assert "the worker process died" in results[0].reason
     assert results[1].rerun == "g4kv smoke --case prep/e2b-local/prefill/start/zero"
+
+
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["run_cases", "pytest"])
+def test_host_code_that_crashes_is_an_error_of_its_case(tmp_path: Path, device: Device, one_by_one: bool) -> None:
+    """A provider with a library of its own; what stands for a launcher that crashes is a Python function that does."""
+    crash = "import os, signal\n    if len(positions) == 1: os.kill(os.getpid(), signal.SIGSEGV)\n    q_out[...] ="
+    change = ("reference.py", "q_out[...] =", crash)
+    manifest = engine_in(tmp_path, change) / "reference.toml"
+    (tmp_path / "libengine.so").touch()
+    manifest.write_text(manifest.read_text() + '\n[image.engine]\nlibrary = "libengine.so"\n')
+    cases = _cases("prep/e2b-local/prefill/random/seed1/tokens1/page16", "prep/e2b-local/prefill/start/zero")
+    assert len(cases) == 2
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), providers=(manifest,))
+    if one_by_one:
+        runner = OneByOne(settings, "emulated")
+        results = [runner.run(case) for case in cases]
+        runner.close()
+    else:
+        results = list(run_cases(cases, settings, device, 1))
+    by_status = {result.status: result for result in results}
+    assert set(by_status) == {"error", "passed"}
+    assert "the worker process died of SIGSEGV" in by_status["error"].reason
+    assert "in a provider's host code" in by_status["error"].reason
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 10_000, 1 << 30])

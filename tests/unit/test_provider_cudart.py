@@ -1,15 +1,112 @@
-"""The stand-in for libcudart answers for the emulated card at hand."""
+"""The stand-in for libcudart answers for the emulated card at hand, as a launcher that nvcc compiled calls it."""
 
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Launch, LoadedKernel
+from g4kv_cli.errors import CompileError, ContractError
+from g4kv_cli.providers.cudart.build import HERE
 from g4kv_cli.providers.cudart.runtime import StandInRuntime, _Call
+
+PTX = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry ranks(.param .u64 out) DIRECTIVES {
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<5>;
+  ld.param.u64 %rd1, [out];
+  cvta.to.global.u64 %rd2, %rd1;
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %cluster_ctarank;
+  mov.u32 %r3, %cluster_nctarank;
+  mul.wide.u32 %rd3, %r1, 8;
+  add.s64 %rd4, %rd2, %rd3;
+  st.global.v2.u32 [%rd4], {%r2, %r3};
+  ret;
+}
+"""
+"""Each of the blocks (one thread) stores its number within its cluster and how many that has."""
+
+
+class Caller:
+    """What a launcher's machine code does, through ctypes: the stand-in of a CUDA's runtime, within one call."""
+
+    def __init__(self, folder: Path, major: int, arch: str = "sm_90") -> None:
+        self.device, self.runtime = EmulatedDevice(arch), StandInRuntime()
+        file = HERE / f"libcudart.so.{major}"
+        if not file.is_file():
+            pytest.skip("the stand-in was not built here")
+        # A copy is another library to the loader: the stand-in of this process keeps its own handler.
+        self.cudart = ctypes.CDLL(shutil.copy(file, folder))
+        self.cudart.g4kv_set_handler(self.runtime._handler)
+        self.runtime._operations = self.runtime._numbered(self.cudart)
+        self.launches: list[Launch] = []
+        self.state = self.runtime._call = _Call(self.device, self._launch, "libengine.so")
+        self._kept: list[Any] = []
+
+    def _launch(self, kernel: LoadedKernel, launch: Launch) -> None:
+        self.launches.append(launch)
+        self.device.launch(kernel, launch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cudart, name)
+
+    def allocate(self, nbytes: int) -> ctypes.c_void_p:
+        found = ctypes.c_void_p()
+        assert self.cudaMalloc(ctypes.byref(found), ctypes.c_size_t(nbytes)) == 0
+        return found
+
+    def read(self, at: ctypes.c_void_p, count: int) -> list[int]:
+        host = (ctypes.c_uint32 * count)()
+        assert self.cudaMemcpy(host, at, ctypes.c_size_t(4 * count), 2) == 0
+        return list(host)
+
+    def registered(self, ptx: bytes) -> ctypes.c_void_p:
+        """The host's handle of the kernel ``ranks`` in this PTX."""
+        head = struct.pack("<HHIQ", 1, 0x101, 64, len(ptx)) + bytes(12) + struct.pack("<I", 90) + bytes(32)
+        body = head + ptx
+        binary = ctypes.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body)
+        wrapper = (ctypes.c_uint64 * 3)(0x1_466243B1, ctypes.addressof(binary), 0)
+        host = ctypes.create_string_buffer(8)
+        self._kept += [binary, wrapper, host]
+        register_binary, register = self.cudart["__cudaRegisterFatBinary"], self.cudart["__cudaRegisterFunction"]
+        register_binary.restype = ctypes.c_void_p
+        handle = ctypes.c_void_p(register_binary(wrapper))
+        register(handle, host, b"ranks", b"ranks", -1, None, None, None, None, None)
+        return ctypes.c_void_p(ctypes.addressof(host))
+
+    def launch_ex(self, host: ctypes.c_void_p, out: ctypes.c_void_p, cluster: tuple[int, int, int] | None) -> int:
+        """cudaLaunchKernelExC of 4 blocks of one thread."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+        attribute = ctypes.create_string_buffer(struct.pack("<i4x3I52x", 4, *(cluster or (1, 1, 1))), 72)
+        count = int(cluster is not None)
+        config = struct.pack("<6IQQQI4x", 4, 1, 1, 1, 1, 1, 0, 0, ctypes.addressof(attribute), count)
+        return int(self.cudaLaunchKernelExC(ctypes.create_string_buffer(config), host, pointers))
+
+
+@pytest.fixture(params=[12, 13])
+def caller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
+    made = Caller(tmp_path, request.param)
+    yield made
+    made.device.close()
+
+
+@pytest.fixture
+def caller_13(tmp_path: Path) -> Iterator[Caller]:
+    made = Caller(tmp_path, 13)
+    yield made
+    made.device.close()
 
 
 @pytest.mark.parametrize(("arch", "number"), [("sm_80", 80), ("sm_90a", 90), ("sm_120", 120)])
@@ -17,14 +114,213 @@ def test_a_functions_attributes_are_of_the_card_that_is_emulated(
     arch: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, runtime = EmulatedDevice(arch), StandInRuntime()
-    kernel = SimpleNamespace(handle=SimpleNamespace(max_threads=256, shared_bytes=1024, local_bytes=16))
-    monkeypatch.setattr(StandInRuntime, "_kernel", lambda _self, _name, _fatbin: kernel)
+    parsed = SimpleNamespace(cluster=(2, 1, 1))
+    handle = SimpleNamespace(max_threads=256, shared_bytes=1024, local_bytes=16, parsed=parsed)
+    monkeypatch.setattr(StandInRuntime, "_kernel", lambda _self, _name, _fatbin: SimpleNamespace(handle=handle))
     runtime._call = _Call(device, lambda _kernel, _launch: None, "libengine.so")
-    name, answer = ctypes.create_string_buffer(b"decode"), ctypes.create_string_buffer(64)
+    name, answer = ctypes.create_string_buffer(b"decode"), ctypes.create_string_buffer(b"\xff" * 144, 144)
     values = (ctypes.c_uint64 * 3)(ctypes.addressof(name), 0, ctypes.addressof(answer))
     assert runtime._function_attributes(values) == 0
-    # cudaFuncAttributes: shared, constant and local bytes; threads, registers, ptxVersion, binaryVersion.
+    # cudaFuncAttributes: shared, constant and local bytes; threads, registers, ptxVersion, binaryVersion; cacheModeCA,
+    # most dynamic shared bytes, carve-out; then whether a launch has to be in clusters, and in which.
     shared, constant, local, threads, registers, ptx, binary = struct.unpack("<3Q4i", answer.raw[:40])
     assert (shared, constant, local, threads, registers) == (1024, 0, 16, 256, 0)
     assert (ptx, binary) == (number, number)
+    assert struct.unpack("<4i", answer.raw[52:68]) == (1, 2, 1, 1)
+    assert answer.raw[68:140] == bytes(72)
     device.close()
+
+
+CUDA_12 = """
+name 256s, uuid 16s, luid 8s, luidDeviceNodeMask I, totalGlobalMem N, sharedMemPerBlock N, regsPerBlock i,
+warpSize i, memPitch N, maxThreadsPerBlock i, maxThreadsDim 3i, maxGridSize 3i, clockRate i, totalConstMem N,
+major i, minor i, textureAlignment N, texturePitchAlignment N, deviceOverlap i, multiProcessorCount i,
+kernelExecTimeoutEnabled i, integrated i, canMapHostMemory i, computeMode i, maxTexture1D i,
+maxTexture1DMipmap i, maxTexture1DLinear i, maxTexture2D 2i, maxTexture2DMipmap 2i, maxTexture2DLinear 3i,
+maxTexture2DGather 2i, maxTexture3D 3i, maxTexture3DAlt 3i, maxTextureCubemap i, maxTexture1DLayered 2i,
+maxTexture2DLayered 3i, maxTextureCubemapLayered 2i, maxSurface1D i, maxSurface2D 2i, maxSurface3D 3i,
+maxSurface1DLayered 2i, maxSurface2DLayered 3i, maxSurfaceCubemap i, maxSurfaceCubemapLayered 2i,
+surfaceAlignment N, concurrentKernels i, ECCEnabled i, pciBusID i, pciDeviceID i, pciDomainID i, tccDriver i,
+asyncEngineCount i, unifiedAddressing i, memoryClockRate i, memoryBusWidth i, l2CacheSize i,
+persistingL2CacheMaxSize i, maxThreadsPerMultiProcessor i, streamPrioritiesSupported i,
+globalL1CacheSupported i, localL1CacheSupported i, sharedMemPerMultiprocessor N, regsPerMultiprocessor i,
+managedMemory i, isMultiGpuBoard i, multiGpuBoardGroupID i, hostNativeAtomicSupported i,
+singleToDoublePrecisionPerfRatio i, pageableMemoryAccess i, concurrentManagedAccess i,
+computePreemptionSupported i, canUseHostPointerForRegisteredMem i, cooperativeLaunch i,
+cooperativeMultiDeviceLaunch i, sharedMemPerBlockOptin N, pageableMemoryAccessUsesHostPageTables i,
+directManagedMemAccessFromHost i, maxBlocksPerMultiProcessor i, accessPolicyMaxWindowSize i,
+reservedSharedMemPerBlock N, hostRegisterSupported i, sparseCudaArraySupported i,
+hostRegisterReadOnlySupported i, timelineSemaphoreInteropSupported i, memoryPoolsSupported i,
+gpuDirectRDMASupported i, gpuDirectRDMAFlushWritesOptions I, gpuDirectRDMAWritesOrdering i,
+memoryPoolSupportedHandleTypes I, deferredMappingCudaArraySupported i, ipcEventSupported i, clusterLaunch i,
+unifiedFunctionPointers i, reserved 63i
+"""
+"""The fields of CUDA 12.9's cudaDeviceProp in order, in the letters of ``struct``."""
+
+
+def _properties_of_12(raw: bytes) -> dict[str, Any]:
+    found, form = {}, "@"
+    for name, letter in (item.split() for item in CUDA_12.replace("\n", " ").split(",")):
+        form += letter
+        values = struct.unpack_from(form, raw)
+        count = int(letter[:-1]) if letter[:-1] and letter[-1] != "s" else 1
+        found[name] = values[-1] if count == 1 else list(values[-count:])
+    return found
+
+
+def _properties_of_13(caller: Caller) -> dict[str, Any]:
+    """Through the layout that NVIDIA's own Python bindings have of CUDA 13's."""
+    made = pytest.importorskip("cuda.bindings.runtime").cudaDeviceProp()
+    assert caller.cudaGetDeviceProperties(ctypes.c_void_p(made.getPtr()), 0) == 0
+    return {name: getattr(made, name) for name in dir(made) if not name.startswith("_") and name != "getPtr"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "want"),
+    [
+        ("sm_90", {"major": 9, "minor": 0, "multiProcessorCount": 132, "sharedMemPerBlockOptin": 227 * 1024,
+                   "sharedMemPerMultiprocessor": 228 * 1024, "maxThreadsPerMultiProcessor": 2048,
+                   "maxBlocksPerMultiProcessor": 32, "clusterLaunch": 1}),
+        ("sm_89", {"major": 8, "minor": 9, "multiProcessorCount": 142, "sharedMemPerBlockOptin": 99 * 1024,
+                   "sharedMemPerMultiprocessor": 100 * 1024, "maxThreadsPerMultiProcessor": 1536,
+                   "maxBlocksPerMultiProcessor": 24, "clusterLaunch": 0}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("major", [12, 13])
+def test_a_cards_properties_lie_where_each_cuda_reads_them(
+    tmp_path: Path, major: int, arch: str, want: dict[str, int]
+) -> None:
+    caller = Caller(tmp_path, major, arch)
+    if major == 12:
+        raw = ctypes.create_string_buffer(b"\xff" * 1100, 1100)
+        assert caller.cudaGetDeviceProperties_v2(raw, 0) == 0
+        found = _properties_of_12(raw.raw)
+        assert raw.raw[1032:] == b"\xff" * 68
+    else:
+        found = _properties_of_13(caller)
+    everywhere = {"warpSize": 32, "regsPerBlock": 65536, "regsPerMultiprocessor": 65536, "maxThreadsPerBlock": 1024,
+                  "maxThreadsDim": [1024, 1024, 64], "maxGridSize": [2**31 - 1, 65535, 65535],
+                  "sharedMemPerBlock": 48 * 1024, "reservedSharedMemPerBlock": 1024, "totalConstMem": 65536,
+                  "unifiedAddressing": 1, "cooperativeLaunch": 0, "managedMemory": 0, "integrated": 0, "l2CacheSize": 0,
+                  "totalGlobalMem": caller.device.limits.memory_bytes}  # fmt: skip
+    assert {name: found[name] for name in everywhere | want} == everywhere | want
+    assert found["name"].rstrip(b"\0").decode() == caller.device.info.name
+    value = ctypes.c_int()
+    assert caller.cudaDeviceGetAttribute(ctypes.byref(value), 39, 0) == 0
+    assert value.value == want["maxThreadsPerMultiProcessor"]
+    caller.device.close()
+
+
+def test_the_properties_of_another_card_or_of_an_older_cuda_are_refused(caller: Caller) -> None:
+    raw = ctypes.create_string_buffer(1100)
+    assert caller.cudaGetDeviceProperties_v2(raw, 1) == 101
+    assert caller.cudaGetLastError() == 101
+    if caller.cudaGetDeviceProperties(raw, 0) != 0:
+        assert "calls cudaGetDeviceProperties, which the stand-in for libcudart has not" in str(caller.state.error)
+    version = ctypes.c_int()
+    caller.cudaRuntimeGetVersion(ctypes.byref(version))
+    assert (caller.state.error is None) == (version.value // 1000 == 13)
+
+
+def test_where_a_pointer_lies(caller: Caller) -> None:
+    device, host, plain = caller.allocate(64), ctypes.c_void_p(), ctypes.create_string_buffer(64)
+    assert caller.cudaMallocHost(ctypes.byref(host), ctypes.c_size_t(64)) == 0
+    assert device.value is not None
+    assert host.value is not None
+    of_plain = ctypes.addressof(plain)
+    for at, want in (
+        (device.value + 60, (2, 0, device.value + 60, 0)),
+        (host.value + 4, (1, 0, 0, host.value + 4)),
+        (of_plain, (0, -2, 0, of_plain)),
+    ):
+        answer = ctypes.create_string_buffer(b"\xee" * 96, 96)
+        assert caller.cudaPointerGetAttributes(answer, ctypes.c_void_p(at)) == 0
+        assert struct.unpack("<2i2Q", answer.raw[:24]) == want
+        size = answer.raw.index(b"\xee" * 8)
+        assert answer.raw[24:size] in (b"", struct.pack("<8q", -1, *[0] * 7))
+
+
+def test_free_memory_is_what_is_not_allocated(caller: Caller) -> None:
+    unused, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert caller.cudaMemGetInfo(ctypes.byref(unused), ctypes.byref(total)) == 0
+    assert unused.value == total.value == caller.device.limits.memory_bytes
+    at = caller.allocate(1 << 20)
+    caller.cudaMemGetInfo(ctypes.byref(unused), ctypes.byref(total))
+    assert total.value - unused.value == 1 << 20
+    caller.cudaFree(at)
+    caller.cudaMemGetInfo(ctypes.byref(unused), ctypes.byref(total))
+    assert unused.value == total.value
+
+
+def test_rows_with_a_pitch(caller: Caller) -> None:
+    def size(n: int) -> ctypes.c_size_t:
+        return ctypes.c_size_t(n)
+
+    at, rows = caller.allocate(48), (ctypes.c_uint32 * 6)(*range(1, 7))
+    assert caller.cudaMemset2DAsync(at, size(16), 0xFF, size(16), size(3), None) == 0
+    assert caller.cudaMemcpy2DAsync_ptsz(at, size(16), rows, size(8), size(8), size(3), 1, None) == 0
+    rest = [2**32 - 1] * 2
+    assert caller.read(at, 12) == [1, 2, *rest, 3, 4, *rest, 5, 6, *rest]
+    assert caller.cudaMemcpy2D(at, size(16), rows, size(4), size(8), size(3), 1) == 12
+    assert caller.cudaMemset2D(at, size(4), 0, size(8), size(3)) == 12
+    assert caller.read(at, 2) == [1, 2]
+
+
+def test_streams_have_one_priority_and_host_functions_run(caller: Caller) -> None:
+    least, greatest, seen = ctypes.c_int(7), ctypes.c_int(7), []
+    assert caller.cudaDeviceGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest)) == 0
+    assert (least.value, greatest.value) == (0, 0)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(seen.append)
+    assert caller.cudaLaunchHostFunc_ptsz(None, function, ctypes.c_void_p(42)) == 0
+    assert seen == [42]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "cudaEventElapsedTime",
+            "which the stand-in for libcudart has not: what a GPU takes cannot be told without one",
+        ),
+        ("cudaEventElapsedTime_v2", "what a GPU takes cannot be told"),
+        ("cudaOccupancyMaxActiveClusters", "how a chip groups its multiprocessors"),
+        ("cudaStreamGetCaptureInfo_v3", "which the stand-in for libcudart has not; run it on a GPU"),
+        ("cudaThreadSynchronize", "which the stand-in for libcudart has not; run it on a GPU"),
+    ],
+)
+def test_what_is_not_there_is_named(caller: Caller, name: str, why: str) -> None:
+    assert getattr(caller, name)() != 0
+    assert isinstance(caller.state.error, CompileError)
+    assert str(caller.state.error).startswith(f"libengine.so calls {name}, ")
+    assert why in str(caller.state.error)
+
+
+def _in_twos(size: int) -> list[int]:
+    """What ``ranks`` stores: each block's number in its cluster, and the blocks of that."""
+    return [value for block in range(4) for value in (block % size, size)]
+
+
+@pytest.mark.parametrize(
+    ("compiled_for", "asked", "size"),
+    [("", (2, 1, 1), 2), ("", (4, 1, 1), 4), ("", None, 1),
+     (".explicitcluster .reqnctapercluster 2, 1, 1", None, 2), (".reqnctapercluster 2", (2, 1, 1), 2)],
+)  # fmt: skip
+def test_a_launch_in_clusters(caller: Caller, compiled_for: str, asked: tuple[int, int, int] | None, size: int) -> None:
+    host, out = caller.registered(PTX.replace(b"DIRECTIVES", compiled_for.encode())), caller.allocate(32)
+    assert caller.launch_ex(host, out, asked) == 0, caller.state.error
+    assert caller.read(out, 8) == _in_twos(size)
+    assert caller.launches[0].cluster == (asked or (1, 1, 1))
+
+
+def test_other_clusters_than_a_kernel_was_compiled_for_are_refused(caller_13: Caller) -> None:
+    host = caller_13.registered(PTX.replace(b"DIRECTIVES", b".reqnctapercluster 2, 1, 1"))
+    assert caller_13.launch_ex(host, caller_13.allocate(32), (4, 1, 1)) != 0
+    assert isinstance(caller_13.state.error, ContractError)
+    assert "the kernel was compiled for (2, 1, 1)" in str(caller_13.state.error)
+
+
+def test_a_cluster_set_as_a_functions_attribute_is_refused_and_not_forgotten(caller_13: Caller) -> None:
+    host = caller_13.registered(PTX.replace(b"DIRECTIVES", b""))
+    assert caller_13.cudaFuncSetAttribute(host, 14, 1) == 0  # larger clusters may be asked for
+    assert caller_13.cudaFuncSetAttribute(host, 11, 2) != 0
+    assert "sets the cluster of ranks by function attribute 11" in str(caller_13.state.error)

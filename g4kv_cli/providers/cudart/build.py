@@ -44,6 +44,7 @@ def build(target: Path) -> None:
         script, output = Path(work) / "versions", Path(work) / soname
         script.write_text(f"{soname} {{ global: cuda*; __cuda*; g4kv_*; local: *; }};\n")
         flags = ["-O2", "-shared", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-s"]
+        flags += [f"-DCUDART_MAJOR={soname.rpartition('.')[2]}"]
         linking = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={script}"]
         command += [*flags, str(HERE / "cudart.c"), *linking, "-o", str(output)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

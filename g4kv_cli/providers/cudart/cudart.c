@@ -8,11 +8,15 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
+#ifndef CUDART_MAJOR
+#error "build.py says of which CUDA the stand-in is: -DCUDART_MAJOR=12"
+#endif
 
 // What the handler is asked, by name; runtime.py reads this list.
 #define OPERATIONS(X)                                                                                                  \
   X(launch) X(absent) X(malloc) X(free) X(copy) X(fill) X(device_attribute) X(function_attribute)                    \
-  X(function_attributes) X(occupancy) X(symbol_address) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)
+  X(function_attributes) X(occupancy) X(symbol_address) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)      \
+  X(device_properties) X(pointer_attributes) X(memory_info)
 
 enum operation {
 #define X(name) OPERATION_##name,
@@ -25,7 +29,14 @@ EXPORT const char *const g4kv_operations[] = {
 #undef X
         NULL};
 
-enum { INVALID_VALUE = 1, INVALID_DEVICE_FUNCTION = 98, INVALID_DEVICE = 101, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+enum {
+  INVALID_VALUE = 1,
+  INVALID_PITCH = 12,
+  INVALID_DEVICE_FUNCTION = 98,
+  INVALID_DEVICE = 101,
+  NOT_SUPPORTED = 801,
+  UNKNOWN = 999
+};
 
 // values: operands in, results out. Returns a cudaError_t.
 typedef int (*handler_function)(int operation, uint64_t *values);
@@ -44,6 +55,8 @@ static int ask(enum operation operation, uint64_t *values) {
 }
 
 #define ADDRESS(pointer) ((uint64_t)(uintptr_t)(pointer))
+// The name that code built with --default-stream per-thread calls: there is one stream, so that it is the same function.
+#define SAME(name, other) EXPORT extern __typeof__(name) other __attribute__((alias(#name)))
 
 // --- what nvcc's start-up code and stubs call ----------------------------------------------------------------------
 
@@ -143,9 +156,7 @@ EXPORT int cudaLaunchKernel(const void *host, dim3_ grid, dim3_ block, void **ar
   (void)stream;
   return launch(host, grid, block, arguments, shared, NULL, 0, 0);
 }
-EXPORT int cudaLaunchKernel_ptsz(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
-  return cudaLaunchKernel(host, grid, block, arguments, shared, stream);
-}
+SAME(cudaLaunchKernel, cudaLaunchKernel_ptsz);
 EXPORT int __cudaGetKernel(const void **kernel, const void *host) {
   *kernel = host;
   return 0;
@@ -153,15 +164,13 @@ EXPORT int __cudaGetKernel(const void **kernel, const void *host) {
 EXPORT int __cudaLaunchKernel(const void *kernel, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
   return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
-EXPORT int __cudaLaunchKernel_ptsz(const void *kernel, dim3_ grid, dim3_ block, void **arguments, size_t shared,
-                                   void *stream) {
-  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
-}
+SAME(__cudaLaunchKernel, __cudaLaunchKernel_ptsz);
 EXPORT int cudaLaunchCooperativeKernel(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared,
                                        void *stream) {
   (void)stream;
   return launch(host, grid, block, arguments, shared, NULL, 0, 1);
 }
+SAME(cudaLaunchCooperativeKernel, cudaLaunchCooperativeKernel_ptsz);
 struct configuration {  // cudaLaunchConfig_t
   dim3_ grid, block;
   size_t shared;
@@ -172,9 +181,7 @@ struct configuration {  // cudaLaunchConfig_t
 EXPORT int cudaLaunchKernelExC(const struct configuration *all, const void *host, void **arguments) {
   return launch(host, all->grid, all->block, arguments, all->shared, all->attributes, all->count, 0);
 }
-EXPORT int cudaLaunchKernelExC_ptsz(const struct configuration *all, const void *host, void **arguments) {
-  return cudaLaunchKernelExC(all, host, arguments);
-}
+SAME(cudaLaunchKernelExC, cudaLaunchKernelExC_ptsz);
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 
@@ -188,6 +195,7 @@ EXPORT int cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
   (void)stream;
   return cudaMalloc(pointer, bytes);
 }
+SAME(cudaMallocAsync, cudaMallocAsync_ptsz);
 EXPORT int cudaFree(void *pointer) {
   uint64_t values[] = {ADDRESS(pointer)};
   return pointer ? ask(OPERATION_free, values) : 0;
@@ -196,6 +204,7 @@ EXPORT int cudaFreeAsync(void *pointer, void *stream) {
   (void)stream;
   return cudaFree(pointer);
 }
+SAME(cudaFreeAsync, cudaFreeAsync_ptsz);
 EXPORT int cudaMallocHost(void **pointer, size_t bytes) {
   uint64_t values[] = {bytes};
   const int error = ask(OPERATION_host_malloc, values);
@@ -214,17 +223,62 @@ EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
   uint64_t values[] = {ADDRESS(to), ADDRESS(from), bytes, (uint64_t)kind};
   return bytes ? ask(OPERATION_copy, values) : 0;
 }
+SAME(cudaMemcpy, cudaMemcpy_ptds);
 EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
   (void)stream;
   return cudaMemcpy(to, from, bytes, kind);
 }
+SAME(cudaMemcpyAsync, cudaMemcpyAsync_ptsz);
+EXPORT int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                        int kind) {
+  if (height && (width > to_pitch || width > from_pitch)) return noted(INVALID_PITCH);
+  for (size_t row = 0; row < height; row++) {
+    const int error = cudaMemcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
+    if (error) return error;
+  }
+  return 0;
+}
+SAME(cudaMemcpy2D, cudaMemcpy2D_ptds);
+EXPORT int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                             int kind, void *stream) {
+  (void)stream;
+  return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+}
+SAME(cudaMemcpy2DAsync, cudaMemcpy2DAsync_ptsz);
 EXPORT int cudaMemset(void *to, int value, size_t bytes) {
   uint64_t values[] = {ADDRESS(to), (uint64_t)(value & 255), bytes};
   return bytes ? ask(OPERATION_fill, values) : 0;
 }
+SAME(cudaMemset, cudaMemset_ptds);
 EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
   (void)stream;
   return cudaMemset(to, value, bytes);
+}
+SAME(cudaMemsetAsync, cudaMemsetAsync_ptsz);
+EXPORT int cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
+  if (height && width > pitch) return noted(INVALID_PITCH);
+  for (size_t row = 0; row < height; row++) {
+    const int error = cudaMemset((char *)to + row * pitch, value, width);
+    if (error) return error;
+  }
+  return 0;
+}
+SAME(cudaMemset2D, cudaMemset2D_ptds);
+EXPORT int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, void *stream) {
+  (void)stream;
+  return cudaMemset2D(to, pitch, value, width, height);
+}
+SAME(cudaMemset2DAsync, cudaMemset2DAsync_ptsz);
+EXPORT int cudaMemGetInfo(size_t *unused, size_t *total) {
+  uint64_t values[2] = {0, 0};
+  const int error = ask(OPERATION_memory_info, values);
+  *unused = values[0];
+  *total = values[1];
+  return error;
+}
+EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer) {
+  uint64_t values[] = {ADDRESS(attributes), ADDRESS(pointer), CUDART_MAJOR};
+  return attributes ? ask(OPERATION_pointer_attributes, values) : noted(INVALID_VALUE);
 }
 EXPORT int cudaGetSymbolAddress(void **pointer, const void *symbol) {
   const struct registered *found = find(variables, variable_count, symbol);
@@ -240,9 +294,11 @@ EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t 
   const int error = cudaGetSymbolAddress(&pointer, symbol);
   return error ? error : cudaMemcpyAsync((char *)pointer + offset, from, bytes, kind, stream);
 }
+SAME(cudaMemcpyToSymbolAsync, cudaMemcpyToSymbolAsync_ptsz);
 EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
   return cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, NULL);
 }
+SAME(cudaMemcpyToSymbol, cudaMemcpyToSymbol_ptds);
 
 // --- one device, one stream that is always idle ---------------------------------------------------------------------
 
@@ -262,25 +318,41 @@ EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
   *value = (int)values[0];
   return error;
 }
+static int properties(void *to, int device, unsigned layout) {
+  uint64_t values[] = {ADDRESS(to), layout};
+  if (!to) return noted(INVALID_VALUE);
+  return device == 0 ? ask(OPERATION_device_properties, values) : noted(INVALID_DEVICE);
+}
+// CUDA 12's headers call it by its second name; the first is then of a layout that came before.
+EXPORT int cudaGetDeviceProperties_v2(void *to, int device) { return properties(to, device, 12); }
+#if CUDART_MAJOR >= 13
+EXPORT int cudaGetDeviceProperties(void *to, int device) { return properties(to, device, 13); }
+#endif
 EXPORT int cudaRuntimeGetVersion(int *version) {
+  *version = CUDART_MAJOR == 12 ? 12090 : 13000;  // whose functions absent.inc names
+  return 0;
+}
+EXPORT int cudaDriverGetVersion(int *version) {
   *version = 13000;
   return 0;
 }
-EXPORT int cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
 EXPORT int cudaDeviceSynchronize(void) { return 0; }
 EXPORT int cudaStreamSynchronize(void *stream) {
   (void)stream;
   return 0;
 }
+SAME(cudaStreamSynchronize, cudaStreamSynchronize_ptsz);
 EXPORT int cudaStreamQuery(void *stream) {
   (void)stream;
   return 0;
 }
+SAME(cudaStreamQuery, cudaStreamQuery_ptsz);
 EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
   (void)stream;
   *status = 0;
   return 0;
 }
+SAME(cudaStreamIsCapturing, cudaStreamIsCapturing_ptsz);
 EXPORT int cudaStreamCreate(void **stream) {
   static char made;
   *stream = &made;
@@ -294,6 +366,17 @@ EXPORT int cudaStreamCreateWithPriority(void **stream, unsigned flags, int prior
   (void)flags, (void)priority;
   return cudaStreamCreate(stream);
 }
+EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = 0;
+  return 0;
+}
+EXPORT int cudaStreamGetPriority(void *stream, int *priority) {
+  (void)stream;
+  *priority = 0;
+  return 0;
+}
+SAME(cudaStreamGetPriority, cudaStreamGetPriority_ptsz);
 EXPORT int cudaStreamDestroy(void *stream) {
   (void)stream;
   return 0;
@@ -302,6 +385,13 @@ EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
   (void)stream, (void)event, (void)flags;
   return 0;
 }
+SAME(cudaStreamWaitEvent, cudaStreamWaitEvent_ptsz);
+EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+  (void)stream;
+  function(data);
+  return 0;
+}
+SAME(cudaLaunchHostFunc, cudaLaunchHostFunc_ptsz);
 EXPORT int cudaEventCreate(void **event) {
   static char made;
   *event = &made;
@@ -315,6 +405,12 @@ EXPORT int cudaEventRecord(void *event, void *stream) {
   (void)event, (void)stream;
   return 0;
 }
+SAME(cudaEventRecord, cudaEventRecord_ptsz);
+EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+  (void)flags;
+  return cudaEventRecord(event, stream);
+}
+SAME(cudaEventRecordWithFlags, cudaEventRecordWithFlags_ptsz);
 EXPORT int cudaEventSynchronize(void *event) {
   (void)event;
   return 0;
@@ -385,9 +481,11 @@ EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
   uint64_t values[] = {ADDRESS(symbol)};
   return ask(OPERATION_entry_point, values);
 }
+SAME(cudaGetDriverEntryPointByVersion, cudaGetDriverEntryPointByVersion_ptsz);
 EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **function, uint64_t flags, int *status) {
   return cudaGetDriverEntryPointByVersion(symbol, function, 0, flags, status);
 }
+SAME(cudaGetDriverEntryPoint, cudaGetDriverEntryPoint_ptsz);
 
 // --- errors ---------------------------------------------------------------------------------------------------------
 
@@ -406,6 +504,7 @@ static const struct {
     {1, "cudaErrorInvalidValue", "invalid argument"},
     {2, "cudaErrorMemoryAllocation", "out of memory"},
     {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {12, "cudaErrorInvalidPitchValue", "invalid pitch argument"},
     {13, "cudaErrorInvalidSymbol", "invalid device symbol"},
     {98, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
@@ -432,3 +531,6 @@ static int absent(const char *name) {
   EXPORT int name(void);                                                                                               \
   int name(void) { return absent(#name); }
 #include "absent.inc"
+#if CUDART_MAJOR < 13
+ABSENT(cudaGetDeviceProperties)
+#endif

@@ -20,6 +20,15 @@ from g4kv_cli.compiler.fatbin import ptx_texts
 from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, DeviceUnavailable, G4kvError
+from g4kv_cli.providers.cudart.card import (
+    BLOCKS_OF_MULTIPROCESSOR,
+    DEFAULT_SHARED_BYTES,
+    RESERVED_SHARED_BYTES,
+    THREADS_OF_MULTIPROCESSOR,
+    attributes_of,
+    compute_capability,
+    properties_of,
+)
 from g4kv_cli.providers.cudart.library import stand_in_for
 from g4kv_cli.records.run import KernelImage
 
@@ -29,16 +38,24 @@ if TYPE_CHECKING:
 _Values = Any
 """A pointer to 64-bit operands, which a result overwrites."""
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE, NOT_SUPPORTED = 0, 1, 2, 719, 801
-DEFAULT_SHARED_BYTES = 48 * 1024
-"""Dynamic shared memory that a kernel has without opting in (CUDA C++ Programming Guide)."""
 _STAND_IN = "the stand-in for libcudart"
-RESERVED_SHARED_BYTES = 1024
-MAX_BLOCKS_PER_MULTIPROCESSOR = 32
+_WHY_ABSENT = {
+    **dict.fromkeys(
+        ("cudaEventElapsedTime", "cudaEventElapsedTime_v2"), ": what a GPU takes cannot be told without one"
+    ),
+    **dict.fromkeys(
+        ("cudaOccupancyMaxActiveClusters", "cudaOccupancyMaxPotentialClusterSize"),
+        ": it depends on how a chip groups its multiprocessors",
+    ),
+}
+"""Behind a function's name, where there is more to say than that it is not there."""
 _HANDLER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 _LAUNCH_ATTRIBUTE_BYTES = 72  # cudaLaunchAttribute: an int, padding to 8, a union of 64 bytes
 _CLUSTER_DIMENSION, _COOPERATIVE, _OVERLAP = 4, 2, 6  # cudaLaunchAttributeID
 _HARMLESS_ATTRIBUTES = frozenset((0, 1, 3, 5, 8, 9, 10, 14))  # caching, order, priority: no result depends on them
-_MAX_DYNAMIC_SHARED, _SHARED_CARVEOUT = 8, 9  # cudaFuncAttribute
+_MAX_DYNAMIC_SHARED, _REQUIRED_CLUSTER = 8, (11, 12, 13)  # cudaFuncAttribute
+_UNREGISTERED, _OF_HOST, _OF_DEVICE = 0, 1, 2  # cudaMemoryType
+_INVALID_DEVICE_ID = -2
 _SWIZZLE_BYTES = (0, 32, 64, 128)  # CUtensorMapSwizzle
 _TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
 
@@ -84,6 +101,9 @@ class StandInRuntime:
             "entry_point": self._entry_point,
             "host_malloc": self._host_malloc,
             "host_free": self._host_free,
+            "device_properties": self._device_properties,
+            "pointer_attributes": self._pointer_attributes,
+            "memory_info": self._memory_info,
         }
         self._call: _Call | None = None
         self._opted_in: dict[str, int] = {}
@@ -222,7 +242,8 @@ class StandInRuntime:
 
     def _absent(self, values: _Values) -> int:
         name = ctypes.string_at(values[0]).decode()
-        raise CompileError(f"{self._now.image_name} calls {name}, which {_STAND_IN} has not: run it on a GPU")
+        why = _WHY_ABSENT.get(name, "")
+        raise CompileError(f"{self._now.image_name} calls {name}, which {_STAND_IN} has not{why}; run it on a GPU")
 
     def _entry_point(self, values: _Values) -> int:
         name = ctypes.string_at(values[0]).decode()
@@ -269,32 +290,37 @@ class StandInRuntime:
     # --- what launchers ask of the card ------------------------------------------------------------------------------
 
     def _device_attribute(self, values: _Values) -> int:
-        limits, number = self._now.device.limits, int(values[0])
-        major, minor = divmod(int("".join(filter(str.isdigit, self._now.device.info.arch))), 10)
-        known = {
-            1: limits.max_threads_per_block,
-            2: 1024,  # max block x, y, z
-            3: 1024,
-            4: 64,
-            **{5 + axis: extent for axis, extent in enumerate(limits.max_grid)},
-            8: DEFAULT_SHARED_BYTES,
-            10: 32,  # warp size
-            12: 65536,  # registers of a block
-            16: limits.multiprocessors,
-            39: 2048,  # threads of a multiprocessor
-            75: major,
-            76: minor,
-            81: limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES,  # of a multiprocessor
-            82: 65536,  # registers of a multiprocessor
-            95: 0,  # cooperative launches
-            97: limits.max_shared_bytes_per_block,
-            106: MAX_BLOCKS_PER_MULTIPROCESSOR,
-            111: RESERVED_SHARED_BYTES,
-            115: 0,  # memory pools
-        }
+        known, number = attributes_of(self._now.device), int(values[0])
         if number not in known:
             raise CompileError(f"{self._now.image_name} asks for device attribute {number}, which {_STAND_IN} has not")
         values[0] = known[number]
+        return SUCCESS
+
+    def _device_properties(self, values: _Values) -> int:
+        made = properties_of(self._now.device, int(values[1]))
+        ctypes.memmove(int(values[0]), made, len(made))
+        return SUCCESS
+
+    def _memory_info(self, values: _Values) -> int:
+        device = self._now.device
+        values[0], values[1] = device.free_bytes, device.limits.memory_bytes
+        return SUCCESS
+
+    def _pointer_attributes(self, values: _Values) -> int:
+        """cudaPointerAttributes: type, device, address on the device and on the host; CUDA 13 has eight longs more.
+
+        No kernel reaches the host's memory here, so that pinned memory has no address on the device.
+        """
+        at = int(values[1])
+        if self._now.device.owns_address(at):
+            found = (_OF_DEVICE, 0, at, 0)
+        elif any(begin <= at < begin + len(block) for begin, block in self._host.items()):
+            found = (_OF_HOST, 0, 0, at)
+        else:
+            found = (_UNREGISTERED, _INVALID_DEVICE_ID, 0, at)
+        more = struct.pack("<q56x", -1) if values[2] >= 13 else b""  # of no locality domain
+        made = struct.pack("<2i2Q", *found) + more
+        ctypes.memmove(int(values[0]), made, len(made))
         return SUCCESS
 
     def _function_attribute(self, values: _Values) -> int:
@@ -305,6 +331,11 @@ class StandInRuntime:
             if not 0 <= value <= call.device.limits.max_shared_bytes_per_block - static:
                 return INVALID_VALUE
             self._opted_in[name] = value
+        elif attribute in _REQUIRED_CLUSTER:
+            raise CompileError(
+                f"{call.image_name} sets the cluster of {name} by function attribute {attribute}, which {_STAND_IN} "
+                "has not: let the launch have it (cudaLaunchKernelEx)"
+            )
         return SUCCESS
 
     def _function_attributes(self, values: _Values) -> int:
@@ -314,9 +345,13 @@ class StandInRuntime:
         most = handle.max_threads or self._now.device.limits.max_threads_per_block
         dynamic = self._opted_in.get(name, DEFAULT_SHARED_BYTES - handle.shared_bytes)
         sizes = struct.pack("<3Q", handle.shared_bytes, 0, handle.local_bytes)
-        arch = int("".join(filter(str.isdigit, self._now.device.info.arch)))  # sm_90a: 90
+        major, minor = compute_capability(self._now.device)
+        arch = 10 * major + minor
         ints = struct.pack("<7i", most, 0, arch, arch, 0, dynamic, -1)
-        ctypes.memmove(int(values[2]), sizes + ints, 24 + 28)
+        cluster = handle.parsed.cluster or (0, 0, 0)
+        clusters = struct.pack("<6i64x", int(any(cluster)), *cluster, 0, 0)
+        made = sizes + ints + clusters
+        ctypes.memmove(int(values[2]), made, len(made))
         return SUCCESS
 
     def _occupancy(self, values: _Values) -> int:
@@ -327,7 +362,9 @@ class StandInRuntime:
             return INVALID_VALUE
         shared = self._kernel(name, int(values[1])).handle.shared_bytes + dynamic + RESERVED_SHARED_BYTES
         by_shared = (limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES) // shared
-        values[0] = min(MAX_BLOCKS_PER_MULTIPROCESSOR, 2048 // (-(-threads // 32) * 32), by_shared)
+        known = attributes_of(self._now.device)
+        by_threads = known[THREADS_OF_MULTIPROCESSOR] // (-(-threads // 32) * 32)
+        values[0] = min(known[BLOCKS_OF_MULTIPROCESSOR], by_threads, by_shared)
         return SUCCESS
 
     def _symbol_address(self, values: _Values) -> int:
