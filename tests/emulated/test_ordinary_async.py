@@ -135,3 +135,38 @@ def test_threads_that_drop_out_are_not_waited_for() -> None:
     out = upload(machine, ints(64), "out")
     launch_on(machine, compile_kernel(DROPPED), pointer(out), block=64)
     assert read_as(machine, out, 64, np.int32).tolist() == [6] * 40 + [0] * 24
+
+
+LEAVING = """
+extern "C" __global__ void kernel(int* out) {
+  __shared__ alignas(8) unsigned long long barrier;
+  __shared__ unsigned left;
+  __shared__ int row[96];
+  unsigned at = (unsigned)__cvta_generic_to_shared(&barrier), count = (unsigned)__cvta_generic_to_shared(&left);
+  if (threadIdx.x == 0) { left = 0; asm volatile("mbarrier.init.shared.b64 [%0], 96;" ::"r"(at) : "memory"); }
+  __syncthreads();
+  row[threadIdx.x] = threadIdx.x;
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+  unsigned done = 0, before = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(at) : "memory");
+  out[threadIdx.x] = row[95 - threadIdx.x];
+  __syncwarp();
+  if (threadIdx.x % 32) return;
+  asm volatile("fence.sc.cta; atom.add.ORDER.cta.shared.u32 %0, [%1], 1;" : "=r"(before) : "r"(count) : "memory");
+  if (before != 2) return;
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(at) : "memory");
+  for (int i = 0; i < 96; ++i) row[i] = 7;
+}
+"""
+
+
+@pytest.mark.parametrize(("order", "is_right"), [("acquire", True), ("acq_rel", True), ("relaxed", False)])
+def test_who_leaves_last_takes_the_barrier_down(order: str, is_right: bool) -> None:
+    """As the destructor of cuda::pipeline does, whose atomic says acquire, behind a fence."""
+    machine = Machine()
+    out = machine.allocate(4 * 96, "out")
+    faults = faults_of(machine, compile_kernel(LEAVING.replace("ORDER", order)), pointer(out), block=96)
+    np.testing.assert_array_equal(read_as(machine, out, 96, np.int32), np.arange(95, -1, -1))
+    assert {fault.kind for fault in faults} == (set() if is_right else {"shared_race"})

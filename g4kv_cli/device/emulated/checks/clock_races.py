@@ -8,6 +8,7 @@ location remembers the segment of its last write and each agent's last read. Wha
 * all barriers, as in shared_races.py;
 * an arrival on an mbarrier before what follows a wait for the phase that it completed;
 * a releasing arrival at the cluster's barrier before what follows a wait there; a relaxed one orders nothing;
+* an atomic that says acquire or release, with what its warp knows, before what follows a later one at its place;
 * a bulk copy into shared memory before what follows a wait for the phase that its bytes completed;
 * wgmma and bulk stores before what follows the wait for their group, and after what preceded their issue.
 
@@ -69,6 +70,8 @@ class ClockRaces:
         """The same of the latest completed phase."""
         self.met: dict[int, npt.NDArray[np.int32]] = {}
         """For each barrier number [block, warp]: what those that met there last knew of the warps."""
+        self.published: dict[int, npt.NDArray[np.int32]] = {}
+        """For each place [2, agent]: what those know that an ordered atomic there comes after."""
         clusters = chunk.block_count // self.ranks
         self.cluster_joining = np.zeros((2, clusters, self.agents), np.int32)
         """What arrivals in the current phase of the cluster's barrier release."""
@@ -185,6 +188,18 @@ class ClockRaces:
                 into = self.joining[mbarrier][:, slot]
                 np.maximum(into, self.clocks[:, row], out=into)
         self.clocks[KNOWN, rows, self.own[rows]] += 1
+
+    def synchronise(self, places: Units, lanes: LaneSet) -> None:
+        """Lanes, in turn, make an atomic with acquire or release at ``places`` (bytes of the chunk's shared memory):
+        their warps learn what was published there, and publish what they know."""
+        rows = lanes.index // 32
+        for place, row in dict.fromkeys(zip(np.broadcast_to(places, rows.shape).tolist(), rows.tolist(), strict=True)):
+            before = self.published.get(place)
+            if before is not None:
+                into = self.clocks[:, row, : before.shape[1]]  # mbarriers may have been added since
+                np.maximum(into, before, out=into)
+            self.published[place] = self.clocks[:, row].copy()
+        self.clocks[KNOWN, lanes.warps, self.own[lanes.warps]] += 1
 
     def cluster_release(self, lanes: LaneSet) -> None:
         """Lanes arrive at the cluster's barrier: what their warps know is part of its current phase."""

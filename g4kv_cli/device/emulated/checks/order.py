@@ -396,6 +396,8 @@ def fence(opcode: str) -> Callable[[LaneSet], None]:
 def synchronise(site: Site, lanes: LaneSet, addresses: Units, stores: bool, is_shared: bool) -> None:
     """What an access that was just made means for the order of what follows; the access itself comes before."""
     found = manner(site.opcode, site.in_wait)
+    if is_shared and found.is_ordered and lanes.chunk.run.kernel.is_asynchronous:
+        lanes.chunk.races.synchronise(addresses, lanes)
     if found.strength > WEAK and lanes.chunk.run.learns_of[is_shared]:
         order: ChunkOrder = lanes.chunk.order
         asks_fence = not is_shared or not lanes.chunk.run.waits_on_shared

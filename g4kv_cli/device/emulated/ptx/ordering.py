@@ -25,6 +25,8 @@ class Manner:
     acquires: bool
     releases: bool
     is_atomic: bool
+    is_ordered: bool
+    """Whether it is an atomic that says acquire or release."""
 
 
 @lru_cache(maxsize=1024)
@@ -39,8 +41,9 @@ def manner(opcode: str, in_wait: bool) -> Manner:
         strength = STRONG
     elif word:
         strength = VOLATILE
+    is_ordered = is_atomic and word in ("acquire", "release", "acq_rel")
     acquires = stem == "atom" or (stem == "ld" and strength > WEAK)
-    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic)
+    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic, is_ordered)
 
 
 def learns(opcode: str) -> bool:
