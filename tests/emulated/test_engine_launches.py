@@ -141,7 +141,7 @@ FAULTY = {
     "uninitialised": SUM.replace("BARRIER", "__syncthreads();").replace("total = 0", "total = out[0]"),
     "shared uninitialised": SUM.replace("row[64]", "row[128]").replace("row[k]", "row[k + 64]").replace("BARRIER", ""),
     "trap": SUM.replace("BARRIER", "__syncthreads();").replace("total = 0;", "total = 0; if (at == 130) __trap();"),
-    "block write conflict": SUM.replace("BARRIER", "__syncthreads();").replace("out[at]", "out[threadIdx.x]"),
+    "stores that meet": SUM.replace("BARRIER", "__syncthreads();").replace("out[at]", "out[threadIdx.x]"),
     "members": SUM.replace("BARRIER", "__syncthreads();").replace(
         "total = 0;", "total = 0; if (threadIdx.x > 40) total = __shfl_sync(0xffffffffu, at, 3);"
     ),
@@ -238,6 +238,8 @@ def test_an_interrupt_ends_a_launch_inside_the_engine(monkeypatch: pytest.Monkey
     """
     machine = machine_in("native", monkeypatch)
     out = upload(machine, np.zeros(32, np.int32), "out")
+    kernel = compile_kernel(source, "90")
+    later = time.monotonic() + 60  # with a deadline nothing else ends it
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -246,7 +248,7 @@ def test_an_interrupt_ends_a_launch_inside_the_engine(monkeypatch: pytest.Monkey
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
         with pytest.raises(LaunchInterrupted) as interrupted:
-            launch_on(machine, compile_kernel(source, "90"), pointer(out), int32(2))
+            launch_on(machine, kernel, pointer(out), int32(2), deadline=later)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
@@ -259,7 +261,7 @@ def test_an_interrupt_ends_a_launch_inside_the_engine(monkeypatch: pytest.Monkey
     assert not machine.counts.replayed
     other = machine_in("native", monkeypatch)  # the engine itself is usable
     out = upload(other, np.ones(32, np.int32), "out")
-    launch_on(other, compile_kernel(source, "90"), pointer(out), int32(1 << 30))
+    launch_on(other, kernel, pointer(out), int32(-1))
     assert other.counts.native == 1
 
 

@@ -1,10 +1,13 @@
-"""Right programs are not called wrong, and wrong ones are: every program of judged_programs.py, on both emulators."""
+"""Right programs are not called wrong, and wrong ones are: judged_waiting, _right and _wrong, on both emulators."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from judged_programs import RIGHT, SPINNING, WORDS, WRONG, Program
+from judged_programs import WORDS, Program
+from judged_right import RIGHT
+from judged_waiting import SPINNING
+from judged_wrong import WRONG
 from launch_helper import int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 
