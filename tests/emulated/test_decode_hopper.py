@@ -51,6 +51,7 @@ def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Pa
     assert {name for case in results for name in case["kernels"]} == {"paged_decode_hd256_groups4"}
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one.quick_cases], ids=lambda fault: fault.name)
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     cases = fault.quick_cases

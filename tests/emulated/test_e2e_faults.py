@@ -185,6 +185,7 @@ def _require_red(result: CaseResult, step: int, layer: int, says: str) -> None:
     assert says in place.note, place.note
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", [*PREP_FAULTS, *ATTENTION_FAULTS], ids=lambda fault: fault.name)
 def test_a_mistake_of_a_kernel(fault: Fault, cases: dict[str, ReplayCase], tmp_path: Path) -> None:
     seed(tmp_path, fault.edits, BOTH_FAMILIES[fault.model])

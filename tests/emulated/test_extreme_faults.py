@@ -208,6 +208,7 @@ def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(record.read_text())
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_far_out_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = seed(tmp_path / "kernels", fault.edits, fault.cases)

@@ -185,6 +185,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edits = ((fault.source, fault.old, fault.new),)

@@ -271,6 +271,7 @@ def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(record.read_text())
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = seed(tmp_path / "kernels", fault.edits, (fault.case,))
