@@ -42,7 +42,7 @@ def _all_forms(case: str, geometry: str = LOCAL) -> tuple[str, ...]:
 _OLDEST = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
 _MASK = "score = key <= newest && key >= oldest ? score : minus_infinity();"
 _KEY_RANGE = "if (key < begin || key >= end) return -1;"
-_KV_LEN = "const int kv_len = p.kv_lens[tile.request];"
+_KV_LEN = "rows.kv_len = p.kv_lens[request];"
 _NEW_MAX = "const float new_max = fmaxf(rows.max[half], tile_max);"
 _HEAD = "const int head = tile.kv_head * tile.group + packed % tile.group;"
 _KEY_PAGE = "p.page_indptr[tile.request] + logical_page - p.page_origins[tile.request]];"
@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         "last_page_len ignored: all slots of the last page count",
-        _edit(TILE, _KV_LEN, "const int kv_len = (p.kv_lens[tile.request] + p.layout.page_size - 1) / "
+        _edit(TILE, _KV_LEN, "rows.kv_len = (p.kv_lens[request] + p.layout.page_size - 1) / "
               "p.layout.page_size * p.layout.page_size;"),
         (*_all_forms("ragged"), f"{LOCAL}/decode/page-size/256"),
     ),

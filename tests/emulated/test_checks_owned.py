@@ -36,13 +36,13 @@ LOADS = {
     "wide load": "value = ((const int4*)pool)[cell * 64 + threadIdx.x].y;",
     "one address": "value = ((volatile const int*)pool)[cell * 256 + 3];",
     "copy": _COPY.replace("BYTES", "4").replace("STEP", "1"),
-    "wide copy": _COPY.replace(".ca.", ".cg.").replace("BYTES", "16").replace("* STEP", "% 16 * 4"),
+    "wide copy": _COPY.replace(".ca.", ".cg.").replace("BYTES", "16").replace("STEP", "4"),
     "part of a copy": _COPY.replace("BYTES", "8, 4").replace("STEP", "2"),
 }
 
 SOURCE = """
 extern "C" __global__ void kernel(const int* pool, const int* reads, int count, int* out) {
-  __shared__ __align__(16) int stage[64];
+  __shared__ __align__(16) int stage[128];
   int sum = 0;
   for (int i = 0; i < count; ++i) {
     int cell = reads[blockIdx.x * count + i], value;
