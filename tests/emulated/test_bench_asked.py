@@ -78,9 +78,9 @@ def test_a_workload_is_a_cell_of_the_decode_forms(device: FakeCuda, monkeypatch:
 def test_a_wrong_row_of_a_ragged_batch_is_found(device: FakeCuda, tmp_path: Path) -> None:
     """Who takes every request for as long as the first is wrong in all others."""
     source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
-    assert "p.kv_lens[tile.request]" in source
+    assert source.count("p.kv_lens[request]") == 1
     (tmp_path / "k").mkdir()
-    (tmp_path / "k" / "attention_tile.cuh").write_text(source.replace("p.kv_lens[tile.request]", "p.kv_lens[0]"))
+    (tmp_path / "k" / "attention_tile.cuh").write_text(source.replace("p.kv_lens[request]", "p.kv_lens[0]"))
     values = {**RAGGED, "padding": 0, "requests": [{"kv_len": 20}, {"kv_len": 33}]}
     Path("ragged.json").write_text(json.dumps(values))
     result = invoke("--workload", "ragged.json", "--kernels", str(tmp_path / "k"), "--json", "run.json")
