@@ -124,12 +124,11 @@ def test_an_interrupted_launch_says_where_it_stood() -> None:
         raise KeyboardInterrupt
 
     kernel = compile_kernel(SPIN)
+    deadline = time.monotonic() + 600  # so that it is not ended as endless before
     before = signal.signal(signal.SIGALRM, look)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(LaunchInterrupted) as caught:
-            # With a deadline, so that it is not ended as endless before.
-            deadline = time.monotonic() + 600
             launch_on(machine, kernel, pointer(flag), pointer(out), grid=2, block=64, deadline=deadline)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
