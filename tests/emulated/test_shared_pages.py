@@ -129,9 +129,9 @@ def test_padding_changes_one_page_and_no_answer(geometry: str, prep: str, attent
         ),
         (
             "attention_tile.cuh",
-            "const int kv_len = p.kv_lens[tile.request];",
+            "rows.kv_len = p.kv_lens[request];",
             # Bits that depend on how many requests the bucket has.
-            "const int kv_len = p.kv_lens[tile.request] - (p.num_tiles > 8 && p.kv_lens[tile.request] > 8);",
+            "rows.kv_len = p.kv_lens[request] - (p.num_tiles > 8 && p.kv_lens[request] > 8);",
             ["attention"],
         ),
     ],

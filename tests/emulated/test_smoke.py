@@ -30,11 +30,26 @@ def _decode_forms(geometry: str) -> list[str]:
     return [entry.form for entry in entries_for(GEOMETRIES[geometry], "attention") if entry.one_token_each]
 
 
-def test_12b_local_is_green_on_both_emulators_and_only_graphs_are_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["12b-local", "12b-global"])
+def test_both_emulators_agree_on_every_portable_kernel(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every launch runs natively and interpreted; a byte or a count that differs would be an error of its case."""
     monkeypatch.setenv("G4KV_EMULATOR", "both")
+    cases = [f"prep/{name}/*/tokens5/*", f"attention/{name}/decode*/kv-len-one", f"attention/{name}/decode*/ragged",
+             f"attention/{name}/prefill/*-tile/group/2"]  # fmt: skip
+    code, record = _smoke(
+        tmp_path / "run.json", "--geometry", name, *(word for case in cases for word in ("--case", case))
+    )
+    assert code == 0
+    assert record["summary"]["passed"] == len(record["cases"])
+    launched = {kernel for case in record["cases"] for kernel in case["kernels"]}
+    assert {kernel.partition("_hd")[0] for kernel in launched} >= {
+        "paged_decode", "paged_decode_split", "merge_splits", "batch_prefill_paged"
+    }  # fmt: skip
+
+
+def test_12b_local_is_green_and_only_graphs_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "run.xml"
     code, record = _smoke(tmp_path / "run.json", "--junit", str(junit))
     shown = capsys.readouterr().out
