@@ -16,16 +16,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
-FAULTS_APART = 3
-"""Of each list of seeded faults, a default run takes every third: each costs a compilation and a run of the kernels."""
+FAULTS_APART = 5
+"""Of each list of seeded faults, a default run takes every fifth: each costs a compilation and a run of the kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every third")
+    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every fifth")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip two of three seeded faults of each test, unless all are asked for."""
+    """Skip four of five seeded faults of each test, unless all are asked for."""
     if config.getoption("--all-faults"):
         return
     seen: dict[str, int] = {}
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test = item.nodeid.partition("[")[0]
         place = seen[test] = seen.get(test, -1) + 1
         if place % FAULTS_APART:
-            item.add_marker(pytest.mark.skip(reason="two of three seeded faults wait for pytest --all-faults"))
+            item.add_marker(pytest.mark.skip(reason="four of five seeded faults wait for pytest --all-faults"))
 
 
 @pytest.fixture(scope="session", autouse=True)

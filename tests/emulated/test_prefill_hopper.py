@@ -245,6 +245,7 @@ def test_consumers_share_out_the_keys_of_a_short_request_whatever_its_companions
     assert _run_on_two_multiprocessors(None, SHARED_OUT).status == "passed"
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize(
     ("batch", "old", "new"),
     [
