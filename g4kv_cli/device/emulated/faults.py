@@ -22,21 +22,19 @@ FATAL_KINDS = frozenset(
 )
 """Kinds that stop the launch at once and poison the machine, as a sticky CUDA error does."""
 
-CHECKED_KINDS = frozenset(
-    {
-        "barrier_count",
-        "block_write_conflict",
-        "divergent_barrier",
-        "exited_lane_shuffle",
-        "foreign_read",
-        "global_race",
-        "shared_race",
-        "shared_uninitialised_read",
-        "unfinished_copy",
-        "uninitialised_read",
-        "unwritten_output",
-    }
-)
+UNDEFINED_KINDS = frozenset({"shared_uninitialised_read", "uninitialised_read"})
+"""Reads of bytes that nobody wrote: rules that are broken if anything depends on those bytes."""
+CHECKED_KINDS = UNDEFINED_KINDS | {
+    "barrier_count",
+    "block_write_conflict",
+    "divergent_barrier",
+    "exited_lane_shuffle",
+    "foreign_read",
+    "global_race",
+    "shared_race",
+    "unfinished_copy",
+    "unwritten_output",
+}
 """Kinds that hardware would not notice: the launch runs to its end and raises then."""
 FAULT_KINDS = FATAL_KINDS | CHECKED_KINDS
 NOTE_KINDS = frozenset({"equal_stores", "unused_undefined"})

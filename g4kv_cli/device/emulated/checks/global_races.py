@@ -114,10 +114,9 @@ class GlobalLog:
         else:
             who = f"lane {one % WARP} and lane {other % WARP} of warp {one // WARP} {at}"
             words = f"{conflict.hazard} race: {who} without a __syncwarp between them: {place}"
-        report = collector.add
         if conflict.is_equal:
-            kind, report, words = "equal_stores", collector.note, f"{who} store the same value: {place}"
-        report(kind, words, later.site, later.lanes, conflict.lane, conflict.count, address, label, offset)
+            kind, words = "equal_stores", f"{who} store the same value: {place}"
+        collector.add(kind, words, later.site, later.lanes, conflict.lane, conflict.count, address, label, offset)
 
 
 def _thread(lanes: LaneSet, position: int) -> int:

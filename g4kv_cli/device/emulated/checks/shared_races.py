@@ -103,13 +103,11 @@ class RaceLog:
             words = f"{conflict.hazard} race: {who} without a barrier between them"
         base = later.lanes.shared_base
         place = conflict.place - int(base[conflict.lane] if base.size > 1 else base[0])
-        run = self.chunk.run
+        kind = "shared_race"
         if conflict.is_equal:
-            words = f"{who} store the same value at shared offset {place}"
-            run.collector.note("equal_stores", words, later.site, later.lanes, conflict.lane, conflict.count, place)
-        else:
-            words = f"{words} at shared offset {place}"
-            run.collector.add("shared_race", words, later.site, later.lanes, conflict.lane, conflict.count, place)
+            kind, words = "equal_stores", f"{who} store the same value"
+        words += f" at shared offset {place}"
+        self.chunk.run.collector.add(kind, words, later.site, later.lanes, conflict.lane, conflict.count, place)
 
     def report(
         self, words: str, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int

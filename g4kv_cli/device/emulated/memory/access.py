@@ -141,7 +141,7 @@ def check_initialised(
     position = int(bad[0])
     address = int(addresses[position])
     label, inside, description = memory.describe(address)
-    lanes.chunk.run.collector.undefined(
+    lanes.chunk.run.collector.add(
         "uninitialised_read",
         f"read of {1 << shift} bytes that were never written: {description}",
         site,

@@ -71,7 +71,7 @@ def load_local(site: Site, offset: int, element: Element, register_bytes: tuple[
             fill(local.data.of[0], state_bytes(state[bad], shift) == 0, units[bad], site, run.fill)
             position = int(bad[0])
             address = (int(units[position]) << shift) - int(lanes.index[position]) * local.stride
-            run.collector.undefined(
+            run.collector.add(
                 "uninitialised_read",
                 f"read of {1 << shift} bytes of local memory at offset {address} that were never written",
                 site,

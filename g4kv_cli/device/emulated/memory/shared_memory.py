@@ -89,7 +89,7 @@ class SharedMemory:
         position = int(bad[0])
         address = self._offset(units, shift, lanes, position)
         fill(self.data.of[0], each[bad] == 0, units[bad], site, self.chunk.run.fill)
-        self.chunk.run.collector.undefined(
+        self.chunk.run.collector.add(
             "shared_uninitialised_read",
             f"read of {1 << shift} bytes at shared offset {address} that were never written",
             site,

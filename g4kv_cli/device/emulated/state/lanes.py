@@ -240,30 +240,6 @@ class Collector(Protocol):
         label: str | None = None,
         offset: int | None = None,
     ) -> None: ...
-    def undefined(
-        self,
-        kind: str,
-        message: str,
-        site: Site,
-        lanes: LaneSet,
-        position: int,
-        count: int = 1,
-        address: int | None = None,
-        label: str | None = None,
-        offset: int | None = None,
-    ) -> None: ...
-    def note(
-        self,
-        kind: str,
-        message: str,
-        site: Site,
-        lanes: LaneSet,
-        position: int,
-        count: int = 1,
-        address: int | None = None,
-        label: str | None = None,
-        offset: int | None = None,
-    ) -> None: ...
 
 
 class Stores(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..faults import FATAL_KINDS, Fault
+from ..faults import FATAL_KINDS, NOTE_KINDS, UNDEFINED_KINDS, Fault
 from ..ptx.sites import Site
 from .lanes import LaneSet
 
@@ -19,23 +19,19 @@ class FaultCollector:
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self._faults: dict[tuple[str, int], Fault] = {}
-        self._undefined: set[tuple[str, int]] = set()
         self._notes: dict[tuple[str, int], Fault] = {}
+        self.has_undefined = False
+        """Whether bytes were read that nobody wrote."""
 
     @property
     def faults(self) -> list[Fault]:
         """The rules that were broken, but for undefined bytes."""
-        return [fault for key, fault in self._faults.items() if key not in self._undefined]
+        return [fault for fault in self.found if fault.kind not in UNDEFINED_KINDS]
 
     @property
     def undefined_reads(self) -> list[Fault]:
-        """Reads of bytes that nobody wrote: rules that are broken if anything depends on them."""
-        return [fault for key, fault in self._faults.items() if key in self._undefined]
-
-    @property
-    def has_undefined(self) -> bool:
-        """Whether there are any."""
-        return bool(self._undefined)
+        """What is of UNDEFINED_KINDS."""
+        return [fault for fault in self.found if fault.kind in UNDEFINED_KINDS]
 
     @property
     def found(self) -> list[Fault]:
@@ -44,7 +40,7 @@ class FaultCollector:
 
     @property
     def notes(self) -> list[Fault]:
-        """What looks like a broken rule and does no harm."""
+        """What is of NOTE_KINDS."""
         return list(self._notes.values())
 
     def add(
@@ -59,55 +55,10 @@ class FaultCollector:
         label: str | None = None,
         offset: int | None = None,
     ) -> None:
-        """Record a fault of ``count`` lanes, the first at ``position`` of the set; a fatal one raises LaunchStopped."""
-        self._count(self._faults, kind, message, site, lanes, position, count, address, label, offset)
-        if kind in FATAL_KINDS:
-            raise LaunchStopped
-
-    def undefined(
-        self,
-        kind: str,
-        message: str,
-        site: Site,
-        lanes: LaneSet,
-        position: int,
-        count: int = 1,
-        address: int | None = None,
-        label: str | None = None,
-        offset: int | None = None,
-    ) -> None:
-        """Record a read of bytes that nobody wrote, as ``add`` does a fault."""
-        self._undefined.add((kind, site.number))
-        self._count(self._faults, kind, message, site, lanes, position, count, address, label, offset)
-
-    def note(
-        self,
-        kind: str,
-        message: str,
-        site: Site,
-        lanes: LaneSet,
-        position: int,
-        count: int = 1,
-        address: int | None = None,
-        label: str | None = None,
-        offset: int | None = None,
-    ) -> None:
-        """Count something of NOTE_KINDS, as ``add`` does a fault."""
-        self._count(self._notes, kind, message, site, lanes, position, count, address, label, offset)
-
-    def _count(
-        self,
-        found: dict[tuple[str, int], Fault],
-        kind: str,
-        message: str,
-        site: Site,
-        lanes: LaneSet,
-        position: int,
-        count: int,
-        address: int | None,
-        label: str | None,
-        offset: int | None,
-    ) -> None:
+        """Record what ``count`` lanes did, the first at ``position`` of the set: a fault, an undefined read or a note,
+        as its kind says (faults.py). A fatal fault raises LaunchStopped."""
+        self.has_undefined |= kind in UNDEFINED_KINDS
+        found = self._notes if kind in NOTE_KINDS else self._faults
         key = (kind, site.number)
         known = found.get(key)
         if known is not None:
@@ -132,6 +83,8 @@ class FaultCollector:
                 offset=offset,
                 lanes=count,
             )
+        if kind in FATAL_KINDS:
+            raise LaunchStopped
 
     def add_launch(self, kind: str, message: str, address: int, label: str | None, offset: int | None) -> None:
         """Record a fault that belongs to the launch as a whole."""
