@@ -97,16 +97,9 @@ def _through_f64(*operands: Any, function: Callable[..., Any], mode: str) -> Any
 
 def _double() -> dict[str, Op]:
     table: dict[str, Op] = {}
-    for names, count, function in (
-        ("add.f64 add.rn.f64", 2, float64.add),
-        ("sub.f64 sub.rn.f64", 2, float64.sub),
-        ("mul.f64 mul.rn.f64", 2, float64.mul),
-        ("div.rn.f64", 2, float64.div),
+    for name, count, function in (
         ("min.f64", 2, float64.minimum),
         ("max.f64", 2, float64.maximum),
-        ("fma.rn.f64", 3, float64.fma),
-        ("rcp.rn.f64", 1, float64.rcp),
-        ("sqrt.rn.f64", 1, float64.sqrt),
         ("copysign.f64", 2, float64.copysign),
         ("rcp.approx.ftz.f64", 1, mufu_double.rcp),
         ("rsqrt.approx.ftz.f64", 1, mufu_double.rsqrt),
@@ -114,9 +107,13 @@ def _double() -> dict[str, Op]:
         ("neg.f64", 1, float64.neg),
         ("abs.f64", 1, float64.absolute),
     ):
-        table |= {name: call("b64", ("b64",) * count, function) for name in names.split()}
-    for mode in rounding64.MODES:
-        for name, (count, directed) in rounding64.DIRECTED.items():
+        table[name] = call("b64", ("b64",) * count, function)
+    for name, (count, nearest) in rounding64.NEAREST.items():
+        table[f"{name}.rn.f64"] = call("b64", ("b64",) * count, nearest)
+    for name in ("add", "sub", "mul"):
+        table[f"{name}.f64"] = table[f"{name}.rn.f64"]
+    for name, (count, directed) in rounding64.DIRECTED.items():
+        for mode in rounding.DIRECTIONS:
             table[f"{name}.{mode}.f64"] = call("b64", ("b64",) * count, partial(directed, mode=mode))
     return table
 

@@ -14,8 +14,6 @@ import numpy as np
 from . import float64
 from .bits import U64, f64
 
-MODES = ("rz", "rm", "rp")
-
 
 def _side(operation: str, values: tuple[float, ...], result: float) -> int:
     """Sign of (result - exact result), of finite operands with a finite result."""
@@ -85,7 +83,7 @@ def _zero_toward_minus(operation: str, values: tuple[float, ...], nearest: float
     return 0.0 if both_plus else -0.0
 
 
-_NEAREST: dict[str, tuple[int, Callable[..., U64]]] = {
+NEAREST: dict[str, tuple[int, Callable[..., U64]]] = {
     "add": (2, float64.add),
     "sub": (2, float64.sub),
     "mul": (2, float64.mul),
@@ -94,7 +92,8 @@ _NEAREST: dict[str, tuple[int, Callable[..., U64]]] = {
     "rcp": (1, float64.rcp),
     "sqrt": (1, float64.sqrt),
 }
+"""What rounds, by PTX word: operands, and a function of them."""
 DIRECTED: dict[str, tuple[int, Any]] = {
-    name: (count, partial(_directed, operation=name, nearest=nearest)) for name, (count, nearest) in _NEAREST.items()
+    name: (count, partial(_directed, operation=name, nearest=nearest)) for name, (count, nearest) in NEAREST.items()
 }
-"""By PTX word: operands, and a function of them and ``mode``."""
+"""The same with a function that takes ``mode`` too: rz, rm or rp."""
