@@ -18,6 +18,8 @@ _LEVEL_BITS = 2
 _LEVEL_MASK = (1 << _LEVEL_BITS) - 1
 _FEW = 64
 """Keys that are not worth a look for what could be said in fewer."""
+_OBJECT_BYTES = 256
+"""Of a map without its keys and moments: two arrays and the object."""
 
 
 def key_of(level: int, number: int) -> int:
@@ -33,6 +35,11 @@ class Known:
     def __init__(self, keys: Times, times: Times) -> None:
         self.keys = keys
         self.times = times
+
+    @property
+    def nbytes(self) -> int:
+        """The host memory that it takes."""
+        return self.keys.nbytes + self.times.nbytes + _OBJECT_BYTES
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> Known:

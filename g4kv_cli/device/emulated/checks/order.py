@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..faults import EmulatorError
 from ..ptx.ordering import STRONG, WEAK, Manner, manner
 from ..ptx.sites import Site
 from ..state.lanes import WARP, ChunkState, LaneSet, pack_lanes
@@ -29,6 +30,8 @@ from .known import BLOCK_OF, NOTHING, THREAD, WARP_OF, Known, key_of
 
 Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+MOST_BYTES = 1 << 31
+"""Host memory for what the threads of a launch know of each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,11 @@ class _Published:
     in_block: Known
     block: int
 
+    @property
+    def nbytes(self) -> int:
+        """The host memory that it takes."""
+        return self.known.nbytes + (0 if self.in_block is self.known else self.in_block.nbytes)
+
 
 class Order:
     """The order of one launch of blocks of so many ``threads``."""
@@ -62,6 +70,7 @@ class Order:
         self.known: list[Known] = [NOTHING]
         self.published: dict[tuple[int, int], _Published] = {}
         self.has_fences = False
+        self._bytes = 0
         self._joined: dict[tuple[int, int], int] = {}
         self._numbers: dict[int, int] = {}
 
@@ -73,7 +82,25 @@ class Order:
         if found is None:
             found = self._numbers[id(known)] = len(self.known)
             self.known.append(known)
+            self._hold(known.nbytes)
         return found
+
+    def publish(self, key: tuple[int, int], found: _Published | None) -> None:
+        """What a location hands on from now on."""
+        before = self.published.pop(key, None)
+        if before is not None:
+            self._bytes -= before.nbytes
+        if found is not None:
+            self.published[key] = found
+            self._hold(found.nbytes)
+
+    def _hold(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if self._bytes > MOST_BYTES:
+            raise EmulatorError(
+                f"the order of the launch's accesses takes more than {MOST_BYTES >> 20} MiB to keep: too many threads "
+                "wait for each other, or count, in memory; launch fewer blocks"
+            )
 
     def join(self, number: int, known: Known) -> int:
         """The number of what both know."""
@@ -376,11 +403,9 @@ class ChunkOrder:
             in_block = Known.joined((before.in_block if before.block == block else before.known, in_block))
         if in_block.keys.size:
             fewer = in_block.compact(order.threads)
-            order.published[key] = _Published(
-                fewer if known is in_block else known.compact(order.threads), fewer, block
-            )
-        elif before is not None:
-            del order.published[key]
+            order.publish(key, _Published(fewer if known is in_block else known.compact(order.threads), fewer, block))
+        else:
+            order.publish(key, None)
 
 
 def fence(opcode: str) -> Callable[[LaneSet], None]:
