@@ -11,18 +11,16 @@ Indexed branches become chains of comparisons here, and printf and assert instru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from ..faults import UnsupportedOpcode
 from .call_graph import CallGraph
-from .instances import PARAMETER_ACCESS, Instance, Piece, alive_after_calls, kind_of, moving_opcode, overlap, pieces_of
+from .instances import PARAMETER_ACCESS, Instance, moving_opcode, pieces_of
 from .instruction import (
     Address,
     Call,
     Immediate,
     Instruction,
-    Location,
     Negated,
     Operand,
     PredicatePair,
@@ -31,20 +29,18 @@ from .instruction import (
     TensorAddress,
     Vector,
 )
+from .link_output import LinkedBody
 from .parse import ParsedKernel, ParsedModule, Variable
-from .parse_body import located
+from .passing import pass_pieces
+from .stack import Stack
 
-STACK_BYTES = 16384
-"""Local memory of a thread for the frames of functions that recurse."""
 MOST_INSTRUCTIONS = 200_000
 """Of a kernel with all copies of the functions that it calls."""
 
 PRINTF, ASSERT, WILD_CALL = "vprintf", "assertfail", "wild_call"
 """Stand-ins for calls of ``vprintf`` and ``__assertfail``, and for a call of an address that is no function's."""
 
-_STACK = "%stack"
 _HEAP = frozenset({"malloc", "free"})
-_MOVES = {"b16": "mov.b16", "b32": "mov.b32", "b64": "mov.b64"}
 
 
 def link(module: ParsedModule, kernel: ParsedKernel, source_name: str | None) -> ParsedKernel:
@@ -63,84 +59,40 @@ class _Linker:
         self.module = module
         self.kernel = kernel
         self.graph = CallGraph(module, kernel, source_name)
-        self.out: list[Instruction] = []
-        self.labels: dict[str, int] = {}
+        self.out = LinkedBody(list(kernel.problems))
+        self.stack = Stack(self.graph, self.out)
         self.variables: dict[str, Variable] = dict(kernel.variables)
-        self.problems: list[UnsupportedOpcode] = list(kernel.problems)
         self.shared: dict[str, Instance] = {}
         self.pending: list[Instance] = []
-        self.stack_pointer = Register("%sp", "b64")
-        self.copies = 0
-        self.alive_after: dict[str, dict[int, set[Register]]] = {}
-        self.at: Instruction | None = None
-        self.instance: Instance | None = None
 
     def run(self) -> ParsedKernel:
-        self.problems.extend(self.graph.problems)
-        recursive = self.graph.recursive
-        if recursive:
-            self.variables[_STACK] = Variable(_STACK, "local", 16, STACK_BYTES)
+        self.out.problems.extend(self.graph.problems)
         main = Instance(self.kernel, "", "")
-        if recursive and self.kernel.instructions:
-            self.at, self.instance = self.kernel.instructions[0], main
-            self.emit("mov.u64", self.stack_pointer, Symbol(_STACK))
+        if self.graph.recursive and self.kernel.instructions:
+            self.out.at, self.out.instance = self.kernel.instructions[0], main
+            self.stack.begin(self.variables)
         self.expand(main)
         if self.pending:
-            self.emit("exit")
+            self.out.emit("exit")
         while self.pending:
             instance = self.pending.pop()
-            self.label(instance.body.name + instance.suffix)
+            self.out.label(instance.body.name + instance.suffix)
             self.expand(instance)
-            self.emit("bra", Symbol(instance.leave))
+            self.out.emit("bra", Symbol(instance.leave))
         for instance in self.shared.values():  # only now are all its callers known
-            self.label(instance.leave)
+            self.out.label(instance.leave)
             self._return(instance)
-        registers = {register for instruction in self.out for register in (*instruction.reads, *instruction.writes)}
+        registers = {
+            register for instruction in self.out.instructions for register in (*instruction.reads, *instruction.writes)
+        }
         return replace(
             self.kernel,
-            instructions=self.out,
-            labels=self.labels,
+            instructions=self.out.instructions,
+            labels=self.out.labels,
             variables=self.variables,
             registers=registers,
-            problems=self.problems,
+            problems=self.out.problems,
         )
-
-    # ---- output --------------------------------------------------------------------------------------------------
-
-    def emit(
-        self, opcode: str, *operands: Operand | None, guard: Register | None = None, negated: bool = False
-    ) -> None:
-        """Append an instruction that stands where the current one does."""
-        at = self.at
-        if at is None:
-            raise AssertionError("nothing is being expanded")  # run sets it first
-        self.out.append(Instruction(opcode, operands, guard, negated, at.ptx_line, self._location(at)))
-
-    def _location(self, at: Instruction) -> Location:
-        call = self.instance.call_location if self.instance is not None else None
-        if call is None or at.location.call_line or not call.line:
-            return at.location
-        return Location(at.location.file, at.location.line, call.file, call.line)
-
-    def label(self, name: str) -> None:
-        """Put a label at the end of the output."""
-        self.labels[name] = len(self.out)
-
-    def fresh(self, kind: str) -> Register:
-        """A register of the linker's own."""
-        self.copies += 1
-        return Register(f"%link{self.copies}", kind)
-
-    def fresh_label(self) -> str:
-        """A label of the linker's own."""
-        self.copies += 1
-        return f"$link{self.copies}"
-
-    def refuse(self, reason: str, opcode: str | None = None) -> None:
-        """Note that the current instruction cannot be emulated."""
-        at = self.at
-        if at is not None:
-            self.problems.append(located(UnsupportedOpcode(opcode or at.opcode, at.ptx_line, reason), at.location))
 
     # ---- bodies --------------------------------------------------------------------------------------------------
 
@@ -158,14 +110,14 @@ class _Linker:
                 self.variables[variable.name] = variable
         for index, instruction in enumerate(body.instructions):
             for name in at_index.get(index, ()):
-                self.label(name + instance.suffix)
-            self.at, self.instance = instruction, instance
-            if len(self.out) > MOST_INSTRUCTIONS:
-                self.refuse(f"the kernel and what it calls have more than {MOST_INSTRUCTIONS} instructions")
+                self.out.label(name + instance.suffix)
+            self.out.at, self.out.instance = instruction, instance
+            if len(self.out.instructions) > MOST_INSTRUCTIONS:
+                self.out.refuse(f"the kernel and what it calls have more than {MOST_INSTRUCTIONS} instructions")
                 return
             self._expand_one(instance, index, instruction)
         for name in at_index.get(len(body.instructions), ()):
-            self.label(name + instance.suffix)
+            self.out.label(name + instance.suffix)
 
     def _place_local(self, instance: Instance, variable: Variable) -> None:
         if instance.recursive is instance:
@@ -189,26 +141,26 @@ class _Linker:
             if instruction.guard is None and index + 1 == len(instance.body.instructions):
                 return  # where it goes stands next
             guard = instance.register(instruction.guard) if instruction.guard is not None else None
-            self.emit("bra", Symbol(instance.leave), guard=guard, negated=instruction.guard_negated)
+            self.out.emit("bra", Symbol(instance.leave), guard=guard, negated=instruction.guard_negated)
         else:
             operands = tuple(self._operand(instance, operand) for operand in instruction.operands)
             guard = instance.register(instruction.guard) if instruction.guard is not None else None
             first = operands[1] if len(operands) == 2 else None
             if opcode in ("mov.u64", "mov.b64") and isinstance(first, Address):
                 # The address of a local variable in a frame.
-                self.emit("add.s64", operands[0], first.base if isinstance(first.base, Register) else None,
+                self.out.emit("add.s64", operands[0], first.base if isinstance(first.base, Register) else None,
                           Immediate(first.offset), guard=guard, negated=instruction.guard_negated)  # fmt: skip
                 return
-            self.emit(opcode, *operands, guard=guard, negated=instruction.guard_negated)
+            self.out.emit(opcode, *operands, guard=guard, negated=instruction.guard_negated)
 
     def _guarded(self, instance: Instance, instruction: Instruction, expand: Callable[[], None]) -> None:
         """Expand an instruction of several; under a guard the others jump over them."""
-        guard, over = instruction.guard, self.fresh_label()
+        guard, over = instruction.guard, self.out.fresh_label()
         if guard is not None:
-            self.emit("bra", Symbol(over), guard=instance.register(guard), negated=not instruction.guard_negated)
+            self.out.emit("bra", Symbol(over), guard=instance.register(guard), negated=not instruction.guard_negated)
         expand()
         if guard is not None:
-            self.label(over)
+            self.out.label(over)
 
     def _operand(self, instance: Instance, operand: Operand | None) -> Operand | None:
         if isinstance(operand, Register):
@@ -247,7 +199,7 @@ class _Linker:
         """A label, a function or a variable as this copy knows it; a variable in a frame as an address."""
         name = symbol.name
         if name in instance.frame:
-            return Address(self.stack_pointer, instance.frame[name] + symbol.offset)
+            return Address(self.stack.pointer, instance.frame[name] + symbol.offset)
         if name in instance.body.labels:
             return Symbol(name + instance.suffix, symbol.offset)
         if name in self.module.functions:
@@ -278,54 +230,7 @@ class _Linker:
             target, source = (mapped, held) if is_load else (held, mapped)
             if item is not None or not is_load:
                 opcode = moving_opcode(target, source, letter, nbytes)
-                self.emit(opcode, target, source, guard=guard, negated=instruction.guard_negated)
-
-    def _pass(self, pairs: Iterable[tuple[dict[Piece, Register], str, Instance, set[Piece]]]) -> None:
-        """Copy pieces (source pieces, target variable, target instance, pieces wanted)."""
-        for source, variable, instance, wanted in pairs:
-            for piece in sorted(wanted):
-                held = self._part_of(source, piece) or self._joined(source, piece)
-                if held is None and any(overlap(piece, other) for other in source):
-                    self.refuse("an argument or result that is passed in pieces of unlike places")
-                    continue
-                target = instance.piece(variable, piece)
-                self.emit(_MOVES[target.kind], target, held if held is not None else Immediate(0))
-
-    def _part_of(self, source: dict[Piece, Register], piece: Piece) -> Register | None:
-        """A piece that was passed, alone or as part of a larger one."""
-        begin, nbytes = piece
-        if piece in source or nbytes == 8:
-            return source.get(piece)
-        first = begin - begin % (2 * nbytes)
-        whole = self._part_of(source, (first, 2 * nbytes))
-        if whole is None:
-            return None
-        part = self.fresh(kind_of(nbytes))
-        if nbytes == 1:
-            self.emit("shr.u16", part, whole, Immediate(8 * (begin - first)))
-            return part
-        self.emit(f"mov.b{16 * nbytes}", Vector((part, None) if begin == first else (None, part)), whole)
-        return part
-
-    def _joined(self, source: dict[Piece, Register], piece: Piece) -> Register | None:
-        """A piece that was passed in halves, or halves of these."""
-        begin, nbytes = piece
-        if piece in source or nbytes == 1:
-            return source.get(piece)
-        half = nbytes // 2
-        low, high = self._joined(source, (begin, half)), self._joined(source, (begin + half, half))
-        if low is None and high is None:
-            return None
-        whole = self.fresh(kind_of(nbytes))
-        if nbytes > 2:
-            zero = Immediate(0)
-            self.emit(f"mov.b{8 * nbytes}", whole, Vector((low or zero, high or zero)))
-            return whole
-        parts = [self.fresh("b16"), self.fresh("b16")]
-        self.emit("cvt.u16.u8", parts[0], low or Immediate(0))
-        self.emit("shl.b16", parts[1], high or Immediate(0), Immediate(8))
-        self.emit("or.b16", whole, *parts)
-        return whole
+                self.out.emit(opcode, target, source, guard=guard, negated=instruction.guard_negated)
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -336,21 +241,21 @@ class _Linker:
         if isinstance(call.target, Symbol):
             self._call_function(instance, index, call, call.target.name)
             return
-        end = self.fresh_label()
+        end = self.out.fresh_label()
         candidates = self.graph.candidates(call)
         pointer = instance.register(call.target)
-        names = [(name, self.fresh_label()) for name in candidates]
+        names = [(name, self.out.fresh_label()) for name in candidates]
         for name, label in names:
-            is_it = self.fresh("pred")
-            self.emit("setp.eq.b64", is_it, pointer, Immediate(self.module.function_address(name)))
-            self.emit("bra", Symbol(label), guard=is_it)
-        self.emit(WILD_CALL, pointer)
-        self.emit("exit")
+            is_it = self.out.fresh("pred")
+            self.out.emit("setp.eq.b64", is_it, pointer, Immediate(self.module.function_address(name)))
+            self.out.emit("bra", Symbol(label), guard=is_it)
+        self.out.emit(WILD_CALL, pointer)
+        self.out.emit("exit")
         for name, label in names:
-            self.label(label)
+            self.out.label(label)
             self._call_function(instance, index, call, name)
-            self.emit("bra", Symbol(end))
-        self.label(end)
+            self.out.emit("bra", Symbol(end))
+        self.out.label(end)
 
     def _call_function(self, instance: Instance, index: int, call: Call, name: str) -> None:
         if name in ("vprintf", "__assertfail"):
@@ -361,49 +266,46 @@ class _Linker:
             words = "the device's heap (malloc, free, new) is not emulated" if name in _HEAP else (
                 f"function {name} is not defined in this module"
             )  # fmt: skip
-            self.refuse(words, f"call {name}")
+            self.out.refuse(words, f"call {name}")
             return
         body = self.graph.bodies[name]
         if len(call.arguments) != len(body.parameters) or len(call.results) != len(body.results):
-            self.refuse(f"{name} has {len(body.parameters)} parameters and {len(body.results)} results")
+            self.out.refuse(f"{name} has {len(body.parameters)} parameters and {len(body.results)} results")
             return
-        back = self.fresh_label()
+        back = self.out.fresh_label()
         callee = self._instance_of(instance, body, back)
         arguments = list(zip(call.arguments, (one.name for one in body.parameters), strict=True))
         held = [instance.pieces.get(argument, {}) for argument, _ in arguments]
-        saved, bytes_up = self._save(instance, index, callee)
-        self._pass(
-            (pieces, formal, callee, pieces_of(body, formal, "ld"))
-            for pieces, (_, formal) in zip(held, arguments, strict=True)
+        saved, bytes_up = self.stack.save(instance, index, callee)
+        pairs = zip(held, arguments, strict=True)
+        pass_pieces(
+            self.out, ((pieces, formal, callee, pieces_of(body, formal, "ld")) for pieces, (_, formal) in pairs)
         )
-        if bytes_up:
-            self.emit("add.s64", self.stack_pointer, self.stack_pointer, Immediate(bytes_up))
+        self.stack.move(bytes_up)
         if callee.return_number is not None:
-            self.emit("mov.u32", callee.return_number, Immediate(len(callee.returns)))
+            self.out.emit("mov.u32", callee.return_number, Immediate(len(callee.returns)))
             callee.returns.append(back)
-            self.emit("bra", Symbol(body.name + callee.suffix))
+            self.out.emit("bra", Symbol(body.name + callee.suffix))
         else:
-            at = self.at
+            at = self.out.at
             self.expand(callee)
-            self.at, self.instance = at, instance
-        self.label(back)
-        if bytes_up:
-            self.emit("add.s64", self.stack_pointer, self.stack_pointer, Immediate(-bytes_up))
-        self._restore(saved)
+            self.out.at, self.out.instance = at, instance
+        self.out.label(back)
+        self.stack.move(-bytes_up)
+        self.stack.restore(saved)
         for result, formal in zip(call.results, (one.name for one in body.results), strict=True):
             source = {piece: callee.piece(formal, piece) for piece in pieces_of(body, formal, "st")}
-            self._pass([(source, result, instance, pieces_of(instance.body, result, "ld"))])
+            pass_pieces(self.out, [(source, result, instance, pieces_of(instance.body, result, "ld"))])
 
     def _instance_of(self, caller: Instance, body: ParsedKernel, back: str) -> Instance:
         """The copy of a function that a call runs."""
         name = body.name
-        at = self.at
+        at = self.out.at
         if not self.graph.is_shared(name):
-            self.copies += 1
             location = at.location if at is not None else None
             if caller.call_location is not None and location is not None and location.call_line == 0:
                 location = caller.call_location if not location.line else location
-            return Instance(body, f"@{self.copies}", back, location, caller.recursive)
+            return Instance(body, f"@{self.out.number()}", back, location, caller.recursive)
         found = self.shared.get(name)
         if found is None:
             found = self.shared[name] = Instance(body, f"@{name}", f"$leave@{name}")
@@ -421,70 +323,29 @@ class _Linker:
         """What ``ret`` of a function with several callers does."""
         number = instance.return_number
         for place, back in enumerate(instance.returns[:-1]):
-            is_it = self.fresh("pred")
-            self.emit("setp.eq.u32", is_it, number, Immediate(place))
-            self.emit("bra", Symbol(back), guard=is_it)
-        self.emit("bra", Symbol(instance.returns[-1]))
+            is_it = self.out.fresh("pred")
+            self.out.emit("setp.eq.u32", is_it, number, Immediate(place))
+            self.out.emit("bra", Symbol(back), guard=is_it)
+        self.out.emit("bra", Symbol(instance.returns[-1]))
 
     def _report(self, instance: Instance, call: Call, name: str) -> None:
         """printf, or what a failed assert calls."""
         sources = [next(iter(instance.pieces.get(argument, {}).values()), None) for argument in call.arguments]
         if name == "vprintf" and len(sources) == 2 and len(call.results) == 1:
-            self.emit(PRINTF, instance.piece(call.results[0], (0, 4)), *sources)
+            self.out.emit(PRINTF, instance.piece(call.results[0], (0, 4)), *sources)
         elif name == "__assertfail" and len(sources) == 5:
-            self.emit(ASSERT, *sources[:4])
+            self.out.emit(ASSERT, *sources[:4])
         else:
-            self.refuse(f"{name} with these operands")
+            self.out.refuse(f"{name} with these operands")
 
     def _indexed_branch(self, instance: Instance, instruction: Instruction) -> None:
         index, table = instruction.operands
         labels = instance.body.branch_tables.get(table.name if isinstance(table, Symbol) else "")
         if labels is None or not isinstance(index, Register):
-            self.refuse("the list of its targets is not known")
+            self.out.refuse("the list of its targets is not known")
             return
         for number, label in enumerate(labels[:-1]):
-            is_it = self.fresh("pred")
-            self.emit("setp.eq.u32", is_it, instance.register(index), Immediate(number))
-            self.emit("bra", Symbol(label + instance.suffix), guard=is_it)
-        self.emit("bra", Symbol(labels[-1] + instance.suffix))
-
-    # ---- the stack of functions that recurse ---------------------------------------------------------------------
-
-    def _save(self, instance: Instance, index: int, callee: Instance) -> tuple[list[tuple[int, Register]], int]:
-        """Store what a call may overwrite; (what was stored where, how far the stack pointer moves)."""
-        owner = instance.recursive
-        if owner is None or callee.return_number is None:
-            return [], 0
-        saved: list[tuple[int, Register]] = []
-        place = owner.frame_bytes
-        if instance is owner and self.graph.returns_to(callee.body.name, owner.body.name):
-            for register in self._alive(instance, index):
-                saved.append((place, register))
-                self._spill(place, register)
-                place += 8
-        return saved, -(-place // 16) * 16
-
-    def _alive(self, instance: Instance, index: int) -> list[Register]:
-        name = instance.body.name
-        if name not in self.alive_after:
-            self.alive_after[name] = alive_after_calls(instance.body)
-        alive = [instance.register(register) for register in self.alive_after[name].get(index, ())]
-        formals = [held for one in instance.body.parameters for held in instance.pieces.get(one.name, {}).values()]
-        number = [instance.return_number] if instance.return_number is not None else []
-        return [*sorted(alive, key=lambda register: register.name), *formals, *number]
-
-    def _spill(self, place: int, register: Register) -> None:
-        value = register
-        if register.kind == "pred":
-            value = self.fresh("b32")
-            self.emit("selp.b32", value, Immediate(1), Immediate(0), register)
-        self.emit(f"st.local.{value.kind}", Address(self.stack_pointer, place), value)
-
-    def _restore(self, saved: Sequence[tuple[int, Register]]) -> None:
-        for place, register in saved:
-            if register.kind == "pred":
-                value = self.fresh("b32")
-                self.emit("ld.local.b32", value, Address(self.stack_pointer, place))
-                self.emit("setp.ne.b32", register, value, Immediate(0))
-            else:
-                self.emit(f"ld.local.{register.kind}", register, Address(self.stack_pointer, place))
+            is_it = self.out.fresh("pred")
+            self.out.emit("setp.eq.u32", is_it, instance.register(index), Immediate(number))
+            self.out.emit("bra", Symbol(label + instance.suffix), guard=is_it)
+        self.out.emit("bra", Symbol(labels[-1] + instance.suffix))
