@@ -54,11 +54,12 @@ def merge(records: tuple[Path, ...], json_path: Path | None, junit_path: Path | 
     for result in whole.cases:
         files.add(result)
         console.add(result)
-    files.finish(because="; ".join(merged.findings))
+    files.finish(because=whole.ended)
     console.finish(sum(result.seconds for result in whole.cases))
     files.require_whole()
     for finding in merged.findings:
-        sys.stderr.write(f"g4kv: error: {finding}\n")
+        where = f"{finding.file}: " if finding.file else ""
+        sys.stderr.write(f"g4kv: error: {where}{finding.text}\n")
     code = exit_code_of_results(whole.cases)
     return EXIT_FINDINGS if merged.findings and code != EXIT_FAILURE else code
 

@@ -18,11 +18,19 @@ FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What keeps a record from being whole, in words. ``file``: that of the part, empty for a missing one."""
+
+    text: str
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
-    """The whole record, and what keeps it from being whole, in words."""
+    """The whole record, whose ``ended`` has the findings' words, and the findings."""
 
     record: RunRecord
-    findings: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def merge_shards(parts: Mapping[str, RunRecord]) -> Merged:
@@ -55,7 +63,7 @@ def _merged(parts: Mapping[str, RunRecord], shards: Mapping[str, ShardInfo], of_
     first = parts[next(iter(parts))]
     whole = shards[next(iter(parts))]
     at: dict[int, CaseResult] = {}
-    findings: list[str] = []
+    findings: list[Finding] = []
     for name, record in parts.items():
         places = shards[name].places
         for place, result in zip(places, record.cases, strict=False):
@@ -63,15 +71,18 @@ def _merged(parts: Mapping[str, RunRecord], shards: Mapping[str, ShardInfo], of_
                 raise UsageError(f"{name}: case {result.id} is in another part too; run all parts with one g4kv")
             at[place] = result
         if len(record.cases) < record.planned or record.ended != FINISHED:
-            findings.append(f"{name} has {len(record.cases)} of its {record.planned} cases: {record.ended}")
+            part = f"part {shards[name].index} of {whole.count}"
+            text = f"{part} has {len(record.cases)} of its {record.planned} cases: {record.ended}"
+            findings.append(Finding(text, name))
     missing = [index for index in range(1, whole.count + 1) if index not in of_shard]
     if missing:
         left = whole.total - sum(len(shard.places) for shard in shards.values())
         parts_text = ", ".join(map(str, missing))
-        findings.append(f"part {parts_text} of {whole.count} is missing, and {left} of {whole.total} cases with it")
+        text = f"part {parts_text} of {whole.count} is missing, and {left} of {whole.total} cases with it"
+        findings.append(Finding(text))
     run = dataclasses.replace(first.run, date=min(record.run.date for record in parts.values()))
     cases = tuple(at[place] for place in sorted(at))
-    ended = "; ".join(findings) or FINISHED
+    ended = "; ".join(finding.text for finding in findings) or FINISHED
     return Merged(RunRecord(run, first.settings, cases, whole.total, ended, first.command), tuple(findings))
 
 

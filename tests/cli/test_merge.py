@@ -78,16 +78,20 @@ def test_a_missing_part_is_a_finding_and_the_files_say_so(
     assert line in str(error.get("message"))
 
 
-def test_a_part_that_was_killed_is_a_finding(parts: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_was_killed_is_a_finding(
+    parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def kill(record: dict[str, Any]) -> None:
         record["cases"].pop()
         record["ended"] = "still running, or killed"
 
     _change(parts[1], kill)
-    assert _merge(parts, "-q") == 1
+    out = tmp_path / "out.json"
+    assert _merge(parts, "-q", "--json", str(out)) == 1
     planned = json.loads(parts[1].read_text())["planned"]
-    said = f"{parts[1]} has {planned - 1} of its {planned} cases: still running, or killed"
-    assert capsys.readouterr().err == f"g4kv: error: {said}\n"
+    said = f"part 2 of 3 has {planned - 1} of its {planned} cases: still running, or killed"
+    assert capsys.readouterr().err == f"g4kv: error: {parts[1]}: {said}\n"
+    assert json.loads(out.read_text())["ended"] == f"ended early: {said}"
 
 
 def test_a_failure_in_a_part_is_the_whole_runs(parts: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
