@@ -42,7 +42,7 @@ def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs
     if device.info.kind == "emulated" and jobs > 1 and sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB:
         yield from _in_workers(cases, settings, jobs)
         return
-    if device.info.kind == "emulated" and settings.calls_machine_code:
+    if device.info.kind == "emulated" and settings.calls_host_code:
         yield from _in_lanes(cases, settings, 1)
         return
     if device.info.kind == "cuda" and math.isfinite(settings.case_timeout_seconds):
@@ -77,7 +77,7 @@ class OneByOne:
 
     def __init__(self, settings: RunSettings, kind: Literal["cuda", "emulated"]) -> None:
         self._settings = settings
-        self._in_worker = kind == "cuda" or settings.calls_machine_code
+        self._in_worker = kind == "cuda" or settings.calls_host_code
         self._runner: CaseRunner | None = None
         self._pool: WorkerPool | None = None
 

@@ -18,6 +18,7 @@ from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.providers.load import load_providers
+from g4kv_cli.providers.manifest import HOST_KINDS
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.records.run import CaseResult
 
@@ -41,10 +42,10 @@ class RunSettings:
         return self.case_timeout_seconds * min(max(1.0, case.weight), MAX_TIME_LIMITS)
 
     @property
-    def calls_machine_code(self) -> bool:
+    def calls_host_code(self) -> bool:
         """Whether a provider has host code of its own, which can end a process. Raises UsageError."""
         manifests = [read_manifest(file) for file in self.providers]
-        return any(image.kind == "library" for manifest in manifests for image in manifest.images.values())
+        return any(image.kind in HOST_KINDS for manifest in manifests for image in manifest.images.values())
 
     def rerun_command(self, case: Case) -> str:
         """The exact command line that runs just this case again."""

@@ -25,6 +25,8 @@ from g4kv_cli.providers.tensors import DeviceTensor, host_tensor, let_go_of_unus
 
 MAX_COPIED_BYTES = 1 << 30
 """An array that is larger is not copied to the host and back."""
+ENDED = (Exception, SystemExit)
+"""How somebody's code ends early: sys.exit there is an error of the call, and must not end the run with its code."""
 
 
 class CallableFailed(G4kvError):
@@ -46,8 +48,8 @@ def find_module(function: str, folder: Path) -> str:
         return ""
     try:
         found = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        return f"no module {module!r}: {error}"
+    except ENDED as error:  # a package's own code runs
+        return f"no module {module!r}: {_last_line(error)}"
     return "" if found is not None else f"no module {module!r} in {folder} or where Python looks (sys.path)"
 
 
@@ -63,7 +65,7 @@ def load_function(function: str, folder: Path) -> Callable[..., Any]:
     file = _beside(module_name, folder)
     try:
         module = _import_file(file, module_name, folder) if file.is_file() else importlib.import_module(module_name)
-    except Exception as error:  # whatever a module does when it is imported
+    except ENDED as error:  # whatever a module does when it is imported
         raise CompileError(f"python {function!r}: importing {module_name} failed: {_last_line(error)}") from error
     target = getattr(module, name, None)
     if not callable(target):
@@ -132,7 +134,7 @@ def _store(device: Device, array: DeviceArray, new: npt.NDArray[np.uint8], chang
 def _called(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> None:
     try:
         returned = function(**arguments)
-    except Exception as error:  # whatever somebody's function raises is told, with its place
+    except ENDED as error:  # whatever somebody's function raises is told, with its place
         raise CallableFailed(f"{name} {_place(error)}: {_last_line(error)}") from error
     finally:
         let_go_of_unused()
@@ -166,11 +168,11 @@ def _import_file(file: Path, name: str, folder: Path) -> Any:
     return module
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where it was raised, by the innermost line of the traceback; without one of its own the call did not fit."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     if not frames:

@@ -18,6 +18,8 @@ from g4kv_cli.providers.expression import Expression
 
 ImageKind = Literal["library", "ptx", "source", "cubin", "builder", "python"]
 IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
+HOST_KINDS: tuple[ImageKind, ...] = ("library", "python")
+"""Those whose code runs on the host, in the process that calls it."""
 SCALAR_KINDS: tuple[ScalarKind, ...] = get_args(ScalarKind)
 ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "bf16", "bool")
 

@@ -16,7 +16,7 @@ from g4kv_cli.errors import CompileError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.providers import tensors
-from g4kv_cli.providers.callables import TensorArgument, call_function
+from g4kv_cli.providers.callables import TensorArgument, call_function, find_module
 
 PREP = ("prep/12b-local/prefill/closed-form", "prep/12b-local/decode/closed-form")
 ATTENTION = ("attention/12b-local/decode/ragged",)
@@ -79,6 +79,7 @@ GROUP = 'group = "i32 group"'
             _first("raise KeyError('no page 7')"),
             r"^reference:attention raised at reference\.py:3\d: KeyError: 'no page",
         ),
+        (_first("raise SystemExit(0)"), r"^reference:attention raised at reference\.py:3\d: SystemExit: 0$"),
         (_first("return q"), r"^reference:attention returned HostTensor: it has to write"),
         (_first("return"), r"^reference:attention wrote nothing to out$"),
         (_first("q[0] = 1"), r"^reference:attention changed q, which is an input"),
@@ -106,6 +107,7 @@ NUMPY, NAME = "import numpy as np", "reference:attention"
         (_toml(NAME, "reference:atention"), "has no function 'atention'; it has attention, prep"),
         (("reference.py", NUMPY, "import numpyy as np"), "importing reference failed: ModuleNotFoundError"),
         (("reference.py", NUMPY, "import numpy as np)"), "importing reference failed: SyntaxError"),
+        (("reference.py", NUMPY, "import numpy as np; raise SystemExit(0)"), "failed: SystemExit: 0"),
     ],
 )
 def test_a_function_that_is_not_there_ends_the_run_in_a_line(tmp_path: Path, change: Change, says: str) -> None:
@@ -122,6 +124,15 @@ def test_check_finds_a_module_that_is_missing(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "reference.py").unlink()
     assert g4kv(["provider", "check", str(manifest)]) == 2
     assert f"{manifest}:5: no module 'reference'" in capsys.readouterr().out
+
+
+def test_a_package_that_cannot_be_imported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("raise RuntimeError('no licence')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_module("broken_package.kernels:run", tmp_path / "elsewhere") == (
+        "no module 'broken_package.kernels': RuntimeError: no licence"
+    )
 
 
 def test_two_manifests_may_have_modules_of_one_name(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_source_that_nvcc_refuses_comes_with_its_words(manifest: Path, stub: P
 def test_no_nvcc_is_one_line_that_says_what_to_install(
     manifest: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(RunSettings, "calls_machine_code", False)  # in this process, where the rest is patched
+    monkeypatch.setattr(RunSettings, "calls_host_code", False)  # in this process, where the rest is patched
     monkeypatch.setattr(nvcc, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("G4KV_CACHE_DIR", str(tmp_path / "cache"))
