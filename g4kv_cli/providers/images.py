@@ -52,15 +52,15 @@ class LaunchFacts:
 
 
 class ImageStore:
-    """The images of a manifest. ``digests`` are those of the code that was loaded, by image."""
+    """The images of a manifest."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._loaded: dict[tuple[str, str], KernelImage] = {}
         self._facts: dict[tuple[str, str], LaunchFacts] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._compiled: dict[str, Path] = {}
         self._libraries: dict[Path, ctypes.CDLL] = {}
-        self.digests: dict[str, str] = {}
 
     def image(self, name: str) -> Image:
         """The image of a name. Raises NotCovered: names with expressions in them may not all be there."""
@@ -106,14 +106,7 @@ class ImageStore:
         paged_reads: Sequence[PagedReads],
     ) -> None:
         """Call a function of a library: on a GPU with the real runtime, on the emulated device with the stand-in."""
-        image = self.image(name)
-        if image.path is None:
-            raise CompileError(f"image {name} has no file")
-        path = image.path
-        if image.is_compiled:
-            with device.time_apart():
-                path = compile_library(path, image.options, image.files, device.info.arch, _cache_folder())
-        self.digests.setdefault(name, hashlib.sha256(path.read_bytes()).hexdigest())
+        image, path = self.image(name), self.library(name, device)
         typed = [_C_TYPES[kind](int(value) if kind not in ("f32", "f64") else value) for kind, value in arguments]
         if device.info.kind == "emulated":
             from g4kv_cli.providers.cudart.runtime import runtime_of_process
@@ -125,13 +118,25 @@ class ImageStore:
             return
         self._call_on_gpu(image, path, function, typed, device)
 
+    def library(self, name: str, device: Device) -> Path:
+        """The file of a library; one that is a source is compiled, once. Raises CompileError."""
+        image = self.image(name)
+        if image.path is None:
+            raise CompileError(f"image {name} has no file")
+        if not image.is_compiled:
+            return image.path
+        if name not in self._compiled:
+            with device.time_apart():
+                self._compiled[name] = compile_library(
+                    image.path, image.options, image.files, device.info.arch, _cache_folder()
+                )
+        return self._compiled[name]
+
     def function(self, name: str) -> Callable[..., Any]:
         """A Python function, imported once. Raises CompileError."""
         if name not in self._functions:
-            image = self.image(name)
-            self._functions[name] = load_function(image.function, self._manifest.file.resolve().parent)
-            for file in image.read_files:
-                self.digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+            folder = self._manifest.file.resolve().parent
+            self._functions[name] = load_function(self.image(name).function, folder)
         return self._functions[name]
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -159,7 +164,6 @@ class ImageStore:
             made = KernelImage(
                 "cubin" if is_cubin else "ptx", arch, file.name, data, hashlib.sha256(data).hexdigest(), ""
             )
-        self.digests[image.name] = hashlib.sha256(made.data).hexdigest()
         self._loaded[key] = made
         return made
 

@@ -14,6 +14,7 @@ from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.errors import CompileError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.providers import nvcc
+from g4kv_cli.providers.images import ImageStore
 from g4kv_cli.providers.read import read_manifest
 
 ENGINE = Path(__file__).resolve().parent.parent / "data" / "engine"
@@ -60,6 +61,16 @@ def test_it_is_compiled_once_for_its_files_and_options(manifest: Path, stub: Pat
     manifest.write_text(manifest.read_text().replace('"nvcc"', '"nvcc"\noptions = ["-DFAST"]'))
     _compile(manifest, tmp_path / "cache")
     assert (stub.parent / "calls").read_text().splitlines()[-1].count("-DFAST") == 1
+
+
+def test_many_calls_compile_once(manifest: Path, stub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("G4KV_CACHE_DIR", str(tmp_path / "cache"))
+    device, store = EmulatedDevice(), ImageStore(read_manifest(manifest))
+    first = store.library("engine", device)
+    shutil.rmtree(tmp_path / "cache")  # what a user without a cache has at the next call
+    assert store.library("engine", device) == first
+    assert len((stub.parent / "calls").read_text().splitlines()) == 1
+    device.close()
 
 
 def test_a_source_that_nvcc_refuses_comes_with_its_words(manifest: Path, stub: Path, tmp_path: Path) -> None:
