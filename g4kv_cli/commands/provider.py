@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from g4kv_cli.errors import EXIT_FAILURE, UsageError
+from g4kv_cli.errors import EXIT_FAILURE
 from g4kv_cli.providers.check import check_manifest
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.providers.skeleton import skeleton_of
+from g4kv_cli.records.files import unwritable
 from g4kv_cli.report.provider import write_check
 
 _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -46,8 +47,6 @@ def init(library: Path, output: Path | None) -> int:
     try:
         with output.open("x", encoding="utf-8") as file:  # never over somebody's work
             file.write(text)
-    except FileExistsError as error:
-        raise UsageError(f"--output {output} is there already: name another file, or remove it") from error
     except OSError as error:
-        raise UsageError(f"--output {output}: cannot write: {error.strerror}") from error
+        raise unwritable(output, "--output", error) from error
     return 0

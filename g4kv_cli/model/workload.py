@@ -42,7 +42,7 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """A workload as it was asked for. ``window`` None: the geometry's. ``values``: the same as plain JSON values."""
+    """A workload as it was asked for. ``values``: the same as plain JSON values."""
 
     name: str
     requests: tuple[RequestSpec, ...]

@@ -4,6 +4,7 @@ there, and which entries it serves."""
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,8 +50,9 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
             problems += _unknown_names(manifest, spec, entry)
     for spec in manifest.entries:
         for pattern in spec.names:
-            if not any(names_entry(EntrySpec((pattern,), 0, (), (), (), (), (), ()), entry.name) for entry in table):
-                close = difflib.get_close_matches(pattern, [entry.name for entry in table], n=1, cutoff=0.3)
+            names = [entry.name for entry in table]
+            if not fnmatch.filter(names, pattern):
+                close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.3)
                 hint = f"; nearest: {close[0]}" if close else ""
                 problems.append((f"{spec.line}: {pattern!r} names no entry{hint}", ""))
         for step in spec.steps:

@@ -94,7 +94,8 @@ def test_a_library_its_functions_and_the_beginning_of_its_manifest(
     assert "#   engine_prep\n" in begun
     assert "u64, u64, u64, u64, u64, u32, u64, u64, u64, u32, u32, f32, u32, u64, u64, u64, u32)" in begun
     assert g4kv(["provider", "init", "--library", str(folder / "libengine.so"), "--output", str(output)]) == 2
-    assert f"--output {output} is there already: name another file" in capsys.readouterr().err
+    said = f"--output {output}: cannot write: File exists; a file is in the way: name another"
+    assert said in capsys.readouterr().err
     assert output.read_text() == begun, "never over somebody's work"
 
 
