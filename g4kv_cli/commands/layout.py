@@ -26,90 +26,60 @@ from g4kv_cli.report.terminal import results_console
 if TYPE_CHECKING:
     from g4kv_cli.cases.layout_probe import ProbeGroup
 
+_file = click.Path(path_type=Path)
+
 
 @click.command(name="layout")
 @geometry_option("", name="geometry_names", default="12b-local")
 @click.option(
-    "--page-size",
-    type=int,
-    default=None,
-    metavar="TOKENS",
-    help=f"Token slots of a page.  [default: {DEFAULT_PAGE_SIZE_TOKENS}]",
+    "--page-size", type=int, metavar="TOKENS", help=f"Token slots of a page.  [default: {DEFAULT_PAGE_SIZE_TOKENS}]"
 )
 @click.option(
-    "--num-layers",
-    type=int,
-    default=None,
-    metavar="N",
-    help="Layers of a page.  [default: the family's layers that own K/V]",
+    "--num-layers", type=int, metavar="N", help="Layers of a page.  [default: the family's layers that own K/V]"
 )
-@click.option("--num-pages", type=int, default=None, metavar="N", help="Pages of the pool: adds the pool's size.")
+@click.option("--num-pages", type=int, metavar="N", help="Pages of the pool: adds the pool's size.")
 @click.option(
-    "--tp",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Heads of one of N tensor-parallel ranks.",
+    "--tp", type=int, default=1, show_default=True, metavar="N", help="Heads of one of N tensor-parallel ranks."
 )
 @click.option(
     "--context",
     "context_tokens",
     type=int,
-    default=None,
     metavar="TOKENS",
     help="Pool bytes of both families for requests of up to this many tokens.",
 )
-@click.option(
-    "--slots",
-    type=int,
-    default=None,
-    metavar="N",
-    help="Requests in the pools at once, with --context.  [default: 1]",
-)
+@click.option("--slots", type=int, metavar="N", help="Requests in the pools at once, with --context.  [default: 1]")
 @click.option(
     "--step-tokens",
     type=int,
-    default=None,
     metavar="TOKENS",
     help="Tokens that one step appends before pages are released, with --context.  [default: 1]",
 )
 @click.option(
     "--at",
     "at_text",
-    default=None,
     metavar="COORDINATE",
     help="page=..,layer=..,kv=k|v,slot=..,head=..,dim=..: its element and byte offset.",
 )
-@click.option(
-    "--offset",
-    "element_offset",
-    type=int,
-    default=None,
-    metavar="ELEMENTS",
-    help="The coordinate at an element offset.",
-)
+@click.option("--offset", "element_offset", type=int, metavar="ELEMENTS", help="The coordinate at an element offset.")
 @click.option(
     "--check",
     "check_path",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=_file,
     metavar="FILE.json",
     help="Hold a layout that somebody else states against the derived one.",
 )
 @click.option(
     "--pool",
     "pool_path",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=_file,
     metavar="FILE.toml",
     help="Show and check a pool that somebody else lays out: axes in any order, gaps, K and V apart (docs/layout.md).",
 )
 @click.option(
     "--provider",
     "provider_path",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=_file,
     metavar="FILE.toml",
     help="The same for the pool of a provider's manifest.",
 )
