@@ -36,7 +36,7 @@ _ARCH_OPTION = re.compile(r"--?(gpu-architecture|arch)\b")
 _STANDARD_OPTION = re.compile(r"--?std\b")
 _LINES_OPTION = re.compile(r"-lineinfo|--generate-line-info|-G|--device-debug")
 _READS_FILES = re.compile(r"-I|--include-path|-include|--pre-include|--use-pch|--create-pch|--pch")
-_QUOTED_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+(?!<)", re.MULTILINE)
+_OWN_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\s]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ class ForeignProgram:
     data: bytes
     log: str
     symbols: Mapping[str, str]
+
+
+def includes_own(text: str) -> bool:
+    """Whether a source may include files that lie beside it: in quotes, or by a macro."""
+    return _OWN_INCLUDE.search(text) is not None
 
 
 def compile_foreign(
@@ -71,7 +76,7 @@ def compile_foreign(
             raise UsageError(f"include path {directory} is no directory; name the one that the headers lie in")
     words = (*_own_options(arch, kind, options), *options, *(f"-I{directory}" for directory in include))
     source = SourceFile(name, text, C_HEADERS)
-    is_whole = not (include or _QUOTED_INCLUDE.search(text) or any(_READS_FILES.match(option) for option in options))
+    is_whole = not (include or includes_own(text) or any(_READS_FILES.match(option) for option in options))
     if not is_whole:
         return _compile(source, arch, kind, words, expressions)
     version, headers = toolkit.nvrtc_version(), toolkit.headers_version()

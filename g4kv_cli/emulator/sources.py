@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from g4kv_cli.compiler.fatbin import ptx_of_library, ptx_texts
-from g4kv_cli.compiler.foreign import compile_foreign
+from g4kv_cli.compiler.foreign import compile_foreign, includes_own
 from g4kv_cli.emulator.errors import SourceError
 from g4kv_cli.errors import UsageError
 
@@ -53,7 +53,7 @@ def read_source(
         return LoadedSource(name, tuple(_checked_ptx(name, text) for text in texts))
     text = _text_of(name, data)
     directories = [Path(directory) for directory in include]
-    if path is not None and re.search(r"^[ \t]*#[ \t]*include[ \t]+(?!<)", text, re.MULTILINE):
+    if path is not None and includes_own(text):
         directories.insert(0, path.resolve().parent)
     made = compile_foreign(
         name, text, arch=arch or DEFAULT_ARCH, options=tuple(options), include=directories, expressions=tuple(names)

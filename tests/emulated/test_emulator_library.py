@@ -241,6 +241,12 @@ def test_sources_of_every_kind(module: Module, tmp_path: Path) -> None:
     (tmp_path / "triple.cu").write_text('#include "scale.cuh"\n#include <more.cuh>\n' + cuda)
     (tmp_path / "all.ptx").write_text(ptx)
     x = np.ones(1, np.float32)
+    for include in ('#include"scale.cuh"\n', '#define OWN "scale.cuh"\n # include OWN\n'):
+        (tmp_path / "beside.cu").write_text(include + 'extern "C" __global__ void put(float* x) { *x = BY; }\n')
+        x[0] = 1
+        emulator.load(tmp_path / "beside.cu").launch("put", 1, 1, [x])
+        assert x[0] == 3
+    x[0] = 1
     from_file = {"include": [tmp_path / "folder"], "options": ["-DD=2"]}
     emulator.load(tmp_path / "triple.cu", **from_file).launch("triple", 1, 1, [x])
     assert x[0] == 6
