@@ -167,12 +167,15 @@ SOURCES = "{%r1,%r2,%r3,%r4},{%r1,%r2},{%f1,%f2,%f3,%f4}"
         f"mma.sync.aligned.m16n8k32.row.col.f32.s8.s8.f32 {{%f1,%f2,%f3,%f4}},{SOURCES};",
         f"mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {{%f1,%f2,%f3,%f4}},{SOURCES};",
         f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%f1,%f2,%f3}},{SOURCES};",
+        f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%rd1,%rd2,%rd1,%rd2}},{SOURCES};",
+        "atom.global.add.u32 %p1, [%rd1], %r1;",
         "wmma.load.a.sync.aligned.row.m16n16k8.global.f16 {%r1,%r2,%r3,%r4}, [%rd1], %r1;",
         "wmma.load.d.sync.aligned.row.m16n16k16.global.f32 {%r1,%r2,%r3,%r4}, [%rd1], %r1;",
     ],
 )
-def test_a_product_that_does_not_exist_is_refused(statement: str) -> None:
-    text = HEADER + ".visible .entry kernel()\n{\n.reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<3>;\n" + statement
+def test_a_form_that_does_not_exist_is_refused(statement: str) -> None:
+    registers = ".reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<3>; .reg .pred %p<2>;\n"
+    text = HEADER + ".visible .entry kernel()\n{\n" + registers + statement
     with pytest.raises(UnsupportedOpcode, match=statement.split()[0].replace(".", r"\.")):
         Module(text + "\nret;\n}\n").kernel("kernel")
 

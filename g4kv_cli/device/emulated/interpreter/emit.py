@@ -15,7 +15,7 @@ from ..arithmetic.operation import EXPRESSION_NAMES
 from ..faults import UnsupportedOpcode
 from ..memory.access import KIND_BYTES, UNSIGNED, span_of
 from ..ptx.blocks import BasicBlock
-from ..ptx.instruction import Address, Immediate, Instruction, Negated, Operand, Register, Symbol
+from ..ptx.instruction import Address, Immediate, Instruction, Negated, Operand, Register, Symbol, Vector
 from ..ptx.sites import Site, SiteTable
 from ..state.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 
@@ -271,6 +271,28 @@ class BlockEmitter:
         """A new site."""
         is_used = not self.context.read.isdisjoint(instruction.writes)
         return self.context.sites.add(instruction, self.block.in_wait, is_used)
+
+    def items(self, instruction: Instruction, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
+        """The ``count`` items of a vector, or of one operand. Raises UnsupportedOpcode if there are others."""
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        if len(items) != count:
+            raise self.unsupported(instruction, f"expected {count} operands in braces")
+        return items
+
+    def registers(
+        self, instruction: Instruction, operand: Operand | None, count: int, kind: str | None = None
+    ) -> list[Register | None]:
+        """The ``count`` registers that take results, None for a sink: all of a kind, or any but predicates. Raises
+        UnsupportedOpcode for anything else."""
+        found: list[Register | None] = []
+        for item in self.items(instruction, operand, count):
+            if item is not None and not isinstance(item, Register):
+                raise self.unsupported(instruction, "destination form not understood")
+            if item is not None and (item.kind == "pred" if kind is None else item.kind != kind):
+                wanted = kind or "b16, b32 or b64"
+                raise self.unsupported(instruction, f"{item.name} is of kind {item.kind}, the result of {wanted}")
+            found.append(item)
+        return found
 
     def unsupported(self, instruction: Instruction, reason: str = "") -> UnsupportedOpcode:
         """The error for an instruction that cannot be emulated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..memory.atomics import Atomic, atomic, update_function
-from ..ptx.instruction import Instruction, Operand, Register, Vector
+from ..ptx.instruction import Instruction, Operand, Register
 from ..ptx.parse import REGISTER_KINDS, TYPE_BYTES
 from .emit import BlockEmitter
 
@@ -30,7 +30,7 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     count, nbytes = int(vector or 1), TYPE_BYTES[kind]
     targets: list[Register | None] = []
     if word == "atom":
-        targets = _registers(emitter, instruction, operands.pop(0), count)
+        targets = emitter.registers(instruction, operands.pop(0), count)
     is_shared = space in ("shared", "shared::cta")
     wanted = 3 if operation == "cas" else 2
     is_known = update_function(operation, kind, is_shared, word == "red") is not None
@@ -40,7 +40,7 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     if not is_known or len(operands) != wanted:
         raise emitter.unsupported(instruction)
     base, span, offset = emitter.address(operands[0], instruction)
-    sources = [item for operand in operands[1:] for item in _items(emitter, instruction, operand, count)]
+    sources = [item for operand in operands[1:] for item in emitter.items(instruction, operand, count)]
     values = [emitter.source(item, REGISTER_KINDS.get(kind, "b16"), instruction) for item in sources]
     if space != "global":
         shift = nbytes.bit_length() - 1
@@ -49,23 +49,3 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     function = atomic(emitter.site(instruction), "shared" if is_shared else space, offset, what)
     emitter.effect(number, instruction, targets, function, [base, *values], span)
     return True
-
-
-def _items(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
-) -> tuple[Operand | None, ...]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count:
-        raise emitter.unsupported(instruction, f"expected {count} vector elements")
-    return items
-
-
-def _registers(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
-) -> list[Register | None]:
-    targets: list[Register | None] = []
-    for item in _items(emitter, instruction, operand, count):
-        if item is not None and not isinstance(item, Register):
-            raise emitter.unsupported(instruction, "destination form not understood")
-        targets.append(item)
-    return targets

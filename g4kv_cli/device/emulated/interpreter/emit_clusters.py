@@ -6,7 +6,7 @@ import re
 
 from ..memory.access import Element
 from ..memory.bulk_copy import load_tensor
-from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Vector
+from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register
 from ..ptx.parse import TYPE_BYTES
 from ..warp.clusters import arrive_at_rank, arrive_cluster, map_shared, publish_mbarriers, push
 from ..warp.mbarriers import MBARRIER_SHIFT
@@ -92,9 +92,7 @@ def _emit_push(emitter: BlockEmitter, number: int, instruction: Instruction, cou
     element = Element(TYPE_BYTES[kind], count, False)
     if element.total_bytes > 16:
         raise emitter.unsupported(instruction, "more than 16 bytes")
-    items = list(operands[1].items) if isinstance(operands[1], Vector) else [operands[1]]
-    if len(items) != count:
-        raise emitter.unsupported(instruction, f"expected {count} vector elements")
+    items = emitter.items(instruction, operands[1], count)
     _note_shared(emitter, min(element.shift, MBARRIER_SHIFT))
     base, _, offset = emitter.address(operands[0], instruction)
     mbarrier, _, mbarrier_offset = emitter.address(operands[2], instruction)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..arithmetic.mma_forms import ELEMENT_BITS, Form
-from ..ptx.instruction import Immediate, Instruction, Operand, Register, Vector
-from ..warp.fragments import Fragment, Fragments, fragments_of
+from ..ptx.instruction import Immediate, Instruction, Operand
+from ..warp.fragments import Fragments, fragments_of
 from ..warp.matrix_forms import load_fragment, multiply_form, store_fragment
 from .emit import BlockEmitter
 
@@ -101,11 +101,11 @@ def _emit_product(
     operands = instruction.operands
     if len(operands) != 4:
         raise emitter.unsupported(instruction, "wrong number of operands")
-    targets = _registers(emitter, instruction, operands[0], c_count, fragments.c)
+    targets = emitter.registers(instruction, operands[0], c_count, f"b{fragments.c.register_bits}")
     arguments = [
         emitter.source(item, f"b{part.register_bits}", instruction)
         for operand, count, part in zip(operands[1:], (*counts, c_count), (*parts, fragments.c), strict=True)
-        for item in _items(emitter, instruction, operand, count)
+        for item in emitter.items(instruction, operand, count)
     ]
     function = multiply_form(emitter.site(instruction), form, fragments, (counts[0], counts[1], c_count))
     emitter.effect(number, instruction, targets, function, arguments)
@@ -139,34 +139,14 @@ def _emit_move(emitter: BlockEmitter, number: int, instruction: Instruction, fou
         emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, shift)
     site = emitter.site(instruction)
     if direction == "load":
-        targets = _registers(emitter, instruction, registers, count, fragment)
+        targets = emitter.registers(instruction, registers, count, f"b{fragment.register_bits}")
         function = load_fragment(site, space, offset, fragment, layout == "row", count)
         emitter.effect(number, instruction, targets, function, [base, stride])
         return
     values = [
         emitter.source(item, f"b{fragment.register_bits}", instruction)
-        for item in _items(emitter, instruction, registers, count)
+        for item in emitter.items(instruction, registers, count)
     ]
     emitter.effect(
         number, instruction, [], store_fragment(site, space, offset, fragment, layout == "row"), [base, stride, *values]
     )
-
-
-def _items(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
-) -> tuple[Operand | None, ...]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count:
-        raise emitter.unsupported(instruction, f"expected {count} registers")
-    return items
-
-
-def _registers(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int, fragment: Fragment
-) -> list[Register | None]:
-    targets: list[Register | None] = []
-    for item in _items(emitter, instruction, operand, count):
-        if item is not None and (not isinstance(item, Register) or item.kind != f"b{fragment.register_bits}"):
-            raise emitter.unsupported(instruction, f"expected {count} {fragment.register_bits}-bit registers")
-        targets.append(item)
-    return targets

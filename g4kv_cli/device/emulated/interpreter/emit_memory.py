@@ -8,7 +8,7 @@ from ..memory.access import Element, load_global, store_global
 from ..memory.generic_memory import load_generic, store_generic
 from ..memory.local_memory import load_local, load_parameter, store_local
 from ..memory.shared_memory import load_shared, store_shared
-from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
+from ..ptx.instruction import Address, Immediate, Instruction, Register, Symbol
 from ..ptx.parse import TYPE_BYTES
 from .emit import BlockEmitter, register_bytes
 
@@ -55,15 +55,6 @@ def _element(emitter: BlockEmitter, instruction: Instruction, vector: str | None
     return element
 
 
-def _items(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
-) -> list[Operand | None]:
-    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
-    if len(items) != count:
-        raise emitter.unsupported(instruction, f"expected {count} vector elements")
-    return items
-
-
 def _note_shared(emitter: BlockEmitter, element: Element) -> None:
     emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, element.shift)
 
@@ -80,11 +71,7 @@ def _emit_load(
     if len(instruction.operands) != (3 if hint else 2):
         raise emitter.unsupported(instruction, "wrong number of operands")
     element = _element(emitter, instruction, vector, kind)
-    targets: list[Register | None] = []
-    for item in _items(emitter, instruction, instruction.operands[0], element.count):
-        if item is not None and (not isinstance(item, Register) or item.kind == "pred"):
-            raise emitter.unsupported(instruction, "destination form not understood")
-        targets.append(item)
+    targets = emitter.registers(instruction, instruction.operands[0], element.count)
     widths = tuple(register_bytes(register, element.element_bytes) for register in targets)
     address = instruction.operands[1]
     if space == "param" and isinstance(address, Address) and isinstance(address.base, Symbol):
@@ -148,7 +135,7 @@ def _emit_store(
     element = _element(emitter, instruction, vector, kind)
     base, span, offset = emitter.address(instruction.operands[0], instruction)
     values = []
-    for item in _items(emitter, instruction, instruction.operands[1], element.count):
+    for item in emitter.items(instruction, instruction.operands[1], element.count):
         if isinstance(item, Register):
             if item.kind == "pred":
                 raise emitter.unsupported(instruction, "a predicate cannot be stored")

@@ -163,28 +163,15 @@ def _emit_mma(emitter: BlockEmitter, number: int, instruction: Instruction, foun
     form: Format = "bf16" if found.group(2) == "bf16" else "f16"
     target, a, b, c = instruction.operands
     count = max(1, len(target.items) // 4) if isinstance(target, Vector) else 1
-    targets: list[Register | None] = []
-    for item in _fragment(emitter, instruction, target, 4 * count):
-        if item is not None and not (isinstance(item, Register) and item.kind == "b32"):
-            raise emitter.unsupported(instruction, f"expected {4 * count} 32-bit registers")
-        targets.append(item)
+    targets = emitter.registers(instruction, target, 4 * count, "b32")
     arguments = [
         emitter.source(item, "b32", instruction)
         for operand, registers in ((a, 2 * k_halves), (b, k_halves), (c, 4))
-        for item in _fragment(emitter, instruction, operand, registers * count)
+        for item in emitter.items(instruction, operand, registers * count)
     ]
     site = None if instruction.opcode.startswith(CHECKED) else emitter.site(instruction)
     function = multiply(site, form, k_halves, count)
     emitter.effect(number, instruction, targets, function, arguments)
-
-
-def _fragment(
-    emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int
-) -> list[Operand | None]:
-    items: list[Operand | None] = list(operand.items) if isinstance(operand, Vector) else [operand]
-    if len(items) != count:
-        raise emitter.unsupported(instruction, f"expected {count} registers")
-    return items
 
 
 def _emit_copy(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
