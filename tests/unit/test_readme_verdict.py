@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import geometric_mean
 
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records, compare_with_baseline
+from g4kv_cli.bench.dispatch import dispatch_table
 from g4kv_cli.records.bench import read_bench_record
 from g4kv_cli.report.bench_format import time_text
 
@@ -74,6 +76,20 @@ def test_the_readme_counts_what_the_records_hold() -> None:
         f"faster in all {len(ratios)} cells that both have, {geometric_mean(ratios):.2f} times in the geometric mean"
     )
     assert words in readme
+
+
+def test_the_recorded_dispatch_is_that_of_its_record_but_for_the_rules() -> None:
+    """The search for a rule got smaller K since; what was measured and decided is the same."""
+    directory = ROOT / "results" / "nvidia-h200" / "2026-11-30-00eb041"
+    recorded = json.loads((directory / "dispatch.json").read_text(encoding="utf-8"))
+    today = json.loads(json.dumps(dispatch_table(analyse(read_bench_record(directory / "bench.json", "")))))
+    rules = [geometry.pop("rule") for geometry in recorded["geometries"].values()]
+    assert all(geometry.pop("rule")["mean_loss"] <= rule["mean_loss"]
+               for geometry, rule in zip(today["geometries"].values(), rules, strict=True))  # fmt: skip
+    assert recorded == today
+    searched = ", ".join(str(rule["min_keys_per_split"]) for rule in rules)
+    text = " ".join((ROOT / "results" / "README.md").read_text(encoding="utf-8").split())
+    assert f"rules of `dispatch.json` are of a search with K from 64 up ({searched})" in text
 
 
 def test_the_readme_compares_the_kernels_for_hopper_with_the_portable_ones() -> None:
