@@ -1,9 +1,9 @@
 """Cases in processes of their own: several at once on the emulated device, where a provider's host code runs, and after
 a fault on a GPU.
 
-A context that has faulted is lost for its process, and a crash must cost one case, not the run. A kernel on a GPU
-that does not end can only be ended with its process: with a time limit every case runs in a worker there. Results come
-in the order of the cases.
+A context that has faulted is lost for its process, and a crash must cost one case, not the run. A kernel on a GPU or
+host code that does not end can only be ended with its process: with a time limit every case runs in a worker there.
+Results come in the order of the cases.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs
 
     ``jobs``: worker processes on the emulated device; on a GPU traps at once, which mostly wait for a context.
     """
-    if device.info.kind == "emulated" and jobs > 1 and sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB:
-        yield from _in_workers(cases, settings, jobs)
-        return
+    is_long = sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB
     if device.info.kind == "emulated" and settings.calls_host_code:
-        yield from _in_lanes(cases, settings, 1)
+        yield from _Lanes(settings, jobs if is_long else 1).run(cases)
+        return
+    if device.info.kind == "emulated" and jobs > 1 and is_long:
+        yield from _in_workers(cases, settings, jobs)
         return
     if device.info.kind == "cuda" and math.isfinite(settings.case_timeout_seconds):
         yield from _in_lanes(cases, settings, jobs)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from provider_helper import engine_in
 
+from g4kv_cli.cases import isolate
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.isolate import OneByOne, _in_lanes, run_cases
@@ -73,6 +74,20 @@ def test_host_code_that_crashes_is_an_error_of_its_case(tmp_path: Path, device: 
     assert set(by_status) == {"error", "passed"}
     assert "the worker process died of SIGSEGV" in by_status["error"].reason
     assert "in a provider's host code" in by_status["error"].reason
+
+
+def test_host_code_that_does_not_end_is_an_error_of_its_case(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = "import time\n    while len(positions) == 1: time.sleep(1)\n    q_out[...] ="
+    manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", hang)) / "reference.toml"
+    cases = _cases("prep/e2b-local/prefill/random/seed1/tokens1/page16", "prep/e2b-local/prefill/start/zero")
+    monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)  # as if there were cases enough for two processes
+    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 8.0)
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 2.0, providers=(manifest,))
+    by_status = {result.status: result for result in run_cases(cases, settings, device, 2)}
+    assert set(by_status) == {"error", "passed"}
+    assert "the worker process does not answer" in by_status["error"].reason
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 10_000, 1 << 30])
