@@ -145,8 +145,14 @@ class _Table:
             found.append((row[others], after[others]))
         if not found:
             return row[:0], row[:0]
-        keys = np.unique(np.concatenate([first * row.size + second for first, second in found]))
+        keys = _distinct(np.concatenate([first * row.size + second for first, second in found]))
         return keys // row.size, keys % row.size
+
+
+def _distinct(values: Units) -> Units:
+    """The values in order, once each: what np.unique gives, whose hashing takes minutes over evenly spaced numbers."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate((ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]))]
 
 
 def spread(access: Access, shift: int) -> tuple[Units, Units, npt.NDArray[np.uint64]]:
@@ -241,7 +247,7 @@ def _contested(accesses: Sequence[Access], shift: int) -> list[Units | None] | N
     """Of each access the rows of ``spread`` whose places are stored to and touched by several; None without any."""
     places = [spread_places(access, shift) for access in accesses]
     stored = [place for access, place in zip(accesses, places, strict=True) if access.kind != READ]
-    written = np.unique(np.concatenate(stored))
+    written = _distinct(np.concatenate(stored))
     owner = np.full(written.size, -1, np.int64)
     shared = np.zeros(written.size, np.bool_)
     found: list[tuple[Units, Units]] = []
@@ -282,7 +288,7 @@ def _is_before(table: _Table, first: Units, second: Units, order: Order) -> Flag
     before = (table.block[first] == table.block[second]) & (moment <= table.by_block[second])
     before |= (thread // WARP == other // WARP) & (moment <= table.by_warp[second])
     known = table.known[second]
-    for number in np.unique(known[~before]):
+    for number in _distinct(known[~before]):
         if number == 0:
             continue
         here = np.flatnonzero(~before & (known == number))
