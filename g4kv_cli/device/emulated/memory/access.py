@@ -248,7 +248,7 @@ def store_global(site: Site, offset: int, element: Element) -> Storer:
             units = np.repeat(units, lanes.count)
         elif element.pieces > 1 and data.shape[0] == element.pieces and units.shape[0] > 1:
             data = np.tile(data, units.shape[0])
-        run.stores.add(units, full_shift, lanes, site, False)
+        run.stores.add(units, full_shift)
         run.accesses.add(WRITE, units, full_shift, lanes, site, data)
         whole = units
         if full_shift != shift:

@@ -158,7 +158,7 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
             memory.state.of[full_shift][units] = ALL_INITIALISED[full_shift]
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
-        run.stores.add(units, full_shift, lanes, site, True)
+        run.stores.add(units, full_shift)
         run.accesses.add(ATOMIC, units, full_shift, lanes, site)
         run.undo.keep(units, full_shift)
         return in_order(lanes, memory.data.of, units, values, False)

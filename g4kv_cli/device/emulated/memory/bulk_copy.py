@@ -320,7 +320,7 @@ class BulkCopies:
         chunk.run.undo.keep(units, store.shift)
         memory.data.of[store.shift][units] = chunk.shared.data.of[store.shift].take(store.source.take(chosen))
         memory.state.of[store.shift][units] = ALL_INITIALISED[store.shift]
-        chunk.run.stores.add(units, store.shift, owners, store.site, False)
+        chunk.run.stores.add(units, store.shift)
         chunk.run.accesses.add(WRITE, units, store.shift, owners, store.site)
 
     def report_unfinished(self) -> None:

@@ -133,11 +133,6 @@ class LaneSet:
         return numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
 
     @cached_property
-    def warp_tag(self) -> npt.NDArray[np.uint8]:
-        """Warp number in the block plus one."""
-        return (self.thread // WARP + 1).astype(np.uint8)
-
-    @cached_property
     def tid(self) -> tuple[Array, Array, Array]:
         """%tid.x, .y, .z as uint32."""
         x, y, _ = self.chunk.block_dim
@@ -245,7 +240,7 @@ class Collector(Protocol):
 class Stores(Protocol):
     """Takes the stores of a launch (store_log.py)."""
 
-    def add(self, units: Index, shift: int, lanes: LaneSet, site: Site, is_atomic: bool) -> None: ...
+    def add(self, units: Index, shift: int) -> None: ...
 
 
 class KernelState(Protocol):

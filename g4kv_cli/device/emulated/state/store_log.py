@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ptx.sites import Site
-from .lanes import LaneSet
 from .memory import GLOBAL_BASE, DeviceMemory
 
 Ranges = npt.NDArray[np.int64]
 """[n, 2] sorted, disjoint (begin, end) byte offsets in the arena."""
-
-
-@dataclass(frozen=True)
-class StoreEntry:
-    """One executed store instruction: ``units`` are arena offsets divided by the store's size 1 << ``shift``."""
-
-    units: npt.NDArray[np.int64]
-    shift: int
-    lanes: LaneSet
-    site: Site
-    is_atomic: bool
 
 
 def empty_ranges() -> Ranges:
@@ -102,57 +88,35 @@ def gaps(ranges: Ranges, begin: int, end: int) -> Ranges:
 
 
 _COMPACT_AT_LANES = 1 << 24
-"""Logged stores at which equal ones are dropped; twice as many as are left then at the next time."""
+"""Logged stores at which they become ranges; twice as many as there are ranges then at the next time."""
 _ENTRY_LANES = 64
 """An entry takes the memory of that many stores, however few it holds."""
 
 
 class StoreLog:
-    """All global stores of one launch."""
+    """The bytes that one launch stores to."""
 
     def __init__(self) -> None:
-        self.entries: list[StoreEntry] = []
+        self.entries: list[tuple[npt.NDArray[np.int64], int]] = []
+        """(units, shift) of each store instruction that is not in the ranges yet."""
+        self._ranges = empty_ranges()
         self._logged = 0
         self._compact_at = _COMPACT_AT_LANES
 
-    def add(self, units: npt.NDArray[np.int64], shift: int, lanes: LaneSet, site: Site, is_atomic: bool) -> None:
-        """Record one store; ``units`` is (1,) or (lanes,)."""
-        if units.shape[0] == 1 and lanes.count > 1 and lanes.chunk.block_count > 1:
-            units = np.repeat(units, lanes.count)
-        self.entries.append(StoreEntry(units, shift, lanes, site, is_atomic))
+    def add(self, units: npt.NDArray[np.int64], shift: int) -> None:
+        """Record a store; ``units`` are arena offsets in units of 1 << shift bytes."""
+        self.entries.append((units, shift))
         self._logged += max(units.size, _ENTRY_LANES)
         if self._logged > self._compact_at:
-            self._compact()
-
-    def _compact(self) -> None:
-        """Keep the first of a block's equal stores; a loop that writes a place again and again fills no memory."""
-        groups: dict[tuple[int, int, bool, int], list[StoreEntry]] = {}
-        for entry in self.entries:
-            key = (entry.site.number, entry.shift, entry.is_atomic, id(entry.lanes.chunk))
-            groups.setdefault(key, []).append(entry)
-        kept: list[StoreEntry] = []
-        for group in groups.values():
-            lanes = group[0].lanes
-            units = np.concatenate([entry.units for entry in group])
-            index = np.concatenate([entry.lanes.index[: entry.units.size] for entry in group])
-            chunk = lanes.chunk
-            _, first = np.unique(units * chunk.block_count + index // chunk.lanes_per_block, return_index=True)
-            first.sort()
-            chosen = type(lanes)(chunk, index.take(first))
-            kept.append(StoreEntry(units.take(first), group[0].shift, chosen, group[0].site, group[0].is_atomic))
-        self.entries = kept
-        self._logged = sum(entry.units.size for entry in kept)
-        self._compact_at = max(_COMPACT_AT_LANES, 2 * self._logged)
+            self._ranges = self.finish()
+            self.entries = []
+            self._logged = len(self._ranges)
+            self._compact_at = max(_COMPACT_AT_LANES, 2 * self._logged)
 
     def finish(self) -> Ranges:
         """The bytes stored."""
-        if not self.entries:
-            return empty_ranges()
-        begins = np.concatenate([entry.units << entry.shift for entry in self.entries])
-        sizes = {1 << entry.shift for entry in self.entries}
-        if len(sizes) == 1:
-            in_order = np.sort(begins)
-            return merge_ranges(in_order, in_order + sizes.pop())
-        lengths = np.concatenate([np.full(entry.units.size, 1 << entry.shift) for entry in self.entries])
-        order = np.argsort(begins)
-        return merge_ranges(begins[order], begins[order] + lengths[order])
+        parts = [self._ranges] if len(self._ranges) else []
+        for shift in sorted({shift for _, shift in self.entries}):
+            begins = np.sort(np.concatenate([units for units, of in self.entries if of == shift])) << shift
+            parts.append(merge_ranges(begins, begins + (1 << shift)))
+        return parts[0] if len(parts) == 1 else union_ranges(parts)
