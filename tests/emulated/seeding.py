@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+from smoke_helper import chosen, smoke
+
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import ARCHS, DEFAULT_ARCH
 from g4kv_cli.entries.entry import Entry, KernelVariant, Target
@@ -39,6 +42,25 @@ def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str 
     if rows:
         only_kernels(directory, rows, variant)
     return directory
+
+
+def require_red(
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    edits: Edits,
+    cases: tuple[str, ...],
+    words: Iterable[str],
+    variant: str = "",
+) -> None:
+    """With these edits each of the cases fails (an error is no failure), and ``words`` all stand in what is said."""
+    kernels = seed(directory / "kernels", edits, cases, variant)
+    options = ("--variant", variant) if variant else ()
+    code, record = smoke(directory / "run.json", "--kernels", str(kernels), *options, *chosen(cases))
+    shown = capsys.readouterr().out
+    assert code == 1, shown
+    assert {case["id"]: case["status"] for case in record["cases"]} == dict.fromkeys(cases, "failed"), shown
+    for said in words:
+        assert said in shown, shown
 
 
 def only_kernels(directory: Path, rows: Iterable[Entry], variant: str = "") -> None:

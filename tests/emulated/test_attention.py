@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from smoke_helper import smoke
 
 from g4kv_cli.cases.attention import run as attention_run
 from g4kv_cli.cases.attention.case import AttentionCase
@@ -20,16 +20,10 @@ from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
-from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16
 
 TABLE = {case.id: case for case in attention_cases(GEOMETRIES["e2b-local"], seed=1)}
-
-
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text())
 
 
 def _case(name: str) -> AttentionCase:
@@ -38,7 +32,7 @@ def _case(name: str) -> AttentionCase:
 
 @pytest.mark.parametrize("geometry", ["12b-global", "e4b-local", "31b-global"])
 def test_the_models_own_heads_in_every_form(geometry: str, tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--device", "emulated", "--case", f"attention/{geometry}/*/ragged",
+    code, record = smoke(tmp_path / "run.json", "--device", "emulated", "--case", f"attention/{geometry}/*/ragged",
                           "--case", f"attention/{geometry}/prefill/model-heads",
                           "--case", f"attention/{geometry}/*/forms-agree")  # fmt: skip
     assert code == 0
@@ -54,7 +48,7 @@ def test_a_card_with_little_shared_memory_runs_every_form_and_kind_of_case(name:
     kinds = {(case.form, case.cta_tile_q, case.kind, case.check): case.id for case in listed}
     chosen = [argument for case_id in kinds.values() for argument in ("--case", case_id)]
     serving = ("--case", f"serve/{name}/interleaved")
-    code, record = _smoke(tmp_path / "run.json", "--device", "emulated:sm_86", *chosen, *serving)
+    code, record = smoke(tmp_path / "run.json", "--device", "emulated:sm_86", *chosen, *serving)
     assert code == 0, [case for case in record["cases"] if case["status"] != "passed"]
     assert record["summary"]["passed"] == len(record["cases"]) == len(kinds) + 1
 
@@ -63,14 +57,14 @@ def test_a_card_with_little_shared_memory_runs_every_form_and_kind_of_case(name:
 def test_forms_agree_on_cards_whose_kernels_differ(arch: str, tmp_path: Path) -> None:
     """Split decode has other warps there than decode: two right results, further apart than one limit."""
     for seed in ("1", "3"):
-        code, record = _smoke(tmp_path / "run.json", "--device", f"emulated:{arch}", "--seed", seed,
+        code, record = smoke(tmp_path / "run.json", "--device", f"emulated:{arch}", "--seed", seed,
                               "--geometry", "12b-global,31b-global", "--case", "attention/*/forms-agree")  # fmt: skip
         assert code == 0, record["cases"]
 
 
 @pytest.mark.parametrize("page_size", ["1", "256"])
 def test_another_page_size(page_size: str, tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--device", "emulated", "--page-size", page_size, "--geometry",
+    code, record = smoke(tmp_path / "run.json", "--device", "emulated", "--page-size", page_size, "--geometry",
                           "e2b-local", "--case", "attention/*/ragged", "--case", "attention/*/page-size/*",
                           "--case", "attention/*/padding/*", "--case", "attention/*/window40/spread")  # fmt: skip
     assert code == 0

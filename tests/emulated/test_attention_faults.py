@@ -5,16 +5,14 @@ As in test_seeded_faults.py: exact replacements of text, run through ``g4kv smok
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from seeding import Edits, seed
+from seeding import Edits, require_red
+from smoke_helper import chosen, smoke
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
-from g4kv_cli.main import run as g4kv
 
 TILE, DECODE, PREFILL, OFFSETS = "attention_tile.cuh", "decode_body.cuh", "prefill_body.cuh", "kv_offsets.cuh"
 LOCAL, GLOBAL = "attention/e2b-local", "attention/12b-global"
@@ -264,24 +262,12 @@ def test_an_untouched_copy_is_green_on_these_cases(tmp_path: Path) -> None:
     # The long ones are green in test_smoke.py.
     long = ("kv-sweep", "window333", "serve")
     cases = sorted({case for fault in FAULTS for case in fault.cases if not any(word in case for word in long)})
-    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *(a for c in cases for a in ("--case", c)))
+    code, record = smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen(cases))
     assert code == 0
     assert record["summary"] == {"passed": len(cases), "failed": 0, "error": 0, "skipped": 0, "not_covered": 0}
-
-
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text())
 
 
 @pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = seed(tmp_path / "kernels", fault.edits, fault.cases)
-    chosen = [argument for case in fault.cases for argument in ("--case", case)]
-    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen)
-    shown = capsys.readouterr().out
-    assert code == 1, shown
-    assert {case["id"]: case["status"] for case in record["cases"]} == dict.fromkeys(fault.cases, "failed"), shown
-    for words in fault.words:
-        assert words in shown
+    require_red(tmp_path, capsys, fault.edits, fault.cases, fault.words)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from bench_helper import FakeCuda, fake_cuda, invoke
 from click.testing import CliRunner
+from seeding import seed
 
 from g4kv_cli.bench import attention_runs
 from g4kv_cli.commands.bench import bench
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import read_bench_record
 
@@ -77,13 +77,10 @@ def test_a_workload_is_a_cell_of_the_decode_forms(device: FakeCuda, monkeypatch:
 
 def test_a_wrong_row_of_a_ragged_batch_is_found(device: FakeCuda, tmp_path: Path) -> None:
     """Who takes every request for as long as the first is wrong in all others."""
-    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
-    assert source.count("p.kv_lens[request]") == 1
-    (tmp_path / "k").mkdir()
-    (tmp_path / "k" / "attention_tile.cuh").write_text(source.replace("p.kv_lens[request]", "p.kv_lens[0]"))
+    kernels = seed(tmp_path / "k", (("attention_tile.cuh", "p.kv_lens[request]", "p.kv_lens[0]"),))
     values = {**RAGGED, "padding": 0, "requests": [{"kv_len": 20}, {"kv_len": 33}]}
     Path("ragged.json").write_text(json.dumps(values))
-    result = invoke("--workload", "ragged.json", "--kernels", str(tmp_path / "k"), "--json", "run.json")
+    result = invoke("--workload", "ragged.json", "--kernels", str(kernels), "--json", "run.json")
     assert result.return_value == 1
     record = read_bench_record(Path("run.json"), "--from")
     wrong = [item for item in record.measurements if item.status == "wrong"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bench_helper import FakeCuda, fake_cuda, invoke, seconds_by_name
+from seeding import seed
 
 from g4kv_cli.commands import bench_run as bench_command
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
@@ -62,12 +63,8 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_kernel_with_a_seeded_fault_is_wrong_and_exits_1(device: FakeCuda, tmp_path: Path) -> None:
-    source = (BUILT_IN_KERNELS_DIRECTORY / "decode_body.cuh").read_text(encoding="utf-8")
-    wrong = source.replace("sum = fmaf(sums[split], factor, sum);", "sum = fmaf(sums[split], 1.1f * factor, sum);")
-    assert wrong != source
-    faulty = tmp_path / "faulty"
-    faulty.mkdir()
-    (faulty / "decode_body.cuh").write_text(wrong, encoding="utf-8")
+    right = "sum = fmaf(sums[split], factor, sum);"
+    faulty = seed(tmp_path / "faulty", (("decode_body.cuh", right, right.replace("factor", "1.1f * factor")),))
     result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--kernels", str(faulty), "--json", "bad.json")
     record = read_bench_record(Path("bad.json"), "--from")
     assert [item.status for item in record.measurements] == ["measured", "measured", "wrong"]

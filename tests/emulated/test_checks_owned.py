@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,16 @@ import pytest
 from hopper_helper import hopper_kernel, line, where
 from launch_helper import faults_of, int32, pointer, upload
 from nvrtc_helper import DIALECTS, compile_kernel, line_of
+from seeding import seed
+from smoke_helper import chosen, smoke
 
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.pool import page_owner
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated import Fault, Machine, OwnedReads
 from g4kv_cli.device.emulated.checks import owned_reads
-from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 
 CELL_BYTES, CELLS = 1024, 6
@@ -200,13 +199,8 @@ KEY_PAGE = "p.page_indptr[tile.request] + logical_page - p.page_origins[tile.req
 def _smoke(tmp_path: Path, new: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
     """The cases with a copy of the tile's source in which another page is read."""
     directory, record = tmp_path / "kernels", tmp_path / "run.json"
-    directory.mkdir()
-    text = (BUILT_IN_KERNELS_DIRECTORY / TILE).read_text()
-    assert text.count(KEY_PAGE) == 1
-    (directory / TILE).write_text(text.replace(KEY_PAGE, new))
-    words = [word for case in cases for word in ("--case", case)]
-    g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--kernels", str(directory), "--json", str(record), *words])
-    return list(json.loads(record.read_text())["cases"])
+    _, results = smoke(record, "--kernels", str(seed(directory, ((TILE, KEY_PAGE, new),))), *chosen(cases))
+    return list(results["cases"])
 
 
 def test_another_requests_page_is_told_from_ones_own(tmp_path: Path) -> None:

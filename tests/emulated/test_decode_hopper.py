@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from decode_hopper_faults import FAULTS, GLOBAL, LOCAL, Fault
 from seeding import seed
-
-from g4kv_cli.main import run as g4kv
+from smoke_helper import chosen, smoke
 
 KERNELS = {
     (at, form): {f"paged_decode_hopper_{part}hd{head_dim}_heads{heads}" for heads in (8, 16)}
@@ -25,19 +23,14 @@ CASES = {
 
 
 def _smoke(directory: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    record = directory / "run.json"
-    options = ["--device", "emulated:sm_90", "--variant", "sm_90a,portable", "--jobs", "1", "--json", str(record)]
-    code = g4kv(["smoke", "--geometry", "12b-local,12b-global", *options, *arguments])
-    return code, json.loads(record.read_text(encoding="utf-8"))["cases"]
-
-
-def _chosen(cases: tuple[str, ...]) -> list[str]:
-    return [word for case in cases for word in ("--case", case)]
+    options = ("--geometry", "12b-local,12b-global", "--device", "emulated:sm_90", "--variant", "sm_90a,portable")
+    code, record = smoke(directory / "run.json", *options, *arguments)
+    return code, record["cases"]
 
 
 @pytest.mark.parametrize(("at", "form"), KERNELS)
 def test_the_cases_of_the_portable_kernel_are_green(at: str, form: str, tmp_path: Path) -> None:
-    code, results = _smoke(tmp_path, *_chosen(tuple(f"{at}/{form}/{name}" for name in CASES[form])))
+    code, results = _smoke(tmp_path, *chosen(tuple(f"{at}/{form}/{name}" for name in CASES[form])))
     assert code == 0
     assert KERNELS[at, form] <= {name for case in results for name in case["kernels"]}
     assert all(name.startswith(("paged_decode_hopper", "merge_splits_after")) for case in results
@@ -46,7 +39,7 @@ def test_the_cases_of_the_portable_kernel_are_green(at: str, form: str, tmp_path
 
 def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Path) -> None:
     cases = tuple(f"{LOCAL}/decode/page-size/{size}" for size in (1, 3, 100))
-    code, results = _smoke(tmp_path, *_chosen(cases))
+    code, results = _smoke(tmp_path, *chosen(cases))
     assert code == 0
     assert {name for case in results for name in case["kernels"]} == {"paged_decode_hd256_groups4"}
 
@@ -56,6 +49,6 @@ def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Pa
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     cases = fault.quick_cases
     kernels = seed(fault.overlay(tmp_path), (), cases, "sm_90a,portable")
-    code, results = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(cases))
+    code, results = _smoke(tmp_path, "--kernels", str(kernels), *chosen(cases))
     assert code == 1
     assert {case["id"] for case in results if case["status"] == "failed"} == set(cases)

@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from seeding import seed
 
 import g4kv_cli
 from g4kv_cli.cases import dump as cases_dump
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.records import files
@@ -30,13 +30,9 @@ EMULATED = ("smoke", "--device", "emulated", "--jobs", "1")
 @pytest.fixture
 def longer_window(tmp_path: Path) -> tuple[str, str]:
     """Kernels that see a key too many."""
-    directory = tmp_path / "kernels"
-    directory.mkdir()
-    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
-    wrong = source.replace("max(0, position - tile.window_left)", "max(0, position - tile.window_left - 1)")
-    assert wrong != source
-    (directory / "attention_tile.cuh").write_text(wrong)
-    return "--kernels", str(directory)
+    right = "max(0, position - tile.window_left)"
+    kernels = seed(tmp_path / "kernels", (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),))
+    return "--kernels", str(kernels)
 
 
 def test_a_failing_case_is_written_whole(
@@ -120,9 +116,8 @@ def test_all_cases_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_a_fault_leaves_what_was_given(tmp_path: Path) -> None:
-    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
     old = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
-    (tmp_path / "attention_tile.cuh").write_text(source.replace(old, old.replace("page,", "page + 1000000,")))
+    seed(tmp_path, (("attention_tile.cuh", old, old.replace("page,", "page + 1000000,")),))
     code = g4kv([*EMULATED, *LINE, "--kernels", str(tmp_path), "--dump", str(tmp_path / "d"), "--case", NEEDLES])
     assert code == 1
     (path,) = (tmp_path / "d").iterdir()

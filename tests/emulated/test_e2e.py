@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from seeding import seed
 
 from g4kv_cli.cases.e2e import replay
 from g4kv_cli.cases.e2e.every import end_to_end_cases
@@ -16,7 +17,6 @@ from g4kv_cli.cases.e2e.execute import run_replay_case
 from g4kv_cli.cases.e2e.far import FarCase, far_cases, run_far_case
 from g4kv_cli.cases.e2e.recorded_model import Float32
 from g4kv_cli.cases.e2e.table import ReplayCase
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.main import run as g4kv
@@ -109,11 +109,9 @@ def test_a_wrong_companion_is_red(library: KernelLibrary, monkeypatch: pytest.Mo
 
 
 def test_a_fault_of_the_device_names_step_and_layer(tmp_path: Path) -> None:
-    source = (BUILT_IN_KERNELS_DIRECTORY / "prep_body.cuh").read_text()
     trap = "if (page < 0 || page >= p.num_pages) __trap();"
-    assert source.count(trap) == 1
-    seeded = source.replace(trap, "if (kForm == Form::paged_decode && p.layout.head_dim == 512) __trap();")
-    (tmp_path / "prep_body.cuh").write_text(seeded)
+    early = "if (kForm == Form::paged_decode && p.layout.head_dim == 512) __trap();"
+    seed(tmp_path, (("prep_body.cuh", trap, early),))
     device = open_device("emulated")
     result = run_replay_case(_short("e2e/e4b_p23/default"), KernelLibrary(device, tmp_path), "")
     device.close()
@@ -143,9 +141,7 @@ def test_the_walks_reach_the_real_window_and_the_last_position() -> None:
 
 
 def _red_walk(tmp_path: Path, source: str, old: str, new: str, case: FarCase) -> CaseResult:
-    text = (BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-    assert text.count(old) == 1
-    (tmp_path / source).write_text(text.replace(old, new))
+    seed(tmp_path, ((source, old, new),))
     device = open_device("emulated")
     result = run_far_case(case, KernelLibrary(device, tmp_path), "")
     device.close()

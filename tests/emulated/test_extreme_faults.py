@@ -6,15 +6,12 @@ turned a case red that is not extreme.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from seeding import Edits, seed
-
-from g4kv_cli.main import run as g4kv
+from seeding import Edits, require_red
+from smoke_helper import chosen, smoke
 
 TILE, DECODE, PREFILL, PREP = "attention_tile.cuh", "decode_body.cuh", "prefill_body.cuh", "prep_body.cuh"
 LOCAL, GLOBAL = "attention/e2b-local", "attention/12b-global"
@@ -203,26 +200,14 @@ FAULTS = (
 )  # fmt: skip
 
 
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text())
-
-
 @pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_far_out_turns_its_cases_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = seed(tmp_path / "kernels", fault.edits, fault.cases)
-    chosen = [argument for case in fault.cases for argument in ("--case", case)]
-    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen)
-    shown = capsys.readouterr().out
-    assert code == 1, shown
-    assert {case["id"]: case["status"] for case in record["cases"]} == dict.fromkeys(fault.cases, "failed"), shown
-    for words in fault.words:
-        assert words in shown
+    require_red(tmp_path, capsys, fault.edits, fault.cases, fault.words)
 
 
 def test_right_kernels_are_green_on_these_cases(tmp_path: Path) -> None:
     cases = sorted({case for fault in FAULTS for case in fault.cases})
-    code, record = _smoke(tmp_path / "run.json", *(argument for case in cases for argument in ("--case", case)))
+    code, record = smoke(tmp_path / "run.json", *chosen(cases))
     assert code == 0, [case for case in record["cases"] if case["status"] != "passed"]
     assert record["summary"]["passed"] == len(cases)

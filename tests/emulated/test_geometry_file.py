@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from seeding import seed
+from smoke_helper import smoke
 
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "geometry.toml"
@@ -36,16 +37,11 @@ rope_theta = 500000.0
 """
 
 
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text()) if record.exists() else {}
-
-
 def test_the_documented_example(tmp_path: Path) -> None:
     chosen = ("prep/*/closed-form", "prep/*/serving/*", "attention/*/decode*/ragged", "trap/*/prefill/page-id-negative",
               "attention/*/decode/needle/window768", "serve/draft-local/interleaved")  # fmt: skip
     cases = [word for pattern in chosen for word in ("--case", pattern)]
-    code, record = _smoke(tmp_path / "run.json", "--geometry", str(EXAMPLE), *cases)
+    code, record = smoke(tmp_path / "run.json", "--geometry", str(EXAMPLE), *cases)
     assert code == 0
     assert record["summary"]["passed"] == len(record["cases"]) > 16
     assert {case["geometry"] for case in record["cases"]} == {"draft-local", "draft-global"}
@@ -62,7 +58,7 @@ def test_any_mix_of_head_dim_window_and_values(tmp_path: Path) -> None:
     chosen = ("prep/*/closed-form", "prep/*/batch_prefill/random/*", "attention/*/decode*/ragged",
               "attention/*/decode/needle/window100", "attention/*/small-tile/group/5")  # fmt: skip
     cases = [word for pattern in chosen for word in ("--case", pattern)]
-    code, record = _smoke(tmp_path / "run.json", "--geometry", str(file), *cases)
+    code, record = smoke(tmp_path / "run.json", "--geometry", str(file), *cases)
     assert code == 0
     assert record["summary"]["passed"] == len(record["cases"]) > 12
     entries = {case["entry"] for case in record["cases"]}
@@ -76,22 +72,20 @@ def test_a_record_of_another_geometry_of_the_same_name_is_refused(
     file = tmp_path / "odd.toml"
     file.write_text(ODD)
     chosen = ("--geometry", str(file), "--case", "prep/*/prefill/closed-form")
-    assert _smoke(tmp_path / "run.json", *chosen)[0] == 0
-    assert _smoke(tmp_path / "again.json", *chosen, "--same-bits-as", str(tmp_path / "run.json"))[0] == 0
+    assert smoke(tmp_path / "run.json", *chosen)[0] == 0
+    assert smoke(tmp_path / "again.json", *chosen, "--same-bits-as", str(tmp_path / "run.json"))[0] == 0
     file.write_text(ODD.replace("num_kv_heads = 2", "num_kv_heads = 1"))
-    assert _smoke(tmp_path / "other.json", *chosen, "--same-bits-as", str(tmp_path / "run.json"))[0] == 2
+    assert smoke(tmp_path / "other.json", *chosen, "--same-bits-as", str(tmp_path / "run.json"))[0] == 2
     assert "its geometries are not those of the files here; make the record again" in capsys.readouterr().err
     assert not (tmp_path / "other.json").exists()
 
 
 def test_its_own_window_is_what_is_gated(tmp_path: Path) -> None:
     """A kernel whose window is a key too long, under a window that no built-in geometry has."""
-    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
-    longer = source.replace("max(0, position - tile.window_left)", "max(0, position - tile.window_left - 1)")
-    assert longer != source
-    (tmp_path / "attention_tile.cuh").write_text(longer)
+    right = "max(0, position - tile.window_left)"
+    kernels = seed(tmp_path / "kernels", (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),))
     case = "attention/draft-local/decode/needle/window768"
-    code, record = _smoke(tmp_path / "run.json", "--geometry", str(EXAMPLE), "--kernels", str(tmp_path), "--case", case)
+    code, record = smoke(tmp_path / "run.json", "--geometry", str(EXAMPLE), "--kernels", str(kernels), "--case", case)
     assert code == 1
     assert record["cases"][0]["status"] == "failed"
 

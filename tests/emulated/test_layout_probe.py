@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from seeding import seed
 
 from g4kv_cli.cases import layout_probe
 from g4kv_cli.commands.layout import layout
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
@@ -161,10 +161,7 @@ FAULTS = {
 
 def overlay(directory: Path, old: str, new: str) -> Path:
     """A kernels directory whose kv_offsets.cuh has one fault."""
-    text = (BUILT_IN_KERNELS_DIRECTORY / "kv_offsets.cuh").read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{old!r} is no longer in kv_offsets.cuh once: the fault would not be seeded"
-    (directory / "kv_offsets.cuh").write_text(text.replace(old, new), encoding="utf-8")
-    return directory
+    return seed(directory, (("kv_offsets.cuh", old, new),))
 
 
 def probe_with(directory: Path) -> dict[str, Any]:

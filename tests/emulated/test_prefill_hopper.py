@@ -6,23 +6,23 @@ clusters has the same source and runs on a GPU (tests/gpu).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from seeding import seed
+from seeding import require_red, seed
+from smoke_helper import chosen, smoke
 
 from g4kv_cli.cases.attention.build import CaseBuilder
 from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entry_named, kernel_variants
-from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.run import CaseResult
 
+VARIANT = "sm_90a,portable"
 BODY, PAIRS, BOXES = "prefill_hopper_body.cuh", "prefill_hopper_hd256_body.cuh", "page_boxes.cuh"
 GLOBAL, LOCAL = "attention/31b-global/prefill", "attention/31b-local/prefill"
 KERNEL_OF = {
@@ -31,27 +31,8 @@ KERNEL_OF = {
 }
 
 
-def _smoke(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    record = directory / "run.json"
-    code = g4kv(
-        [
-            "smoke",
-            "--device",
-            "emulated",
-            "--variant",
-            "sm_90a,portable",
-            "--jobs",
-            "1",
-            "--json",
-            str(record),
-            *arguments,
-        ]
-    )
-    return code, json.loads(record.read_text())
-
-
-def _chosen(family: str, *cases: str) -> list[str]:
-    return [argument for case in cases for argument in ("--case", f"{family}/{case}")]
+def _smoke(directory: Path, family: str, *cases: str) -> tuple[int, dict[str, Any]]:
+    return smoke(directory / "run.json", "--variant", VARIANT, *chosen(f"{family}/{case}" for case in cases))
 
 
 WHOLE = (
@@ -72,7 +53,7 @@ WHOLE = (
     ],
 )
 def test_the_cases_of_the_portable_kernel_are_green(family: str, cases: tuple[str, ...], tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path, *_chosen(family, *cases))
+    code, record = _smoke(tmp_path, family, *cases)
     assert code == 0
     assert {case["id"]: case["kernels"] for case in record["cases"]} == {
         f"{family}/{case}": [KERNEL_OF[family]] for case in cases
@@ -82,7 +63,7 @@ def test_the_cases_of_the_portable_kernel_are_green(family: str, cases: tuple[st
 @pytest.mark.parametrize("family", [GLOBAL, LOCAL])
 @pytest.mark.parametrize("page_size", [1, 100])
 def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(family: str, page_size: int, tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path, *_chosen(family, f"page-size/{page_size}"))
+    code, record = _smoke(tmp_path, family, f"page-size/{page_size}")
     assert code == 0
     (case,) = record["cases"]
     assert case["kernels"]
@@ -189,12 +170,7 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edits = ((fault.source, fault.old, fault.new),)
-    kernels = seed(tmp_path / "kernels", edits, (f"{fault.family}/{fault.case}",), "sm_90a,portable")
-    code, record = _smoke(tmp_path, "--kernels", str(kernels), *_chosen(fault.family, fault.case))
-    shown = capsys.readouterr().out
-    assert code == 1, shown
-    assert [case["status"] for case in record["cases"]] == ["failed"], shown
-    assert fault.words in shown
+    require_red(tmp_path, capsys, edits, (f"{fault.family}/{fault.case}",), (fault.words,), VARIANT)
 
 
 # --- blocks that stay and take pair after pair, and keys that consumers share out -----------------------------------

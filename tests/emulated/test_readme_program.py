@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from seeding import seed
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 ANY_KERNEL, PROGRAM = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -28,10 +27,8 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_program_sees_a_kernel_that_attends_to_one_key_too_few(tmp_path: Path) -> None:
-    source = (BUILT_IN_KERNELS_DIRECTORY / "attention_tile.cuh").read_text(encoding="utf-8")
     right = "position_of(tile, rows_per_tile - 1) + 1;"
-    assert source.count(right) == 1
-    (tmp_path / "attention_tile.cuh").write_text(source.replace(right, right.replace(" + 1", "")), encoding="utf-8")
+    seed(tmp_path, (("attention_tile.cuh", right, right.replace(" + 1", "")),))
     assert PROGRAM.count(LIBRARY) == 1
     program = PROGRAM.replace(LIBRARY, f"g4kv.KernelLibrary(device, __import__('pathlib').Path({str(tmp_path)!r}))")
     with pytest.raises(AssertionError):

@@ -6,7 +6,6 @@ never be seeded in vain. The copy runs through ``g4kv smoke --kernels``, as a us
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from seeding import Edits, seed
+from seeding import Edits, require_red
+from smoke_helper import chosen, smoke
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
-from g4kv_cli.main import run as g4kv
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -266,22 +265,10 @@ FAULTS = (
 )  # fmt: skip
 
 
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text())
-
-
 @pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = seed(tmp_path / "kernels", fault.edits, (fault.case,))
-    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), "--case", fault.case)
-    shown = capsys.readouterr().out
-    assert code == 1, shown
-    assert [case["status"] for case in record["cases"]] == ["failed"], shown
-    assert fault.case in shown
-    for words in fault.words:
-        assert words in shown
+    require_red(tmp_path, capsys, fault.edits, (fault.case,), (fault.case, *fault.words))
 
 
 def test_an_untouched_copy_is_green_on_all_of_these_cases(tmp_path: Path) -> None:
@@ -289,10 +276,10 @@ def test_an_untouched_copy_is_green_on_all_of_these_cases(tmp_path: Path) -> Non
     kernels.mkdir()
     for source in BUILT_IN_KERNELS_DIRECTORY.glob("prep*"):
         (kernels / source.name).write_text(source.read_text())
-    cases = [argument for case in sorted({fault.case for fault in FAULTS}) for argument in ("--case", case)]
-    code, record = _smoke(tmp_path / "run.json", "--kernels", str(kernels), *cases)
+    cases = {fault.case for fault in FAULTS}
+    code, record = smoke(tmp_path / "run.json", "--kernels", str(kernels), *chosen(sorted(cases)))
     assert code == 0
-    assert record["summary"] == {"passed": len(cases) // 2, "failed": 0, "error": 0, "skipped": 0, "not_covered": 0}
+    assert record["summary"] == {"passed": len(cases), "failed": 0, "error": 0, "skipped": 0, "not_covered": 0}
 
 
 # --- faults of the caller's tables: only another implementation's vectors can see them ---------------------------
@@ -325,10 +312,10 @@ def test_exponent_over_the_rotated_span_is_seen_by_the_recordings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = _golden_with(tmp_path, _tables_from(_frequencies(512)))
-    assert _smoke(tmp_path / "right.json", "--golden", str(right))[0] == 0
+    assert smoke(tmp_path / "right.json", "--golden", str(right))[0] == 0
     wrong = _golden_with(tmp_path, _tables_from(_frequencies(128)))
     capsys.readouterr()
-    code, record = _smoke(tmp_path / "wrong.json", "--golden", str(wrong))
+    code, record = smoke(tmp_path / "wrong.json", "--golden", str(wrong))
     assert code == 1
     failed = [case["id"] for case in record["cases"] if case["status"] != "passed"]
     assert failed == ["golden/12b-global_short/prefill"]

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from smoke_helper import smoke
 
 import g4kv_cli.cases.serve.table as serve
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.cases.serve.table import ServeCase, serve_cases, serving_steps
 from g4kv_cli.errors import UsageError
-from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 
 CASES = [case for geometry in GEOMETRIES.values() for case in serve_cases(geometry, seed=1)]
-
-
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text())
 
 
 # --- the allocator ------------------------------------------------------------------------------------------------
@@ -107,7 +100,7 @@ def test_pages_go_by_the_release_rule() -> None:
 
 @pytest.mark.parametrize("geometry", ["e2b-local", "e2b-global"])
 def test_a_serving_run_is_green(geometry: str, tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--case", f"serve/{geometry}/*")
+    code, record = smoke(tmp_path / "run.json", "--case", f"serve/{geometry}/*")
     assert code == 0
     assert record["summary"]["passed"] == len(record["cases"]) >= 1
 
@@ -119,6 +112,6 @@ def test_a_page_released_too_early_is_seen(
         return 0 if window is None else max(0, frontier - window + page_size) // page_size
 
     monkeypatch.setattr(serve, "page_origin", one_page_early)
-    code, _ = _smoke(tmp_path / "run.json", "--case", "serve/e2b-local/interleaved")
+    code, _ = smoke(tmp_path / "run.json", "--case", "serve/e2b-local/interleaved")
     assert code == 2  # the plan refuses a row of pages that begins behind what its queries see
     assert "page_origin" in capsys.readouterr().out

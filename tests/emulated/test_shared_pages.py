@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seeding import seed
 
 from g4kv_cli import (
     GEOMETRIES,
@@ -24,7 +25,6 @@ from g4kv_cli import (
     open_device,
     rope_rows,
 )
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 
 PAGE_SIZE, PADDING_PAGE, BUCKET = 4, 5, 16
@@ -60,8 +60,8 @@ class Step:
         """
         device, geometry = self.device, self.geometry
         store = PoisonedPool(device, geometry, num_pages=8, page_size=PAGE_SIZE, num_layers=1)
-        for request, seed in zip(requests, seeds, strict=False):
-            k, v = (self._rows(2 * seed + kv, request.start_pos, geometry.num_kv_heads) for kv in (0, 1))
+        for request, history in zip(requests, seeds, strict=False):
+            k, v = (self._rows(2 * history + kv, request.start_pos, geometry.num_kv_heads) for kv in (0, 1))
             store.fill(request, 0, 0, k, v)
         plan = PrefillPagedPlan.preallocated(device, max_tokens=80, max_requests=70, max_pages=90, max_tiles=90)
         plan.update(requests, shape=PlanShape.of(geometry, page_size=PAGE_SIZE), padding_page=PADDING_PAGE)
@@ -139,10 +139,8 @@ def test_padding_changes_one_page_and_no_answer(geometry: str, prep: str, attent
 def test_a_kernel_that_padding_changes_is_seen(
     source: str, right: str, wrong: str, what: list[str], device: Device, tmp_path: Path
 ) -> None:
-    text = (BUILT_IN_KERNELS_DIRECTORY / source).read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    (tmp_path / source).write_text(text.replace(right, wrong), encoding="utf-8")
-    assert Step(device, GEOMETRIES["e4b-local"], KernelLibrary(device, tmp_path)).differs("decode", "decode") == what
+    library = KernelLibrary(device, seed(tmp_path, ((source, right, wrong),)))
+    assert Step(device, GEOMETRIES["e4b-local"], library).differs("decode", "decode") == what
 
 
 @pytest.mark.parametrize("geometry", ["e4b-local", "12b-global"])

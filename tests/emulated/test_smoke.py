@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeding import seed
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.entries.table import entries_for
@@ -218,14 +219,8 @@ def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: py
 
 def test_a_faulted_case_costs_only_itself(tmp_path: Path) -> None:
     """The device is replaced after a fault: the cases behind a trap, and behind a wild store, run as if alone."""
-    from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
-
-    source = BUILT_IN_KERNELS_DIRECTORY / "kv_offsets.cuh"
     text = "return (long long)page * layout.page_stride"
-    assert source.read_text().count(text) == 1
-    (tmp_path / source.name).write_text(
-        source.read_text().replace(text, "return (page == 7 ? -999 : page) * layout.page_stride")
-    )
+    seed(tmp_path, (("kv_offsets.cuh", text, "return (page == 7 ? -999 : page) * layout.page_stride"),))
     code, record = _smoke(
         tmp_path / "run.json", "--jobs", "1", "--kernels", str(tmp_path), "--case", "*12b-local/contiguous/closed-form",
         "--case", "*12b-local/prefill/closed-form", "--case", "*12b-local/prefill/start/zero",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from provider_helper import engine_in
+from seeding import seed
+from smoke_helper import smoke
 
-from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.main import run as g4kv
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -19,21 +18,13 @@ LINE = "kv=70 q=3 window=40 heads=6/2 page=16 head_dim=256"
 ONE_TOKEN = "kv=70 window=40 heads=6/2 page=16 splits=4"
 
 
-def _smoke(record: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = g4kv(["smoke", "--device", "emulated", "--jobs", "1", "--json", str(record), *arguments])
-    return code, json.loads(record.read_text()) if record.exists() else {}
-
-
 def _with(directory: Path, name: str, old: str, new: str) -> tuple[str, str]:
     """The option for kernels with one edit."""
-    source = (BUILT_IN_KERNELS_DIRECTORY / name).read_text(encoding="utf-8")
-    assert source.count(old) == 1
-    (directory / name).write_text(source.replace(old, new))
-    return "--kernels", str(directory)
+    return "--kernels", str(seed(directory, ((name, old, new),)))
 
 
 def test_a_chat_servers_decode_step(tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--workload", str(EXAMPLES / "chat_decode.json"), "--geometry", "e2b",
+    code, record = smoke(tmp_path / "run.json", "--workload", str(EXAMPLES / "chat_decode.json"), "--geometry", "e2b",
                           "--case", "prep/*", "--case", "*/e2b-local/decode/*", "--case", "*local/merge/*",
                           "--case", "*local/decode-split/*/needles", "--case", "*global/decode/*/spread")  # fmt: skip
     assert code == 0
@@ -52,7 +43,7 @@ def test_a_chat_servers_decode_step(tmp_path: Path) -> None:
 def test_chunked_prefill_mixed_with_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ("--workload", str(EXAMPLES / "chunked_prefill.json"), "--geometry", "e2b-local",
               "--case", "*/small-tile/needles", "--case", "prep/*", "--case", "attention/*chunked-prefill")  # fmt: skip
-    code, record = _smoke(tmp_path / "run.json", *chosen)
+    code, record = smoke(tmp_path / "run.json", *chosen)
     assert code == 0
     assert record["summary"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 0, "not_covered": 6}
     shown = capsys.readouterr().out
@@ -61,7 +52,7 @@ def test_chunked_prefill_mixed_with_decode(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_one_line_reruns_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--shape", LINE, "--seed", "3")
+    code, record = smoke(tmp_path / "run.json", "--shape", LINE, "--seed", "3")
     assert code == 0
     entries = {case["entry"]: case["status"] for case in record["cases"]}
     assert entries == {
@@ -87,7 +78,7 @@ def test_one_line_reruns_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("line", ["kv=33 window=none heads=6/2 pages=7,2,9 k_eq_v=no scale=0.5",
                                   "kv=40 head_dim=512 splits=1,7 batch=2 padding=2 page=7 heads=8/4"])  # fmt: skip
 def test_other_lines(tmp_path: Path, line: str) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--shape", line)
+    code, record = smoke(tmp_path / "run.json", "--shape", line)
     assert code == 0
     statuses = {case["form"] if "form" in case else case["entry"]: case["status"] for case in record["cases"]}
     assert list(statuses.values()).count("not covered") <= 1
@@ -113,7 +104,7 @@ def test_another_requests_page_is_named_with_its_owner(tmp_path: Path) -> None:
     wrong = _with(
         tmp_path, "attention_tile.cuh", old, old.replace("page,", "logical_page == 1 ? p.page_indices[3] : page,")
     )
-    code, record = _smoke(tmp_path / "run.json", "--shape", "kv=40 batch=2 window=none heads=2/1", *wrong,
+    code, record = smoke(tmp_path / "run.json", "--shape", "kv=40 batch=2 window=none heads=2/1", *wrong,
                           "--case", "*/decode/*/spread")  # fmt: skip
     assert (code, record["cases"][0]["status"]) == (1, "failed")
     reason = record["cases"][0]["reason"]
@@ -124,18 +115,18 @@ def test_another_requests_page_is_named_with_its_owner(tmp_path: Path) -> None:
 def test_what_no_kernel_at_hand_takes_is_not_covered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kernels for compute capability 9.0 read whole boxes of 16 tokens."""
     arguments = ("--shape", "kv=50 page=10 heads=2/1", "--variant", "sm_90a")
-    code, record = _smoke(tmp_path / "run.json", *arguments)
+    code, record = smoke(tmp_path / "run.json", *arguments)
     assert code == 0  # prep has other kernels
     reasons = {case["id"].split("/")[2]: case["reason"] for case in record["cases"] if case["status"] == "not covered"}
     assert set(reasons) == {"prefill", "decode", "decode-split"}
     assert all("reads pages of a multiple of 16 tokens, not of 10" in reason for reason in reasons.values())
     capsys.readouterr()
-    assert _smoke(tmp_path / "none.json", *arguments, "--case", "attention/*/decode/*")[0] == 1
+    assert smoke(tmp_path / "none.json", *arguments, "--case", "attention/*/decode/*")[0] == 1
     assert "the kernels at hand cover none of these cases, so nothing was checked" in capsys.readouterr().err
 
 
 def test_a_case_of_the_tables_without_a_kernel_stays_an_error(tmp_path: Path) -> None:
-    code, record = _smoke(tmp_path / "run.json", "--variant", "sm_90a", "--page-size", "10",
+    code, record = smoke(tmp_path / "run.json", "--variant", "sm_90a", "--page-size", "10",
                           "--case", "attention/e2b-local/decode/kv-len-one")  # fmt: skip
     assert (code, record["cases"][0]["status"]) == (2, "error")
 
@@ -154,7 +145,7 @@ def test_a_case_of_the_tables_without_a_kernel_stays_an_error(tmp_path: Path) ->
 def test_wrong_requests_are_one_line(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert _smoke(tmp_path / "run.json", *arguments) == (2, {})
+    assert smoke(tmp_path / "run.json", *arguments) == (2, {})
     shown = capsys.readouterr()
     assert shown.out == ""
     assert words in shown.err
@@ -165,7 +156,7 @@ def test_a_provider_is_gated_by_a_line(tmp_path: Path) -> None:
     """What it lacks beside what it serves does not take the case away, and hides no wrong result."""
     line = ("--shape", "kv=20 heads=4/2")
     engine = engine_in(tmp_path) / "kernels.toml"
-    code, record = _smoke(tmp_path / "run.json", *line, "--provider", str(engine))
+    code, record = smoke(tmp_path / "run.json", *line, "--provider", str(engine))
     assert code == 0
     cases = {case["id"].removeprefix("attention/hd256-q4-kv2-w1024/"): case for case in record["cases"]}
     agree = cases["decode/kv20/forms-agree"]
@@ -178,5 +169,5 @@ def test_a_provider_is_gated_by_a_line(tmp_path: Path) -> None:
     # Its decode form scales wrongly: found, though the split form that comes behind it is not covered.
     assert engine.read_text().count('"f32 sm_scale"') >= 1
     engine.write_text(engine.read_text().replace('"f32 sm_scale"', '"f32 1.5 * sm_scale"'))
-    code, record = _smoke(tmp_path / "wrong.json", *line, "--provider", str(engine), "--case", "*/forms-agree")
+    code, record = smoke(tmp_path / "wrong.json", *line, "--provider", str(engine), "--case", "*/forms-agree")
     assert (code, record["cases"][0]["status"]) == (1, "failed")
