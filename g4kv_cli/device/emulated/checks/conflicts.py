@@ -151,8 +151,10 @@ class _Table:
 
 def _distinct(values: Units) -> Units:
     """The values in order, once each: what np.unique gives, whose hashing takes minutes over evenly spaced numbers."""
-    ordered = np.sort(values)
-    return ordered[np.concatenate((ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]))]
+    ordered: Units = np.sort(values)
+    is_new = np.ones(ordered.size, np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered.compress(is_new)
 
 
 def spread(access: Access, shift: int) -> tuple[Units, Units, npt.NDArray[np.uint64]]:
