@@ -2,8 +2,8 @@
 
 A probe kernel computes the offset of listed coordinates. What must come out is derived without the formula of
 model/kv_layout.py: a pool is an array of shape ``[page][layer][K, V][slot][head][dim]``, so the offset of a
-coordinate is ``numpy.ravel_multi_index`` over that shape. No pool is allocated: these are addresses only, so
-they may lie far past the device's memory.
+coordinate is ``numpy.ravel_multi_index`` over that shape (model/pool_image.py, where rows of K are shorter than those
+of V as well). No pool is allocated: these are addresses only, so they may lie far past the device's memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,9 @@ import numpy.typing as npt
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import UsageError
-from g4kv_cli.model.kv_layout import KvLayout, KvLayoutParameters
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
+from g4kv_cli.model.kv_layout import KV_KINDS, KvLayout, KvLayoutParameters
+from g4kv_cli.model.pool_image import BLOCK_AXES, PoolImage
 from g4kv_cli.records.run import Mismatch
 
 PROBE_SOURCE = "layout_probe.cu"
@@ -29,6 +32,7 @@ STRUCT_PROBE_KERNEL = "kv_layout_struct_probe"
 
 AXES = ("page", "layer", "kv", "slot", "head", "dim")
 """Columns of a coordinate; ``kv`` is 0 for K and 1 for V."""
+_BLOCK_COLUMNS = tuple(AXES.index(axis) for axis in BLOCK_AXES)
 
 OFFSET_KINDS = ("kv_element_offset", "kv_row_offset", "kv_layer_k_offset and kv_layer_v_offset")
 """What the probe kernel reports of each coordinate, in this order: functions of kv_offsets.cuh."""
@@ -38,6 +42,7 @@ _AXES_OF_KIND = (6, 5, 3)
 
 _SMALL_POOL_SHAPE = (3, 2, 2, 5, 3, 7)
 """Extents that all differ, where the layout leaves a choice: an exchange of two axes cannot go unnoticed."""
+_SMALL_FOLDED_K_DIM = 4
 
 _THREADS_PER_BLOCK = 128
 _MAX_PAGES = 1 << 31
@@ -71,14 +76,16 @@ class ProbeGroup:
     seconds: float
 
 
-def probe_small_pool(library: KernelLibrary) -> ProbeGroup:
-    """Prove kv_offsets.cuh for every coordinate of a small pool.
+def probe_small_pool(library: KernelLibrary, kv_format: KvFormat = SPLIT) -> ProbeGroup:
+    """Prove kv_offsets.cuh for every coordinate of a small pool of a format.
 
     Raises DeviceFault if the probe kernel faults, CompileError if it cannot be built.
     """
     pages, layers, _, slots, heads, dims = _SMALL_POOL_SHAPE
-    small = KvLayout.derive(page_size=slots, num_layers=layers, num_kv_heads=heads, head_dim=dims)
-    return _probe(library, "every coordinate", small, pages, _all_coordinates())
+    k_dim = dims if kv_format == SPLIT else _SMALL_FOLDED_K_DIM
+    small = KvLayout.derive(page_size=slots, num_layers=layers, num_kv_heads=heads, head_dim=dims, k_dim=k_dim)
+    of_each = [_of_block(kv, np.unravel_index(np.arange(np.prod(shape)), shape)) for kv, shape in _blocks(small, pages)]
+    return _probe(library, "every coordinate", small, pages, np.concatenate(of_each))
 
 
 def probe_layout(library: KernelLibrary, layout: KvLayout) -> tuple[ProbeGroup, ...]:
@@ -100,12 +107,14 @@ def probe_layout(library: KernelLibrary, layout: KvLayout) -> tuple[ProbeGroup, 
 
 def expected_offsets(layout: KvLayout, num_pages: int, coordinates: Coordinates) -> npt.NDArray[np.int64]:
     """int64 [count, 3]: what each kind of offset has to be, from the pool's shape alone."""
-    shape = _shape(layout, num_pages)
-    columns = coordinates.astype(np.int64).T
+    image = PoolImage.of(layout, num_pages)
     expected = np.empty((len(coordinates), len(OFFSET_KINDS)), dtype=np.int64)
-    for kind, axes in enumerate(_AXES_OF_KIND):
-        kept = [column if axis < axes else np.zeros_like(column) for axis, column in enumerate(columns)]
-        expected[:, kind] = np.ravel_multi_index(tuple(kept), shape)
+    for kv in (0, 1):
+        rows = coordinates[:, AXES.index("kv")] == kv
+        columns = coordinates[rows].astype(np.int64).T
+        for kind, axes in enumerate(_AXES_OF_KIND):
+            kept = [column if axis < axes else np.zeros_like(column) for axis, column in enumerate(columns)]
+            expected[rows, kind] = image.offsets([kept[axis] for axis in _BLOCK_COLUMNS], kv)
     return expected
 
 
@@ -170,33 +179,35 @@ def _named(coordinate: npt.NDArray[np.int32]) -> dict[str, int]:
     return dict(zip(AXES, coordinate.tolist(), strict=True))
 
 
-def _shape(layout: KvLayout, num_pages: int) -> tuple[int, ...]:
-    # pool[page][layer][K, V][slot][head][dim]
-    return (num_pages, layout.num_layers, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
+def _blocks(layout: KvLayout, num_pages: int) -> list[tuple[int, tuple[int, ...]]]:
+    """K (0) and V (1), each with the extents of page, layer, slot, head, dim."""
+    rest = (num_pages, layout.num_layers, layout.page_size, layout.num_kv_heads)
+    return [(0, (*rest, layout.k_dim)), (1, (*rest, layout.head_dim))]
 
 
-def _stacked(axes: tuple[npt.NDArray[Any], ...]) -> Coordinates:
-    return np.ascontiguousarray(np.stack(axes, axis=1).astype(np.int32))
-
-
-def _all_coordinates() -> Coordinates:
-    return _stacked(np.unravel_index(np.arange(np.prod(_SMALL_POOL_SHAPE)), _SMALL_POOL_SHAPE))
+def _of_block(kv: int, places: Sequence[npt.NDArray[Any]]) -> Coordinates:
+    """Places (page, layer, slot, head, dim) of K or V as coordinates."""
+    page, layer, *rest = places
+    return np.ascontiguousarray(np.stack([page, layer, np.full_like(page, kv), *rest], axis=1).astype(np.int32))
 
 
 def _corners(layout: KvLayout, num_pages: int) -> Coordinates:
     """All combinations of the first, second, middle and last index of each axis."""
-    shape = _shape(layout, num_pages)
-    indices = [sorted({0, min(1, extent - 1), extent // 2, extent - 1}) for extent in shape]
-    return np.array(list(itertools.product(*indices)), dtype=np.int32)
+    found = []
+    for kv, shape in _blocks(layout, num_pages):
+        indices = [sorted({0, min(1, extent - 1), extent // 2, extent - 1}) for extent in shape]
+        found.append(_of_block(kv, list(np.array(list(itertools.product(*indices))).T)))
+    return np.concatenate(found)
 
 
 def _around(edge: int, layout: KvLayout, num_pages: int) -> Coordinates:
     """The elements next to an offset, and those one to three rows, slots, blocks, layers and pages away."""
-    blocks = {layout.kv_block_len, layout.layer_stride, layout.page_stride}
-    steps = {1, layout.head_dim, layout.row_elems} | blocks
+    blocks = {layout.kv_block_len, layout.v_block_len, layout.layer_stride, layout.page_stride}
+    steps = {1, *(size(kv) for size in (layout.row_dim, layout.slot_stride) for kv in KV_KINDS)} | blocks
     distances = set(range(-64, 65))
     for step, times, beside in itertools.product(steps, (-3, -2, -1, 1, 2, 3), (-1, 0, 1)):
         distances.add(times * step + beside)
     pool_elems = num_pages * layout.page_stride
-    offsets = sorted(edge + distance for distance in distances if 0 <= edge + distance < pool_elems)
-    return _stacked(np.unravel_index(np.array(offsets, dtype=np.int64), _shape(layout, num_pages)))
+    image = PoolImage.of(layout, num_pages)
+    found = [image.coordinate(edge + distance) for distance in sorted(distances) if 0 <= edge + distance < pool_elems]
+    return np.array([list(place.values()) for place in found], dtype=np.int32).reshape(-1, len(AXES))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from g4kv_cli.commands.layout_coordinates import PAGE_IDS, coordinate_of, offset_of, parse_coordinate
-from g4kv_cli.commands.options import device_options, geometry_option, kernels_option
+from g4kv_cli.commands.options import device_options, geometry_option, kernels_option, kv_format_option
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, select_geometries
+from g4kv_cli.model.kv_format import SPLIT, KvFormat, format_for, require_format
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
@@ -31,6 +32,7 @@ _file = click.Path(path_type=Path)
 
 @click.command(name="layout")
 @geometry_option("", name="geometry_names", default="12b-local")
+@kv_format_option("A geometry that does not fold is split either way.", default=SPLIT)
 @click.option(
     "--page-size", type=int, metavar="TOKENS", help=f"Token slots of a page.  [default: {DEFAULT_PAGE_SIZE_TOKENS}]"
 )
@@ -99,6 +101,7 @@ _file = click.Path(path_type=Path)
 )
 def layout(
     geometry_names: str,
+    kv_format: KvFormat,
     page_size: int | None,
     num_layers: int | None,
     num_pages: int | None,
@@ -125,6 +128,7 @@ def layout(
     g4kv layout --geometry 12b-local --at page=820,layer=0,kv=v,slot=3,head=7,dim=128
     g4kv layout --geometry 12b-local --offset 2147483648
     g4kv layout --geometry 12b-local --check theirs.json
+    g4kv layout --geometry 12b-global --kv-format folded
     g4kv layout --geometry 12b-local --pool hnd.toml --num-pages 1000
 
     --at, --offset and --check answer just that, and prove nothing on a device unless --probe says so. Exit
@@ -144,11 +148,17 @@ def layout(
     if asks and len(geometries) != 1:
         raise UsageError("--at, --offset and --check need one geometry: name one, such as 12b-local")
     page_size_tokens = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
-    shown = [ShownLayout(one, derived_layout(one, page_size_tokens, num_layers), num_pages) for one in geometries]
+    require_format(geometries, kv_format)
+    formats = {one: format_for(one, kv_format) for one in geometries}
+    shown = [
+        ShownLayout(one, derived_layout(one, page_size_tokens, num_layers, formats[one]), num_pages)
+        for one in geometries
+    ]
     report = LayoutReport(json_path)
 
     if pool_path is not None or provider_path is not None:
         others = {"--check": check_path is not None, "--context": context_tokens is not None, "--probe": bool(probe)}
+        others["--kv-format"] = kv_format != SPLIT
         both = {"--provider": None not in (pool_path, provider_path)}
         for option, given in {**others, **both}.items():
             if given:
@@ -175,6 +185,7 @@ def layout(
                 tp=tp,
                 # Of a built-in model both pools are shown, whichever was named.
                 families=None if model in MODELS else tuple(one for one in geometries if one.model == model),
+                kv_format=kv_format,
             )
             report.add("pools", values.pools_json(pools))
             report.write(text.write_pools, pools)
@@ -190,8 +201,9 @@ def layout(
     if check_path is not None:
         stated = read_stated_layout(check_path, geometries[0].name)
         check = check_stated_layout(
-            stated, geometries[0], page_size=page_size, num_layers=num_layers, num_pages=num_pages
-        )
+            stated, geometries[0], page_size=page_size, num_layers=num_layers, num_pages=num_pages,
+            kv_format=formats[geometries[0]],
+        )  # fmt: skip
         report.set("check", values.check_json(check))
         report.write(text.write_check, geometries[0], check)
         report.findings += len(check.contradictions)
@@ -240,7 +252,8 @@ def _probe(
     device = open_device(device_spec, require_gpu)
     try:
         library = KernelLibrary(device, kernels_directory)
-        lines = [_probe_line("a small pool", probe_small_pool(library))]
+        of_each = dict.fromkeys((SPLIT, *(one.layout.kv_format for one in shown)))
+        lines = [_probe_line(_small_name(kv_format), probe_small_pool(library, kv_format)) for kv_format in of_each]
         for one in shown:
             lines += [
                 _probe_line(_layout_name(one.geometry, one.layout), group)
@@ -256,4 +269,9 @@ def _probe_line(subject: str, group: ProbeGroup) -> ProbeLine:
 
 
 def _layout_name(geometry: Geometry, layout: KvLayout) -> str:
-    return f"{geometry.name}, page size {layout.page_size}"
+    folded = "" if layout.kv_format == SPLIT else f", {layout.kv_format}"
+    return f"{geometry.name}{folded}, page size {layout.page_size}"
+
+
+def _small_name(kv_format: KvFormat) -> str:
+    return "a small pool" if kv_format == SPLIT else f"a small {kv_format} pool"

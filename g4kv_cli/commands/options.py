@@ -11,6 +11,7 @@ import click
 
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.kv_format import KV_FORMATS
 
 if TYPE_CHECKING:
     from g4kv_cli.cases.dump import DumpSettings
@@ -39,6 +40,19 @@ def geometry_option(
         metavar="NAME|FILE.toml[,...]",
         help="12b-local, 31b-global, ..., a model (12b), all, or a geometry of your own: a file (docs/geometry.md), "
         f"FILE.toml:local for one of its families. {words}".strip(),
+    )
+
+
+def kv_format_option(words: str, *, default: str | None = None) -> Callable[[_Function], _Function]:
+    """Add ``--kv-format`` (argument ``kv_format``: one of KV_FORMATS, or the default). ``words``: what it decides."""
+    return click.option(
+        "--kv-format",
+        "kv_format",
+        type=click.Choice(KV_FORMATS),
+        default=default,
+        show_default=default is not None,
+        help="How rows of K lie in the pool: whole (split) or, where V is made of raw K, their rotated columns alone "
+        f"(folded). {words}",
     )
 
 

@@ -191,6 +191,7 @@ def _check(
         pool_elems=data.size,
         head_dim=head_dim,
         num_kv_heads=num_kv_heads,
+        kv_formats=entry.kv_formats,
     )
     check_plan_use(
         bounds,
@@ -215,6 +216,7 @@ def _check(
             tile_rows=bounds.cta_tile_q,
             page_size=geometry.layout.page_size,
             group=num_qo_heads // num_kv_heads,
+            kv_format=geometry.layout.kv_format,
             forced=library.variant,
             replaced=None if library.kernels_directory is None else library.replaced_files,
         )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from g4kv_cli.device.interface import Device
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 Operation = Literal["prep", "attention", "merge"]
 Metadata = Literal["none", "page_row", "batch", "plan"]
@@ -48,7 +49,8 @@ class KernelVariant:
     of prep serves. ``arch`` is empty where any supported device runs it, else what it is built for and runs on alone
     (``sm_90a``). ``page_sizes`` empty: any. ``device_kinds``: where it can be launched. ``one_request_a_block``: no
     block of an attention kernel serves two requests, as a persistent one's does. ``page_multiple``: what divides the
-    page size; ``max_group``: query heads a KV head at most, 0 for all that the entry takes.
+    page size; ``max_group``: query heads a KV head at most, 0 for all that the entry takes. ``kv_formats``: of
+    the pool (model/kv_format.py), those that it takes.
 
     ``max_cluster_blocks``: a request's keys go to a thread block cluster of up to so many blocks, which merge what they
     found (entries/clusters.py), or to blocks alone; 0 for kernels that are launched otherwise. A block alone takes
@@ -82,6 +84,7 @@ class KernelVariant:
     resident_tiles: int = 0
     split_tiles: int = 0
     on_request: tuple[str, ...] = ()
+    kv_formats: tuple[KvFormat, ...] = (SPLIT,)
 
     @property
     def path(self) -> str:
@@ -108,8 +111,10 @@ class KernelVariant:
             )
         return ""
 
-    def refuses(self, page_size: int | None, group: int | None) -> str:
+    def refuses(self, page_size: int | None, group: int | None, kv_format: KvFormat | None) -> str:
         """What of a request the kernel does not take; empty if it takes it. None leaves a property open."""
+        if kv_format is not None and kv_format not in self.kv_formats:
+            return f"takes {' or '.join(self.kv_formats)} rows of K and V, not {kv_format} ones"
         if page_size is not None and self.page_sizes and page_size not in self.page_sizes:
             return f"reads pages of {' or '.join(map(str, self.page_sizes))} tokens, not of {page_size}"
         if page_size is not None and page_size % self.page_multiple:
@@ -194,6 +199,11 @@ class Entry:
         return 2 if self.has_v_input else 1
 
     @property
+    def kv_formats(self) -> tuple[KvFormat, ...]:
+        """Formats of K and V in the pool that there are kernels for."""
+        return tuple(dict.fromkeys(known for kernel in self.kernels for known in kernel.kv_formats))
+
+    @property
     def launches(self) -> tuple[int, ...]:
         """How many launches one valid call may make. Kernels in clusters merge up to so many splits themselves."""
         if not self.merge_kernels:
@@ -220,6 +230,7 @@ def choose_variant(
     group: int | None = None,
     tile_rows: int | None = None,
     rows_per_warp: int | None = None,
+    kv_format: KvFormat | None = None,
     forced: str = "",
     replaced: Callable[[str], frozenset[str]] | None = None,
 ) -> KernelVariant:
@@ -242,7 +253,7 @@ def choose_variant(
     for kernel in named or fitting:
         if kernel.source in passed_over or (not named and device.info.kind in kernel.on_request):
             continue
-        lacking = kernel.lacking(target) or kernel.refuses(page_size, group)
+        lacking = kernel.lacking(target) or kernel.refuses(page_size, group, kv_format)
         if not lacking:
             return kernel
         reasons.append(f"{kernel.symbol} {lacking}")

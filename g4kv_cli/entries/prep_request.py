@@ -166,6 +166,7 @@ def _check_pool(request: PrepRequest, pool: PagedPool, layer: int) -> CheckedGeo
         pool_elems=data.size,
         head_dim=request.entry.head_dim,
         num_kv_heads=request.num_kv_heads,
+        kv_formats=request.entry.kv_formats,
     )
     request.outputs["pool"] = data
     parameters = request.parameters

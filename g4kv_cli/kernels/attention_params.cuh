@@ -35,6 +35,6 @@ struct AttentionParams {
   float scale_log2;  // sm_scale * log2(e), positive
 };
 
-static_assert(sizeof(AttentionParams) == 184, "entries/attention_parameters.py states this size");
+static_assert(sizeof(AttentionParams) == 192, "entries/attention_parameters.py states this size");
 
 }  // namespace g4kv

@@ -15,7 +15,7 @@ struct LayoutProbeParams {
   int count;
 };
 
-static_assert(sizeof(LayoutProbeParams) == 64, "cases/layout_probe.py states this size");
+static_assert(sizeof(LayoutProbeParams) == 72, "cases/layout_probe.py states this size");
 
 }  // namespace g4kv
 
@@ -45,7 +45,7 @@ extern "C" __global__ void kv_layout_probe(const g4kv::LayoutProbeParams params)
 // offset; after them the fields' values.
 extern "C" __global__ void kv_layout_struct_probe(const g4kv::LayoutProbeParams params) {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  // offsets[21]
+  // offsets[23]
   long long* report = params.offsets;
   const char* base = reinterpret_cast<const char*>(&params);
   const char* layout = reinterpret_cast<const char*>(&params.layout);
@@ -57,18 +57,20 @@ extern "C" __global__ void kv_layout_struct_probe(const g4kv::LayoutProbeParams 
   report[5] = reinterpret_cast<const char*>(&params.layout.num_layers) - layout;
   report[6] = reinterpret_cast<const char*>(&params.layout.num_kv_heads) - layout;
   report[7] = reinterpret_cast<const char*>(&params.layout.head_dim) - layout;
-  report[8] = sizeof(g4kv::LayoutProbeParams);
-  report[9] = layout - base;
-  report[10] = reinterpret_cast<const char*>(&params.coordinates) - base;
-  report[11] = reinterpret_cast<const char*>(&params.offsets) - base;
-  report[12] = reinterpret_cast<const char*>(&params.count) - base;
+  report[8] = reinterpret_cast<const char*>(&params.layout.k_dim) - layout;
+  report[9] = sizeof(g4kv::LayoutProbeParams);
+  report[10] = layout - base;
+  report[11] = reinterpret_cast<const char*>(&params.coordinates) - base;
+  report[12] = reinterpret_cast<const char*>(&params.offsets) - base;
+  report[13] = reinterpret_cast<const char*>(&params.count) - base;
   // The values as they arrived: a twin with two fields exchanged has the right size and still the wrong meaning.
-  report[13] = params.layout.kv_block_len;
-  report[14] = params.layout.layer_stride;
-  report[15] = params.layout.page_stride;
-  report[16] = params.layout.page_size;
-  report[17] = params.layout.num_layers;
-  report[18] = params.layout.num_kv_heads;
-  report[19] = params.layout.head_dim;
-  report[20] = params.count;
+  report[14] = params.layout.kv_block_len;
+  report[15] = params.layout.layer_stride;
+  report[16] = params.layout.page_stride;
+  report[17] = params.layout.page_size;
+  report[18] = params.layout.num_layers;
+  report[19] = params.layout.num_kv_heads;
+  report[20] = params.layout.head_dim;
+  report[21] = params.layout.k_dim;
+  report[22] = params.count;
 }

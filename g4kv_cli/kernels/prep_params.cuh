@@ -37,6 +37,6 @@ struct PrepParams {
   float eps;
 };
 
-static_assert(sizeof(PrepParams) == 208, "entries/prep_parameters.py states this size");
+static_assert(sizeof(PrepParams) == 216, "entries/prep_parameters.py states this size");
 
 }  // namespace g4kv

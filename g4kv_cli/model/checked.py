@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from g4kv_cli.model import rules
+from g4kv_cli.model.kv_format import SPLIT, KvFormat, folded_k_dim, format_of
 from g4kv_cli.model.kv_layout import BF16_BYTES, KvLayout
 from g4kv_cli.model.rules import rule
 
@@ -24,8 +25,10 @@ ARGUMENT_TYPE = rule("argument_type", "is not the kind of argument this takes")
 INTEGER = rule("integer", "must be an integer")
 FITS_I64 = rule("fits_i64", "does not fit a signed 64-bit element offset")
 KV_HEADS = rule("kv_heads", "differs from the KV heads of the request")
-KV_BLOCK_LEN = rule("kv_block_len", "contradicts page_size * num_kv_heads * head_dim")
-LAYER_STRIDE = rule("layer_stride", "contradicts 2 * kv_block_len")
+K_DIM = rule("k_dim", "is neither head_dim nor the rotated columns that the folded format keeps")
+KV_FORMAT = rule("kv_format", "is a format of K and V that no kernel of this entry reads or writes")
+KV_BLOCK_LEN = rule("kv_block_len", "contradicts page_size * num_kv_heads * k_dim")
+LAYER_STRIDE = rule("layer_stride", "contradicts kv_block_len + page_size * num_kv_heads * head_dim")
 PAGE_STRIDE = rule("page_stride", "contradicts num_layers * layer_stride")
 ELEMENT_BYTES = rule("element_bytes", "is not the 2 bytes of the bf16 that the kernels store")
 POOL_NOT_EMPTY = rule("pool_not_empty", "holds less than one page")
@@ -144,15 +147,18 @@ def check_head_relation(num_qo_heads: object, num_kv_heads: object) -> tuple[int
     return qo_heads, kv_heads
 
 
-def check_layout(layout: object, *, head_dim: int, num_kv_heads: int) -> KvLayout:
+def check_layout(
+    layout: object, *, head_dim: int, num_kv_heads: int, kv_formats: Sequence[KvFormat] = (SPLIT,)
+) -> KvLayout:
     """The layout as it was re-derived, all Python ints: kernels keep every offset in 64 bits.
 
-    Raises ContractError: argument_type, integer, extent_positive, fits_i32, fits_i64, head_dim, kv_heads,
-    element_bytes, kv_block_len, layer_stride, page_stride.
+    ``kv_formats`` are those that the entry has kernels for. Raises ContractError: argument_type, integer,
+    extent_positive, fits_i32, fits_i64, head_dim, kv_heads, element_bytes, k_dim, kv_format, kv_block_len,
+    layer_stride, page_stride.
     """
     given = require_type("pool.layout", layout, KvLayout)
     extents: dict[str, int] = {}
-    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim", "element_bytes"):
+    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim", "k_dim", "element_bytes"):
         extents[name] = require_i32(f"layout.{name}", getattr(given, name))
         rules.EXTENT_POSITIVE.require(extents[name] >= 1, f"layout.{name}", extents[name], ">= 1")
     rules.HEAD_DIM.require(extents["head_dim"] == head_dim, "layout.head_dim", extents["head_dim"], head_dim)
@@ -163,13 +169,18 @@ def check_layout(layout: object, *, head_dim: int, num_kv_heads: int) -> KvLayou
         extents["element_bytes"] == BF16_BYTES, "layout.element_bytes", extents["element_bytes"], BF16_BYTES
     )
 
+    k_dim, known = extents["k_dim"], dict.fromkeys((head_dim, folded_k_dim(head_dim)))
+    K_DIM.require(k_dim in known, "layout.k_dim", k_dim, " or ".join(map(str, known)))
+    kv_format = format_of(head_dim, k_dim)
+    KV_FORMAT.require(kv_format in kv_formats, "layout.k_dim", f"{k_dim} ({kv_format})", " or ".join(kv_formats))
+
     stored = {
         name: require_integer(f"layout.{name}", getattr(given, name))
         for name in ("kv_block_len", "layer_stride", "page_stride")
     }
-    block = product_i64("layout.kv_block_len", extents["page_size"], num_kv_heads, head_dim)
+    block = product_i64("layout.kv_block_len", extents["page_size"], num_kv_heads, k_dim)
     KV_BLOCK_LEN.require(stored["kv_block_len"] == block, "layout.kv_block_len", stored["kv_block_len"], block)
-    layer_stride = product_i64("layout.layer_stride", 2, block)
+    layer_stride = product_i64("layout.layer_stride", extents["page_size"], num_kv_heads, k_dim + head_dim)
     LAYER_STRIDE.require(
         stored["layer_stride"] == layer_stride, "layout.layer_stride", stored["layer_stride"], layer_stride
     )
@@ -185,12 +196,13 @@ def check_pool(
     pool_elems: int,
     head_dim: int,
     num_kv_heads: int,
+    kv_formats: Sequence[KvFormat] = (SPLIT,),
 ) -> CheckedGeometry:
     """Check a layout against an entry's head_dim and KV heads, and a pool of ``pool_elems`` elements against it.
 
     Raises ContractError: those of check_layout, and layer_range, pool_not_empty, pool_whole_pages.
     """
-    checked = check_layout(layout, head_dim=head_dim, num_kv_heads=num_kv_heads)
+    checked = check_layout(layout, head_dim=head_dim, num_kv_heads=num_kv_heads, kv_formats=kv_formats)
     checked_layer = require_i32("layer", layer)
     rules.LAYER_RANGE.require(
         0 <= checked_layer < checked.num_layers, "layer", checked_layer, f"0..{checked.num_layers - 1}"

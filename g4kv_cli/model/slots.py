@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry, model_families
+from g4kv_cli.model.kv_format import SPLIT, KvFormat, format_for, k_dim_of
 from g4kv_cli.model.kv_layout import INT32_MAX, KvLayout
 
 PADDING_PAGES = 1
@@ -121,16 +122,20 @@ class ModelPools:
         return 0 if self.windowed is None else self.windowed.layout.pool_bytes(pages)
 
 
-def derived_layout(geometry: Geometry, page_size: int, num_layers: int | None = None) -> KvLayout:
+def derived_layout(
+    geometry: Geometry, page_size: int, num_layers: int | None = None, kv_format: KvFormat = SPLIT
+) -> KvLayout:
     """The geometry's layout; ``num_layers`` defaults to the layers of the family that own K/V.
 
-    Layers that read the K/V of an earlier layer (E2B, E4B) own no block: they are not counted.
+    Layers that read the K/V of an earlier layer (E2B, E4B) own no block: they are not counted. Raises UsageError where
+    the geometry has no such format.
     """
     return KvLayout.derive(
         page_size=page_size,
         num_layers=geometry.num_kv_layers if num_layers is None else num_layers,
         num_kv_heads=geometry.num_kv_heads,
         head_dim=geometry.head_dim,
+        k_dim=k_dim_of(geometry, kv_format),
     )
 
 
@@ -143,9 +148,10 @@ def model_pools(
     step_tokens: int = 1,
     tp: int = 1,
     families: tuple[Geometry, ...] | None = None,
+    kv_format: KvFormat = SPLIT,
 ) -> ModelPools:
     """The pools of a model for ``slots`` requests of up to ``context_tokens`` tokens each. ``families`` are those of a
-    model that is not built in, for a rank.
+    model that is not built in, for a rank. In the folded format are those of them that have it.
 
     Local pages are capped by the window (``max_resident_pages``), global pages are all kept, each pool has
     the reserved padding page. Raises UsageError if a number is out of range for the model.
@@ -161,7 +167,7 @@ def model_pools(
         raise UsageError(f"--step-tokens {step_tokens} is more than the context of {context_tokens} tokens")
 
     def pool(geometry: Geometry) -> FamilyPool:
-        layout = derived_layout(geometry, page_size)
+        layout = derived_layout(geometry, page_size, kv_format=format_for(geometry, kv_format))
         pages = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
         made = FamilyPool(geometry, layout, pages, slots)
         if made.num_pages > INT32_MAX:

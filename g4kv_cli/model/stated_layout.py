@@ -1,9 +1,9 @@
 """A layout that somebody else states, in a JSON file, against the one derived from the geometry.
 
 The file is one object with any of the integer fields in FIELDS, and optionally ``samples``: a list of objects
-``{"page", "layer", "kv": "k" | "v", "slot", "head", "dim", "element_offset"}``, and ``geometry``: an object with any of
-GEOMETRY_FIELDS. Or it is what ``g4kv layout --json`` wrote: its layout of the geometry in question, and the elements
-that it answered for.
+``{"page", "layer", "kv": "k" | "v", "slot", "head", "dim", "element_offset"}``, ``kv_format``, and ``geometry``: an
+object with any of GEOMETRY_FIELDS. Or it is what ``g4kv layout --json`` wrote: its layout of the geometry in question,
+and the elements that it answered for.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from typing import Any, cast
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import KV_FORMATS, SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, Coordinate, KvKind, KvLayout
 from g4kv_cli.model.slots import derived_layout
 
-_DERIVED: Mapping[str, Callable[[KvLayout], int]] = MappingProxyType(
+_DERIVED: Mapping[str, Callable[[KvLayout], int | str]] = MappingProxyType(
     {
         "page_size": lambda layout: layout.page_size,
         "num_layers": lambda layout: layout.num_layers,
         "num_kv_heads": lambda layout: layout.num_kv_heads,
         "head_dim": lambda layout: layout.head_dim,
-        "slot_stride": lambda layout: layout.row_elems,
-        "kv_block_len": lambda layout: layout.kv_block_len,
+        "k_dim": lambda layout: layout.k_dim,
+        "slot_stride": lambda layout: _of_both(layout.slot_stride("k"), layout.slot_stride("v")),
+        "k_slot_stride": lambda layout: layout.slot_stride("k"),
+        "v_slot_stride": lambda layout: layout.slot_stride("v"),
+        "kv_block_len": lambda layout: _of_both(layout.kv_block_len, layout.v_block_len),
+        "k_block_len": lambda layout: layout.kv_block_len,
+        "v_block_len": lambda layout: layout.v_block_len,
         "layer_stride": lambda layout: layout.layer_stride,
         "page_stride": lambda layout: layout.page_stride,
         "element_bytes": lambda layout: layout.element_bytes,
@@ -41,6 +47,7 @@ _DERIVED: Mapping[str, Callable[[KvLayout], int]] = MappingProxyType(
 LAYOUT_FIELDS = tuple(_DERIVED)
 POOL_FIELDS = ("num_pages", "pool_elems", "pool_bytes")
 FIELDS = LAYOUT_FIELDS + POOL_FIELDS
+KV_FORMAT = "kv_format"
 SAMPLES = "samples"
 GEOMETRY = "geometry"
 GEOMETRY_FIELDS = (
@@ -55,6 +62,11 @@ _BYTE_OFFSET = "byte_offset"
 _SAMPLE_KEYS = (*_COORDINATE_INTEGERS, "kv", "element_offset")
 
 Scalar = int | float | str | None
+
+
+def _of_both(of_k: int, of_v: int) -> int | str:
+    """What K and V have alike, or what each has."""
+    return of_k if of_k == of_v else f"{of_k} of K and {of_v} of V"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +87,12 @@ class StatedLayout:
     fields: dict[str, int]
     samples: tuple[StatedSample, ...]
     geometry: Mapping[str, Scalar] = field(default_factory=dict)
+    kv_format: str | None = None
 
     @property
     def statements(self) -> int:
         """How many things it says that can be right or wrong."""
-        return len(self.fields) + len(self.samples) + len(self.geometry)
+        return len(self.fields) + len(self.samples) + len(self.geometry) + (self.kv_format is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +133,17 @@ def read_stated_layout(path: Path, geometry_name: str = "") -> StatedLayout:
     if "schema_version" in content:
         elements = [(name, content[name]) for name in _OWN_ELEMENTS if name in content]
         where, content = _own_layout(path, content, geometry_name)
-    _known_keys(where, content, (*FIELDS, SAMPLES, GEOMETRY))
+    _known_keys(where, content, (*FIELDS, SAMPLES, GEOMETRY, KV_FORMAT))
+    kv_format = content.get(KV_FORMAT)
+    if KV_FORMAT in content and kv_format not in KV_FORMATS:
+        raise UsageError(f"{where}: {KV_FORMAT} must be {' or '.join(KV_FORMATS)}, not {_kind(kv_format)}")
     fields = {name: _integer(f"{where}: {name}", content[name]) for name in FIELDS if name in content}
     listed = content.get(SAMPLES, [])
     if not isinstance(listed, list):
         raise UsageError(f"{where}: samples must be a list of objects, not {_kind(listed)}")
     elements += [(f"{SAMPLES}[{index}]", sample) for index, sample in enumerate(listed)]
     samples = tuple(_sample(str(path), name, sample) for name, sample in elements)
-    stated = StatedLayout(str(path), fields, samples, _geometry(where, content.get(GEOMETRY, {})))
+    stated = StatedLayout(str(path), fields, samples, _geometry(where, content.get(GEOMETRY, {})), kv_format)
     if not stated.statements:
         raise UsageError(f"{path} states nothing: give any of {', '.join(FIELDS)}, {SAMPLES}")
     return stated
@@ -168,6 +184,7 @@ def check_stated_layout(
     page_size: int | None = None,
     num_layers: int | None = None,
     num_pages: int | None = None,
+    kv_format: KvFormat = SPLIT,
 ) -> StatedCheck:
     """Hold the statements against the geometry's derived layout.
 
@@ -179,8 +196,10 @@ def check_stated_layout(
         page_size = own_page_size if own_page_size >= 1 else DEFAULT_PAGE_SIZE_TOKENS
     if num_pages is None and stated.fields.get("num_pages", 0) >= 1:
         num_pages = stated.fields["num_pages"]
-    layout = derived_layout(geometry, page_size, num_layers)
+    layout = derived_layout(geometry, page_size, num_layers, kv_format)
+    of_format = stated.kv_format not in (None, kv_format)
     found = (
+        *((Contradiction(KV_FORMAT, stated.kv_format, kv_format),) if of_format else ()),
         *_wrong_geometry_fields(stated, geometry),
         *_wrong_layout_fields(stated, layout),
         *_wrong_pool_fields(stated, layout, num_pages),
@@ -226,7 +245,7 @@ def _wrong_samples(stated: StatedLayout, layout: KvLayout, num_pages: int | None
             "layer": layout.num_layers,
             "slot": layout.page_size,
             "head": layout.num_kv_heads,
-            "dim": layout.head_dim,
+            "dim": layout.row_dim(where.kv),
         }
         outside = [
             Contradiction(f"{name}.{axis}", value, "at least 0" if extent is None else f"0 to {extent - 1}")

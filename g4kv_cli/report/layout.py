@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, k_columns
 from g4kv_cli.model.kv_layout import Coordinate, KvLayout
 from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
 from g4kv_cli.model.stated_layout import GEOMETRY, StatedCheck
@@ -27,6 +28,8 @@ def write_layout(console: Console, shown: ShownLayout) -> None:
     )
     heads = f"{_count(geometry.num_qo_heads, 'query head')} on {_count(geometry.num_kv_heads, 'KV head')}"
     value_source = "V from raw K" if geometry.k_eq_v else "own V"
+    if shown.layout.kv_format != SPLIT:
+        value_source += f", {shown.layout.kv_format}"
     print_line(console, f"{geometry.name}  ", f"{heads}, {window}, {value_source}", label_style="bold")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -85,9 +88,12 @@ def write_pools(console: Console, pools: ModelPools) -> None:
 
 def write_element(console: Console, layout: KvLayout, coordinate: Coordinate, element_offset: int) -> None:
     """One line: an element in logical terms, its element offset and its byte offset."""
+    column = ""
+    if layout.kv_format != SPLIT and coordinate.kv == "k":
+        column = f" (column {k_columns(layout.head_dim, layout.k_dim)[coordinate.dim]} of the head)"
     console.print(
         Text(
-            f"{coordinate_text(dataclasses.asdict(coordinate))}: element offset {element_offset}, "
+            f"{coordinate_text(dataclasses.asdict(coordinate))}{column}: element offset {element_offset}, "
             f"byte offset {element_offset * layout.element_bytes}"
         ),
     )
@@ -104,7 +110,8 @@ def write_check(console: Console, geometry: Geometry, check: StatedCheck) -> Non
                 f"{contradiction.field}: got {contradiction.got}, want {contradiction.want}",
             ),
         )
-    against = f"{geometry.name}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
+    folded = "" if check.layout.kv_format == SPLIT else f", {check.layout.kv_format}"
+    against = f"{geometry.name}{folded}, page size {check.layout.page_size}, {_count(check.layout.num_layers, 'layer')}"
     console.print(
         Text(
             f"{stated.source}: {stated.statements - len(wrong)} of "

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from g4kv_cli.model.kv_format import SPLIT
 from g4kv_cli.model.kv_layout import Coordinate, KvLayout
 from g4kv_cli.model.slots import PADDING_PAGES, ModelPools
 from g4kv_cli.model.stated_layout import StatedCheck
@@ -20,7 +21,9 @@ def layout_json(shown: ShownLayout) -> dict[str, Any]:
         "window_left": shown.geometry.window_left,
         "num_kv_layers": shown.geometry.num_kv_layers,
     }
-    return {"geometry": geometry, **{number.name: number.value for number in layout_numbers(shown)}}
+    kv_format = shown.layout.kv_format
+    folded = {} if kv_format == SPLIT else {"kv_format": kv_format}
+    return {"geometry": geometry, **folded, **{number.name: number.value for number in layout_numbers(shown)}}
 
 
 def pools_json(pools: ModelPools) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def pools_json(pools: ModelPools) -> dict[str, Any]:
         family.geometry.family: {
             "geometry": family.geometry.name,
             "num_layers": family.layout.num_layers,
+            **({} if family.layout.kv_format == SPLIT else {"kv_format": family.layout.kv_format}),
             "page_bytes": family.layout.page_bytes,
             "pages_per_slot": family.pages_per_slot,
             "num_pages": family.num_pages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.records.run import Mismatch
 
@@ -49,10 +50,7 @@ def layout_numbers(shown: ShownLayout) -> list[LayoutNumber]:
         LayoutNumber("page_size", layout.page_size, "tokens", "token slots of a page"),
         LayoutNumber("num_layers", layout.num_layers, "layers", _layers_meaning(geometry, layout)),
         LayoutNumber("num_kv_heads", layout.num_kv_heads, "heads", "KV heads of a slot"),
-        LayoutNumber("head_dim", layout.head_dim, "elements", "one head row"),
-        LayoutNumber("element_bytes", layout.element_bytes, "bytes", "bf16"),
-        LayoutNumber("slot_stride", layout.row_elems, "elements", "one slot: all its KV heads"),
-        LayoutNumber("kv_block_len", layout.kv_block_len, "elements", "one K or one V block"),
+        *_rows_and_blocks(layout),
         LayoutNumber("layer_stride", layout.layer_stride, "elements", "one layer: K block, then V block"),
         LayoutNumber("page_stride", layout.page_stride, "elements", "one page: all layers"),
         LayoutNumber("page_bytes", layout.page_bytes, "bytes", f"one page: {size_text(layout.page_bytes)}"),
@@ -73,6 +71,28 @@ def layout_numbers(shown: ShownLayout) -> list[LayoutNumber]:
             LayoutNumber("pool_bytes", pool_bytes, "bytes", f"the pool: {size_text(pool_bytes)}"),
         ]
     return numbers
+
+
+def _rows_and_blocks(layout: KvLayout) -> list[LayoutNumber]:
+    element_bytes = LayoutNumber("element_bytes", layout.element_bytes, "bytes", "bf16")
+    if layout.kv_format == SPLIT:
+        return [
+            LayoutNumber("head_dim", layout.head_dim, "elements", "one head row"),
+            element_bytes,
+            LayoutNumber("slot_stride", layout.slot_stride("v"), "elements", "one slot: all its KV heads"),
+            LayoutNumber("kv_block_len", layout.kv_block_len, "elements", "one K or one V block"),
+        ]
+    pairs, half = layout.k_dim // 2, layout.head_dim // 2
+    turned = f"columns 0 to {pairs - 1} and {half} to {half + pairs - 1}"
+    return [
+        LayoutNumber("head_dim", layout.head_dim, "elements", "one head row of V"),
+        LayoutNumber("k_dim", layout.k_dim, "elements", f"one head row of K: {turned}"),
+        element_bytes,
+        LayoutNumber("k_slot_stride", layout.slot_stride("k"), "elements", "one slot of K: all its KV heads"),
+        LayoutNumber("v_slot_stride", layout.slot_stride("v"), "elements", "one slot of V"),
+        LayoutNumber("k_block_len", layout.kv_block_len, "elements", "one K block"),
+        LayoutNumber("v_block_len", layout.v_block_len, "elements", "one V block"),
+    ]
 
 
 def size_text(size_bytes: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.model.kv_format import FOLDED
+from g4kv_cli.model.kv_layout import KvKind, KvLayout
 
 _LABEL_WIDTH = 10
 _SHORTEST_CELL = 22
@@ -16,11 +17,24 @@ def page_picture(layout: KvLayout, *, ascii_only: bool = False, width: int | Non
     lines = [
         f"one page, {layout.page_stride} elements; +n: elements from the page's first",
         *_fitting(framed_rows(_layer_rows(layout)), width),
-        f"one block (K or V of a layer), {layout.kv_block_len} elements; +n: elements from the block's first",
-        *_fitting(framed_rows(_slot_rows(layout)), width),
+        *_block_pictures(layout, width),
         f"pool[page][layer][K, V][slot][head][dim]; page p begins at element p x {layout.page_stride}",
     ]
     return [line.translate(_TO_ASCII) for line in lines] if ascii_only else lines
+
+
+def _block_pictures(layout: KvLayout, width: int | None) -> list[str]:
+    """A K and a V block alike, or one after the other where their rows differ."""
+    counted = "+n: elements from the block's first"
+    blocks: dict[KvKind, str] = {"v": f"one block (K or V of a layer), {layout.v_block_len} elements; {counted}"}
+    if layout.kv_format == FOLDED:
+        blocks = {
+            "k": f"one K block, {layout.kv_block_len} elements, {layout.k_dim} a head; {counted}",
+            "v": f"one V block, {layout.v_block_len} elements, {layout.head_dim} a head; {counted}",
+        }
+    return [
+        line for kv, title in blocks.items() for line in (title, *_fitting(framed_rows(_slot_rows(layout, kv)), width))
+    ]
 
 
 def _fitting(picture: list[str], width: int | None) -> list[str]:
@@ -42,16 +56,16 @@ def _layer_rows(layout: KvLayout) -> list[list[str]]:
     return rows
 
 
-def _slot_rows(layout: KvLayout) -> list[list[str]]:
+def _slot_rows(layout: KvLayout, kv: KvKind) -> list[list[str]]:
+    slot_stride, row_dim = layout.slot_stride(kv), layout.row_dim(kv)
     heads = shown_indices(layout.num_kv_heads, at_most=3)
     rows = []
     for slot in shown_indices(layout.page_size, at_most=4):
         if slot is None:
-            rows.append([_LEFT_OUT, f"one every {layout.row_elems}", *([""] * (len(heads) - 1))])
+            rows.append([_LEFT_OUT, f"one every {slot_stride}", *([""] * (len(heads) - 1))])
             continue
         cells = [
-            _LEFT_OUT if head is None else f"head {head}  +{slot * layout.row_elems + head * layout.head_dim}"
-            for head in heads
+            _LEFT_OUT if head is None else f"head {head}  +{slot * slot_stride + head * row_dim}" for head in heads
         ]
         rows.append([f"slot {slot}", *cells])
     return rows

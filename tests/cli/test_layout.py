@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from g4kv_cli import main
 from g4kv_cli.commands.layout import layout
+from g4kv_cli.errors import UsageError
 
 
 def invoke(*arguments: str) -> Result:
@@ -292,3 +293,67 @@ def test_without_a_probe_neither_numpy_nor_cuda_is_imported() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+FOLDED = ("--no-probe", "--geometry", "12b-global", "--kv-format", "folded")
+
+
+def test_the_folded_format_in_numbers_and_pictures() -> None:
+    output = invoke(*FOLDED, "--num-pages", "3").stdout
+    shown = rows(output)
+    assert "V from raw K, folded" in output
+    assert (shown["head_dim"][0], shown["k_dim"][0]) == ("512", "128")
+    assert "columns 0 to 63 and 256 to 319" in output
+    assert (shown["k_block_len"][0], shown["v_block_len"][0]) == ("2048", "8192")  # 16 slots of 128 and of 512
+    assert (shown["layer_stride"][0], shown["page_stride"][0]) == ("10240", "81920")  # 8 layers
+    assert "layer 1  │ K  +10240" in output
+    assert "V  +12288" in output  # behind the K block
+    assert "one K block, 2048 elements, 128 a head" in output
+    assert "one V block, 8192 elements, 512 a head" in output
+    (made,) = values(*FOLDED)["layouts"]
+    assert (made["kv_format"], made["k_dim"], made["bytes_per_token"]) == ("folded", 128, 8 * 640 * 2)
+    split = values("--no-probe", "--geometry", "12b-global")["layouts"][0]
+    assert "kv_format" not in split
+    assert "k_dim" not in split
+
+
+def test_elements_of_a_folded_pool_both_ways() -> None:
+    at = invoke(*FOLDED, "--at", "page=2,layer=1,kv=k,slot=3,head=0,dim=64").stdout
+    offset = 2 * 81920 + 10240 + 3 * 128 + 64
+    assert f"dim=64 (column 256 of the head): element offset {offset}, byte offset {2 * offset}" in at
+    assert invoke(*FOLDED, "--offset", str(offset)).stdout == at
+    v_offset = 10240 + 2048 + 512 + 5
+    answer = invoke(*FOLDED, "--offset", str(v_offset)).stdout
+    assert answer == f"page=0,layer=1,kv=v,slot=1,head=0,dim=5: element offset {v_offset}, byte offset {2 * v_offset}\n"
+    with pytest.raises(UsageError, match="dim must be from 0 to 127 in this layout, got 128"):
+        invoke(*FOLDED, "--at", "page=2,layer=1,kv=k,slot=3,head=0,dim=128")
+
+
+def test_a_record_of_a_folded_layout_is_held_against_the_format_that_is_asked_for(tmp_path: Path) -> None:
+    record = tmp_path / "folded.json"
+    assert invoke(*FOLDED, "--num-pages", "3", "--json", str(record)).exit_code == 0
+    same = invoke(*FOLDED, "--check", str(record))
+    assert (same.exit_code, "wrong" in same.stdout) == (0, False)
+    assert "agree with 12b-global, folded, page size 16" in same.stdout
+    split = invoke("--geometry", "12b-global", "--check", str(record))
+    assert split.exit_code == 1
+    assert "wrong kv_format: got folded, want split" in split.stdout
+    assert "wrong k_dim: got 128, want 512" in split.stdout
+    stated = tmp_path / "split.json"
+    stated.write_text(json.dumps({"kv_block_len": 8192, "slot_stride": 512}))
+    found = invoke(*FOLDED, "--check", str(stated)).stdout
+    assert "wrong kv_block_len: got 8192, want 2048 of K and 8192 of V" in found
+    assert "wrong slot_stride: got 512, want 128 of K and 512 of V" in found
+    stated.write_text(json.dumps({"kv_format": "rotated"}))
+    with pytest.raises(UsageError, match=r'kv_format must be split or folded, not "rotated"'):
+        invoke(*FOLDED, "--check", str(stated))
+
+
+def test_the_folded_format_of_a_model_is_that_of_the_families_that_have_it() -> None:
+    arguments = ("--no-probe", "--geometry", "12b", "--context", "4096", "--kv-format", "folded")
+    (pools,) = values(*arguments)["pools"]
+    assert "kv_format" not in pools["local"]
+    assert (pools["global"]["kv_format"], pools["global"]["page_bytes"]) == ("folded", 163840)
+    for name in ("12b-local", "e2b"):
+        with pytest.raises(UsageError, match="has no folded format of K and V: its V is not made of raw K"):
+            invoke("--geometry", name, "--kv-format", "folded")

@@ -41,6 +41,15 @@ def test_every_coordinate_of_a_small_pool_agrees(library: KernelLibrary) -> None
     assert (group.total, group.disagreeing, group.mismatches) == (1260, 0, ())
 
 
+def test_every_coordinate_of_a_small_folded_pool_agrees(library: KernelLibrary) -> None:
+    group = layout_probe.probe_small_pool(library, "folded")
+    # 3 pages, 2 layers, 5 slots, 3 heads, 4 columns of K and 7 of V
+    assert (group.total, group.disagreeing, group.mismatches) == (990, 0, ())
+    folded = derived_layout(GEOMETRIES["31b-global"], 16, kv_format="folded")
+    groups = layout_probe.probe_layout(library, folded)
+    assert [(group.disagreeing, group.mismatches) for group in groups] == [(0, ())] * 3
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 def test_every_ptx_dialect_agrees(arch: str) -> None:
     device = open_device(f"emulated:{arch}")
@@ -84,8 +93,8 @@ def test_a_page_past_64_bit_offsets_is_refused(library: KernelLibrary) -> None:
 
 def test_struct_twins_as_the_compiler_placed_them(library: KernelLibrary) -> None:
     device = library.device
-    report = device.allocate((21,), np.int64, "report")
-    stated = KvLayout(16, 40, 8, 256, kv_block_len=32768, layer_stride=65536, page_stride=2621440)
+    report = device.allocate((23,), np.int64, "report")
+    stated = KvLayout(16, 40, 8, 256, 128, kv_block_len=32768, layer_stride=65536, page_stride=2621440)
     parameters = layout_probe.LayoutProbeParameters(stated.parameters(), report.address, report.address, 77)
     launch(
         library,
@@ -103,9 +112,9 @@ def test_struct_twins_as_the_compiler_placed_them(library: KernelLibrary) -> Non
         ctypes.sizeof(outer),
         *(getattr(outer, name).offset for name, _ in outer._fields_),
     ]
-    values = [32768, 65536, 2621440, 16, 40, 8, 256, 77]
+    values = [32768, 65536, 2621440, 16, 40, 8, 256, 128, 77]
     assert device.read(report).tolist() == [*placed, *values]
-    assert placed == [40, 0, 8, 16, 24, 28, 32, 36, 64, 0, 40, 48, 56]
+    assert placed == [48, 0, 8, 16, 24, 28, 32, 36, 40, 72, 0, 48, 56, 64]
 
 
 def test_the_command_proves_it_by_default() -> None:
@@ -144,6 +153,16 @@ FAULTS = {
         "(long long)head * layout.page_size + slot",
         ({**ORIGIN, "head": 1}, 35, 7, 0),
     ),
+    "rows of K as long as those of V": (
+        "(is_v ? layout.head_dim : layout.k_dim)",
+        "layout.head_dim",
+        ({**ORIGIN, "head": 1}, 7, 4, 1),
+    ),
+    "V behind a block of its own length": (
+        "+ layout.kv_block_len;",
+        "+ (long long)layout.page_size * layout.num_kv_heads * layout.head_dim;",
+        ({**ORIGIN, "kv": 1}, 105, 60, 1),
+    ),
     "column dropped": ("slot, head) + dim;", "slot, head);", ({**ORIGIN, "dim": 1}, 0, 1, 0)),
     "int32 arithmetic": (
         "(long long)page * layout.page_stride",
@@ -164,9 +183,10 @@ def overlay(directory: Path, old: str, new: str) -> Path:
     return seed(directory, (("kv_offsets.cuh", old, new),))
 
 
-def probe_with(directory: Path) -> dict[str, Any]:
+def probe_with(directory: Path, *arguments: str) -> dict[str, Any]:
     file = directory / "layout.json"
-    result = invoke("--geometry", "12b-local", "--kernels", str(directory), "--json", str(file))
+    asked = arguments or ("--geometry", "12b-local")
+    result = invoke(*asked, "--kernels", str(directory), "--json", str(file))
     assert result.exit_code == 1
     probe: dict[str, Any] = json.loads(file.read_text())["probe"]
     return probe
@@ -175,7 +195,8 @@ def probe_with(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_twin_is_found_and_the_coordinate_named(fault: str, tmp_path: Path) -> None:
     old, new, (first, got, want, group_index) = FAULTS[fault]
-    probe = probe_with(overlay(tmp_path, old, new))
+    folded = ("--geometry", "12b-global", "--kv-format", "folded") if " of V" in fault or "V behind" in fault else ()
+    probe = probe_with(overlay(tmp_path, old, new), *folded)
     assert probe["agreeing"] < probe["coordinates"]
     wrong = [index for index, group in enumerate(probe["groups"]) if group["mismatches"]]
     assert wrong[0] == group_index

@@ -32,6 +32,7 @@ LAYOUT = KvLayout(
     num_layers=2,
     num_kv_heads=8,
     head_dim=256,
+    k_dim=256,
     kv_block_len=8192,
     layer_stride=16384,
     page_stride=32768,

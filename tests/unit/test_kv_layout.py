@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.model.kv_layout import Coordinate, KvLayout, KvLayoutParameters
+from g4kv_cli.model.kv_format import k_columns, k_dim_of
+from g4kv_cli.model.kv_layout import KV_KINDS, Coordinate, KvLayout, KvLayoutParameters
+from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.slots import derived_layout
 
 KIB, MIB = 1024, 1024 * 1024
@@ -24,7 +26,7 @@ def layout_of(name: str, page_size: int = 16) -> KvLayout:
 
 def test_strides_of_12b_local_by_hand() -> None:
     layout = layout_of("12b-local")
-    assert layout.row_elems == 2048  # 8 heads of 256
+    assert layout.slot_stride("k") == layout.slot_stride("v") == 2048  # 8 heads of 256
     assert layout.kv_block_len == 32768  # 16 slots of 2048
     assert layout.layer_stride == 65536  # K and V
     assert layout.page_stride == 2621440  # 40 layers
@@ -85,9 +87,80 @@ def test_offsets_are_those_of_an_array_of_the_pools_shape(case: tuple[tuple[int,
     layout = KvLayout.derive(page_size=slots, num_layers=layers, num_kv_heads=heads, head_dim=dims)
     page, layer, is_v, slot, head, dim = index
     kv = "kv"[is_v]
+    assert layout.kv_format == "split"
     offset = layout.element_offset(page, layer, kv, slot, head, dim)  # type: ignore[arg-type]
     assert offset == int(np.ravel_multi_index(index, shape))
     assert layout.coordinates(offset) == Coordinate(page, layer, kv, slot, head, dim)  # type: ignore[arg-type]
+
+
+def test_a_folded_layout_by_hand() -> None:
+    layout = derived_layout(GEOMETRIES["31b-global"], 16, kv_format="folded")
+    assert (layout.kv_format, layout.head_dim, layout.k_dim) == ("folded", 512, 128)
+    assert (layout.slot_stride("k"), layout.slot_stride("v")) == (512, 2048)  # 4 heads of 128, 4 of 512
+    assert (layout.kv_block_len, layout.v_block_len) == (8192, 32768)  # 16 slots of each
+    assert layout.layer_stride == 40960  # 16 slots of 4 heads of 640
+    assert layout.page_stride == 409600  # 10 layers
+    assert layout.bytes_per_token == 10 * 4 * 640 * 2
+    # page 3, layer 2, V block, slot 5, head 1, dim 511
+    offset = layout.element_offset(3, 2, "v", 5, 1, 511)
+    assert offset == 3 * 409600 + 2 * 40960 + 8192 + 5 * 2048 + 512 + 511
+    assert layout.coordinates(offset) == Coordinate(3, 2, "v", 5, 1, 511)
+    assert layout.element_offset(3, 2, "k", 5, 1, 127) == 3 * 409600 + 2 * 40960 + 5 * 512 + 128 + 127
+    with pytest.raises(UsageError, match="dim must be from 0 to 127"):
+        layout.element_offset(0, 0, "k", 0, 0, 128)
+
+
+def test_a_folded_row_keeps_the_columns_that_turn() -> None:
+    for name in ("12b-global", "26b-a4b-global", "31b-global"):
+        geometry = GEOMETRIES[name]
+        turning = np.flatnonzero(np.concatenate([geometry.inv_freq()] * 2))
+        assert turning.tolist() == [*range(64), *range(256, 320)]
+        assert k_columns(512, k_dim_of(geometry, "folded")) == tuple(turning)
+        assert k_columns(512, k_dim_of(geometry, "split")) == tuple(range(512))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("12b-local", "its V is not made of raw K"), ("e4b-global", "its V is not made of raw K")]
+)
+def test_a_geometry_that_does_not_fold_says_why(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} has no folded format of K and V: {why}; it is for 12b-global, 26b"):
+        derived_layout(GEOMETRIES[name], 16, kv_format="folded")
+    other = dataclasses.replace(GEOMETRIES["12b-global"], num_rotated_pairs=32)
+    with pytest.raises(UsageError, match="64 of its 512 columns turn, and compiled are 128 of 512"):
+        derived_layout(other, 16, kv_format="folded")
+
+
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 9), st.integers(1, 64), st.data())
+def test_folded_offsets_are_those_of_arrays_of_the_blocks(
+    layers: int, slots: int, heads: int, pairs: int, data: st.DataObject
+) -> None:
+    """Both directions, and the same places that the NumPy view has."""
+    layout = KvLayout.derive(
+        page_size=slots, num_layers=layers, num_kv_heads=heads, head_dim=2 * pairs + 7, k_dim=2 * pairs
+    )
+    image = PoolImage.of(layout, 5)
+    assert image.elements == layout.pool_elems(5)
+    offset = data.draw(st.integers(0, image.elements - 1))
+    found = layout.coordinates(offset)
+    assert layout.element_offset(*dataclasses.astuple(found)) == offset
+    place = dataclasses.asdict(found)
+    kv = "kv".index(place.pop("kv"))
+    assert image.coordinate(offset) == {**place, "kv": kv}
+    assert int(image.offsets(tuple(place.values()), kv)) == offset
+
+
+def test_the_views_of_a_folded_pool_are_its_memory() -> None:
+    layout = KvLayout.derive(page_size=3, num_layers=2, num_kv_heads=2, head_dim=8, k_dim=4)
+    image = PoolImage.of(layout, 2)
+    flat = np.arange(image.elements)
+    for kv, block in zip(KV_KINDS, image.blocks(flat), strict=True):
+        for place in np.ndindex(block.shape):
+            page, layer, slot, head, dim = place
+            assert block[place] == layout.element_offset(page, layer, kv, slot, head, dim)
+        block[...] = -1
+    assert (flat == -1).all()  # views: every element is one of K or of V
+    assert image.page_pieces(1, 1) == [(3 * layout.layer_stride, layout.layer_stride)]
+    assert image.page_pieces(1) == [(layout.page_stride, layout.page_stride)]
 
 
 @given(st.integers(0, 2**44))
@@ -136,11 +209,14 @@ def test_extents_are_positive(extent: str, value: int) -> None:
 
 
 def test_the_struct_for_kernels() -> None:
-    assert ctypes.sizeof(KvLayoutParameters) == 40
+    assert ctypes.sizeof(KvLayoutParameters) == 48
     layout = layout_of("12b-local")
-    # Three int64, then four int32, little-endian, no padding.
-    want = np.array([32768, 65536, 2621440], "<i8").tobytes() + np.array([16, 40, 8, 256], "<i4").tobytes()
+    # Three int64, then five int32, little-endian, padded to a multiple of 8.
+    want = np.array([32768, 65536, 2621440], "<i8").tobytes() + np.array([16, 40, 8, 256, 256, 0], "<i4").tobytes()
     assert bytes(layout.parameters()) == want
+    folded = derived_layout(GEOMETRIES["31b-global"], 16, kv_format="folded")
+    want = np.array([8192, 40960, 409600], "<i8").tobytes() + np.array([16, 10, 4, 512, 128, 0], "<i4").tobytes()
+    assert bytes(folded.parameters()) == want
 
 
 def test_the_struct_refuses_what_it_cannot_hold() -> None:

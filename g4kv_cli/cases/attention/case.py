@@ -11,6 +11,7 @@ from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.prep.case import BF16_BYTES
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
+from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 
@@ -106,7 +107,7 @@ class AttentionCase(OfOneEntry):
     @property
     def pool_shape(self) -> tuple[int, int, int, int, int, int]:
         """[page][layer][K, V][slot][head][dim]."""
-        return derived_layout(self.geometry, self.page_size, self.num_layers).pool_shape(self.num_pages)
+        return PoolImage.of(derived_layout(self.geometry, self.page_size, self.num_layers), self.num_pages).shape
 
     @property
     def pool_bytes(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.entries.entry import Entry
+from g4kv_cli.model.kv_format import FOLDED, folded_k_dim
 from g4kv_cli.model.kv_layout import KvLayout
 
 I32 = 2**31
@@ -26,7 +27,7 @@ def pool_cases(entry: Entry) -> list[Spoiled]:
     def field(rule: str, variant: str, name: str, value: Any, twin: Change | None = None) -> None:
         cases.append(Spoiled(rule, f"{name}-{variant}", f"layout.{name}", _set(name, value), twin))
 
-    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim", "element_bytes"):
+    for name in ("page_size", "num_layers", "num_kv_heads", "head_dim", "k_dim", "element_bytes"):
         field("extent_positive", "zero", name, 0)
     field("extent_positive", "negative", "num_layers", -NUM_LAYERS)
     field("extent_positive", "negative", "page_size", -PAGE_SIZE)
@@ -38,6 +39,11 @@ def pool_cases(entry: Entry) -> list[Spoiled]:
     field("integer", "bool", "num_kv_heads", True)
     field("integer", "text", "head_dim", str(entry.head_dim))
     field("head_dim", "other-family", "head_dim", 768 - entry.head_dim)
+    field("k_dim", "one-pair-less", "k_dim", entry.head_dim - 2)
+    field("k_dim", "one-pair-more", "k_dim", entry.head_dim + 2)
+    if FOLDED not in entry.kv_formats:
+        rule = "k_dim" if folded_k_dim(entry.head_dim) == entry.head_dim else "kv_format"
+        cases.append(Spoiled(rule, "folded", "layout.k_dim", _folded))
     field("element_bytes", "one-byte", "element_bytes", 1)
     field("element_bytes", "four-bytes", "element_bytes", 4)
     cases.append(Spoiled("kv_heads", "one-more", "layout.num_kv_heads", _more_heads))
@@ -131,6 +137,18 @@ def _more_heads(draft: Draft) -> None:
         num_layers=layout.num_layers,
         num_kv_heads=layout.num_kv_heads + 1,
         head_dim=layout.head_dim,
+    )
+
+
+def _folded(draft: Draft) -> None:
+    """The layout of a format that the entry has no kernel for, right in itself."""
+    layout = draft.layout
+    draft.layout = KvLayout.derive(
+        page_size=layout.page_size,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        k_dim=layout.head_dim // 4,
     )
 
 

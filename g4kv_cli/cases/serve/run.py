@@ -28,6 +28,7 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import decode_entries, entry_for
 from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import POOL_AXES
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.attention import attend, concatenate
@@ -103,7 +104,7 @@ class _Run:
         self.flat = np.full(layout.pool_elems(self.script.num_pages), POISON_BITS, np.uint16).view(BF16)
         """What the pool must hold, as it lies in memory."""
         self.order = session.library.pool_order
-        self.image = self.order.logical(self.flat, layout.pool_shape(self.script.num_pages))
+        self.image = self.order.logical(self.flat, PoolImage.of(layout, self.script.num_pages).shape)
         """The same, [page][layer][K, V][slot][head][dim]."""
         self.owners = {PADDING_PAGE: "a padding page"}
         self.pool = PagedPool(layout, session.upload(self.flat, "pool"), self._owner_words)
