@@ -12,6 +12,9 @@ import pytest
 
 from g4kv_cli.errors import DeviceUnavailable
 
+# As the command does, before NumPy is there: threads of its linear algebra only spin beside the other worker.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
