@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from g4kv_cli.cases.reject.changes import replaced, rope_positions, set_field
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import (
     DECODE_PAGES,
@@ -62,8 +63,8 @@ def _row_cases() -> list[Spoiled]:
             _longer_row(-1, 2, 6, 6),
         ),
         Spoiled("fits_i32", "row-length", "page_row length", _long_row),
-        Spoiled("argument_type", "page_row-none", "page_row", _replaced("page_row", None)),
-        Spoiled("argument_type", "page_row-list", "page_row", _replaced("page_row", list(PAGE_ROW))),
+        Spoiled("argument_type", "page_row-none", "page_row", replaced("page_row", None)),
+        Spoiled("argument_type", "page_row-list", "page_row", replaced("page_row", list(PAGE_ROW))),
         Spoiled("argument_type", "page_row-of-none", "page_row", _row(None)),
         Spoiled("argument_type", "page_row-of-text", "page_row", _row("26")),
         Spoiled("argument_type", "page_row-of-number", "page_row", _row(2)),
@@ -76,19 +77,19 @@ def _row_cases() -> list[Spoiled]:
 
 def _batch_cases() -> list[Spoiled]:
     def positions(*values: Any) -> Change:
-        return _set("positions", values)
+        return set_field("positions", values)
 
     def pages(*lists: Any) -> Change:
-        return _set("page_lists", lists)
+        return set_field("page_lists", lists)
 
     def origins(*values: Any) -> Change:
-        return _set("page_origins", values)
+        return set_field("page_origins", values)
 
     p0, p1, p2, p3 = DECODE_POSITIONS
     return [
         Spoiled("position_range", "negative", "positions[0]", positions(-1, p1, p2, p3), positions(0, p1, p2, p3)),
         Spoiled("position_range", "one-past-the-tables", "positions[2]", positions(p0, p1, 16, p3), _last_position),
-        Spoiled("position_range", "tables-one-short", "positions[3]", _tables(p3), _tables(p3 + 1)),
+        Spoiled("position_range", "tables-one-short", "positions[3]", rope_positions(p3), rope_positions(p3 + 1)),
         Spoiled("fits_i32", "position-wraps", "positions[1]", positions(p0, U32 + p1, p2, p3)),
         Spoiled("integer", "position-float", "positions[0]", positions(0.0, p1, p2, p3), _numpy_positions),
         Spoiled("page_origin", "negative", "page_origins[1]", origins(0, -1, 1, 1)),
@@ -118,20 +119,24 @@ def _batch_cases() -> list[Spoiled]:
         Spoiled("page_position", "two-tokens", "page_indices of token 3", pages((0,), (1, 2), (3,), (1, 6)), _prefix),
         Spoiled("page_unique", "page-twice", "page_indices of token 1", pages((0,), (1, 1), (3,), (4, 6))),
         Spoiled("page_unique", "page-of-history", "page_indices of token 3", _long_rows(4, 6, 4), _long_rows(4, 6, 5)),
-        Spoiled("padding_page", "among-own-pages", "page_indices of token 1", _set("padding_page", 2), _padding_rows),
-        Spoiled("padding_page", "as-history", "page_indices of token 3", _set("padding_page", 4), _padding_rows),
-        Spoiled("page_id_range", "padding-negative", "padding_page", _set("padding_page", -1)),
-        Spoiled("page_id_range", "padding-num_pages", "padding_page", _set("padding_page", NUM_PAGES), _padding_rows),
-        Spoiled("fits_i32", "padding-wraps", "padding_page", _set("padding_page", U32 + 5)),
-        Spoiled("integer", "padding-text", "padding_page", _set("padding_page", "5")),
+        Spoiled(
+            "padding_page", "among-own-pages", "page_indices of token 1", set_field("padding_page", 2), _padding_rows
+        ),
+        Spoiled("padding_page", "as-history", "page_indices of token 3", set_field("padding_page", 4), _padding_rows),
+        Spoiled("page_id_range", "padding-negative", "padding_page", set_field("padding_page", -1)),
+        Spoiled(
+            "page_id_range", "padding-num_pages", "padding_page", set_field("padding_page", NUM_PAGES), _padding_rows
+        ),
+        Spoiled("fits_i32", "padding-wraps", "padding_page", set_field("padding_page", U32 + 5)),
+        Spoiled("integer", "padding-text", "padding_page", set_field("padding_page", "5")),
         Spoiled("fits_i32", "indices-length", "page_indices length", _long_indices),
         Spoiled("q_len_one", "batch-of-a-plan", "plan", _batch_of_plan(2), _batch_of_plan(1)),
-        Spoiled("argument_type", "batch-none", "batch", _replaced("batch", None)),
-        Spoiled("argument_type", "batch-dict", "batch", _replaced("batch", {"positions": [0]})),
-        Spoiled("argument_type", "positions-none", "positions", _set("positions", None)),
-        Spoiled("argument_type", "page_lists-number", "page_lists", _set("page_lists", 4)),
+        Spoiled("argument_type", "batch-none", "batch", replaced("batch", None)),
+        Spoiled("argument_type", "batch-dict", "batch", replaced("batch", {"positions": [0]})),
+        Spoiled("argument_type", "positions-none", "positions", set_field("positions", None)),
+        Spoiled("argument_type", "page_lists-number", "page_lists", set_field("page_lists", 4)),
         Spoiled("argument_type", "page_list-none", "page_lists[1]", pages((0,), None, (3,), (4, 6))),
-        Spoiled("argument_type", "page_origins-text", "page_origins", _set("page_origins", "0011")),
+        Spoiled("argument_type", "page_origins-text", "page_origins", set_field("page_origins", "0011")),
         Spoiled("argument_type", "device-none", "device", _batch_without_device),
         Spoiled("argument_type", "host-number", "batch.host", _batch_host(lambda host: 4)),
         Spoiled("host_copy", "three-arrays", "batch.host", _batch_host(lambda host: host[:3])),
@@ -140,22 +145,8 @@ def _batch_cases() -> list[Spoiled]:
     ]
 
 
-def _set(name: str, value: Any) -> Change:
-    def change(draft: Draft) -> None:
-        setattr(draft, name, value)
-
-    return change
-
-
-def _replaced(name: str, value: Any) -> Change:
-    def change(draft: Draft) -> None:
-        draft.replaced[name] = value
-
-    return change
-
-
 def _row(ids: Any) -> Change:
-    return _set("page_ids", ids)
+    return set_field("page_ids", ids)
 
 
 def _origin(value: Any) -> Change:
@@ -222,13 +213,6 @@ def _last_position(draft: Draft) -> None:
 
 def _numpy_positions(draft: Draft) -> None:
     draft.positions = np.array(DECODE_POSITIONS, np.int64)
-
-
-def _tables(rows: int) -> Change:
-    def change(draft: Draft) -> None:
-        draft.rope = replace(draft.rope, cos_max_pos=rows)
-
-    return change
 
 
 def _clash(draft: Draft) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from g4kv_cli.cases.reject.changes import replaced
 from g4kv_cli.cases.reject.request import Change, Draft, Spoiled
 from g4kv_cli.cases.reject.valid import NUM_LAYERS, NUM_PAGES, PAGE_SIZE
 from g4kv_cli.entries.entry import Entry
@@ -73,7 +74,7 @@ def pool_cases(entry: Entry) -> list[Spoiled]:
             _pool_elems(lambda stride: NUM_PAGES * stride - 1),
             _pool_elems(lambda stride: NUM_PAGES * stride),
         ),
-        Spoiled("argument_type", "pool-none", "pool", _replaced("pool", None)),
+        Spoiled("argument_type", "pool-none", "pool", replaced("pool", None)),
         Spoiled("argument_type", "pool-bare-array", "pool", _bare_pool),
         Spoiled("argument_type", "layout-none", "pool.layout", _layout(None)),
         Spoiled("argument_type", "layout-dict", "pool.layout", _layout({"page_size": PAGE_SIZE})),
@@ -220,13 +221,6 @@ def _pool_elems(elems: Any) -> Change:
 def _argument(name: str, value: Any) -> Change:
     def change(draft: Draft) -> None:
         draft.arguments[name] = value
-
-    return change
-
-
-def _replaced(name: str, value: Any) -> Change:
-    def change(draft: Draft) -> None:
-        draft.replaced[name] = value
 
     return change
 
