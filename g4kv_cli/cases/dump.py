@@ -20,7 +20,7 @@ from g4kv_cli.errors import G4kvError, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
 from g4kv_cli.records.dump import dump_bytes
-from g4kv_cli.records.files import unwritable, write_whole
+from g4kv_cli.records.files import make_directory, unwritable, write_whole
 from g4kv_cli.records.run import CaseResult, RunInfo, to_json
 
 OPTION = "--dump"
@@ -61,17 +61,16 @@ class DumpSettings:
 
 def prepare_directory(path: Path) -> bool:
     """Make the directory of dumps; True if it was not there. UsageError if it has other content or cannot be made."""
+    if make_directory(path, OPTION):
+        return True
     try:
-        if path.is_dir():
-            inside = sorted(entry.name for entry in path.iterdir())
-            if inside:
-                words = f"{inside[0]}{f' and {len(inside) - 1} more' if len(inside) > 1 else ''}"
-                raise UsageError(f"{OPTION} {path}: the directory holds {words}; name a new or an empty one")
-            return False
-        path.mkdir(parents=True)
+        inside = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise unwritable(path, OPTION, error) from error
-    return True
+    if inside:
+        words = f"{inside[0]}{f' and {len(inside) - 1} more' if len(inside) > 1 else ''}"
+        raise UsageError(f"{OPTION} {path}: the directory holds {words}; name a new or an empty one")
+    return False
 
 
 class CaseDump:

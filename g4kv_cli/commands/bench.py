@@ -20,6 +20,7 @@ from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.model.geometry import ATTENTION_SCALE, select_geometries
 from g4kv_cli.model.workload import Workload
 from g4kv_cli.records.bench import BenchRecord, read_bench_record
+from g4kv_cli.records.files import require_directory_place, require_place
 from g4kv_cli.records.run import DeviceInfo, RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_plots import missing_matplotlib
@@ -52,9 +53,15 @@ def bench(ctx: click.Context, /, **given: Any) -> int:
 
 
 def _require_writable(options: BenchOptions) -> None:
-    """What was asked for beside the record can be made, and outlives a reader that goes away."""
+    """What was asked for can be made, which shows before a run of minutes, and outlives a reader that goes away."""
     if options.plots_directory is not None and (missing := missing_matplotlib()):
         raise UsageError(f"--plots {options.plots_directory}: {missing}")
+    files = {"--json": options.json_path, "--html": options.html_path, "--dispatch": options.dispatch_path}
+    for option, path in files.items():
+        if path is not None:
+            require_place(path, option)
+    if options.plots_directory is not None:
+        require_directory_place(options.plots_directory, "--plots")
     outlive_reader(options.html_path, options.plots_directory, options.dispatch_path)
 
 

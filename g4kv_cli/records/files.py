@@ -41,6 +41,28 @@ def require_place(path: Path, option: str) -> None:
         raise unwritable(path, option, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
 
+def require_directory_place(path: Path, option: str) -> None:
+    """The same for :func:`make_directory`."""
+    if not path.is_dir() and not path.parent.is_dir():
+        raise unwritable(path, option, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+
+
+def make_directory(path: Path, option: str) -> bool:
+    """Make a directory that was asked for; True if it was not there. As for a file, what it stands in has to be there.
+
+    Raises UsageError, naming ``option``.
+    """
+    try:
+        path.mkdir()
+    except FileExistsError as error:
+        if not path.is_dir():
+            raise unwritable(path, option, error) from error
+        return False
+    except OSError as error:
+        raise unwritable(path, option, error) from error
+    return True
+
+
 def _target(given: Path, option: str) -> Path:
     path = Path(os.path.realpath(given))
     if (path.exists() and not path.is_file()) or _SYSTEM.intersection(given.absolute().parts[1:2]):

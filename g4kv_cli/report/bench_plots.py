@@ -13,7 +13,7 @@ from typing import Any
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import BASELINE_SUFFIX
-from g4kv_cli.records.files import unwritable, write_whole
+from g4kv_cli.records.files import make_directory, write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_format import time_text
 
@@ -102,15 +102,12 @@ def missing_matplotlib() -> str:
 
 def write_plots(analysis: Analysis, directory: Path, option: str) -> list[Path]:
     """A PNG for each plot. Raises UsageError without matplotlib, or where the directory cannot be written."""
+    make_directory(directory, option)
     paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for plot in plots_of(analysis):
-            path = directory / f"{plot.name}.png"
-            write_whole(path, render(plot, "png"), option)
-            paths.append(path)
-    except OSError as error:
-        raise unwritable(directory, option, error) from error
+    for plot in plots_of(analysis):
+        path = directory / f"{plot.name}.png"
+        write_whole(path, render(plot, "png"), option)
+        paths.append(path)
     return paths
 
 

@@ -231,6 +231,18 @@ def test_what_would_not_be_heeded_is_refused(
     assert not Path("x.html").exists()
 
 
+@pytest.mark.parametrize("option", ["--json", "--html", "--dispatch", "--plots"])
+def test_a_place_that_is_not_there_is_told_before_a_device_is_opened(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "missing" / "it"
+    assert main.run(["bench", "--device", "cuda:0", option, str(place)]) == 2
+    shown = capsys.readouterr()
+    words = "cannot write: No such file or directory; name one in a directory that exists"
+    assert f"{option} {place}: {words}" in shown.err
+    assert (shown.out, shown.err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+
+
 def test_a_count_given_twice_counts_once() -> None:
     once = invoke("--dry-run", "--batch", "4", "--kv-len", "128", "--splits", "2")
     twice = invoke("--dry-run", "--batch", "4,4", "--kv-len", "128,128", "--splits", "2,2")
