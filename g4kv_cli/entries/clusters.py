@@ -17,6 +17,7 @@ from g4kv_cli.entries.entry import KernelVariant
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.workspace import MERGE_COLUMNS
+from g4kv_cli.model.kv_format import SPLIT
 from g4kv_cli.model.kv_layout import KvLayout
 
 TILE_KEYS = 16
@@ -86,7 +87,7 @@ def launch_in_clusters(
     blocks = cluster_blocks(parameters.num_splits, kernel.max_cluster_blocks)
     clusters = parameters.num_splits // blocks
     parameters.num_splits = clusters
-    pages = kv_map(pool, layout)
+    maps = kv_maps(pool, layout)
     most_requests = library.device.limits.max_grid[2] // clusters
     for requests, share in _shares(parameters, num_requests, most_requests, layout.head_dim):
         launch(
@@ -95,7 +96,7 @@ def launch_in_clusters(
             kernel.symbol,
             grid=(blocks, parameters.num_kv_heads, requests * clusters),
             block=(kernel.threads, 1, 1),
-            arguments=(share, pages),
+            arguments=(share, *maps),
             dynamic_shared_bytes=kernel.alone_shared_bytes if blocks == 1 else kernel.shared_bytes,
             must_write=must_write if clusters == 1 and requests == num_requests else (),
             cluster=(blocks, 1, 1),
@@ -142,29 +143,42 @@ def _shares(
         yield min(most, num_requests - first), share
 
 
-def kv_map(pool: DeviceArray, layout: KvLayout) -> Argument:
+def kv_maps(pool: DeviceArray, layout: KvLayout) -> tuple[Argument, ...]:
     """The pool as the kernels' copies see it: a box is 16 slots of one K or V block and head, all its columns.
 
-    [page][layer, K or V][kv head and column block][slot][64 columns], from the innermost on. The cache fetches what a
-    box row needs and no more: fetching its neighbour along took 6 % longer on an H200 from 268 MB of keys on.
+    Split, one map of both: [page][layer, K or V][kv head and column block][slot][64 columns], from the innermost on.
+    Folded, whose rows of K are shorter, a map of K and one of V: [page][layer][kv head and column block][slot][64
+    columns]. The cache fetches what a box row needs and no more: fetching its neighbour along took 6 % longer on an
+    H200 from 268 MB of keys on.
     """
-    bytes_each = pool.dtype.itemsize
-    head_columns = layout.head_dim // BOX_COLUMNS
+    if layout.kv_format == SPLIT:
+        return (_kv_map(pool, layout, layout.head_dim, blocks=layout.num_layers * 2, stride=layout.kv_block_len),)
+    values = pool.view((pool.size - layout.kv_block_len,), offset_elems=layout.kv_block_len)
+    return tuple(
+        _kv_map(array, layout, columns, blocks=layout.num_layers, stride=layout.layer_stride)
+        for array, columns in ((pool, layout.k_dim), (values, layout.head_dim))
+    )
+
+
+def _kv_map(array: DeviceArray, layout: KvLayout, columns: int, *, blocks: int, stride: int) -> Argument:
+    """A map of so many blocks a page, ``stride`` elements apart, of rows of so many columns."""
+    bytes_each = array.dtype.itemsize
+    head_columns = columns // BOX_COLUMNS
     shape = TensorMapShape(
         extents=(
             BOX_COLUMNS,
             layout.page_size,
             layout.num_kv_heads * head_columns,
-            layout.num_layers * 2,
-            pool.size // layout.page_stride,
+            blocks,
+            -(-array.size // layout.page_stride),
         ),
         strides_bytes=(
-            layout.num_kv_heads * layout.head_dim * bytes_each,
+            layout.num_kv_heads * columns * bytes_each,
             BOX_COLUMNS * bytes_each,
-            layout.kv_block_len * bytes_each,
+            stride * bytes_each,
             layout.page_stride * bytes_each,
         ),
         box=(BOX_COLUMNS, TILE_KEYS, head_columns, 1, 1),
         l2_bytes=BOX_COLUMNS * bytes_each,
     )
-    return pool.device.tensor_map(pool, shape)
+    return array.device.tensor_map(array, shape)

@@ -15,6 +15,7 @@ from g4kv_cli.entries.entry import Entry, KernelVariant, Metadata, Operation, Ta
 from g4kv_cli.entries.kv_boxes import BOX_SLOTS
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import FOLDED
 
 _V = KernelVariant
 _PREFILL, _DECODE, _HOPPER = "prefill.cu", "decode.cu", "prefill_hopper.cu"
@@ -37,6 +38,11 @@ def _alone(symbol: str, max_group: int, shared_bytes: int) -> KernelVariant:
 def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
     """The same with blocks in clusters that share one."""
     return replace(_alone(symbol, max_group, shared_bytes), max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
+
+
+def _folded(kernel: KernelVariant, threads: int = 256) -> KernelVariant:
+    """Such a kernel for pools of folded rows."""
+    return replace(kernel, source="decode_hopper_folded.cu", threads=threads, kv_formats=(FOLDED,))
 
 
 def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
@@ -66,11 +72,15 @@ _PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376
 _HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           8,  74064),
                     _alone("paged_decode_hopper_hd256_heads16",         16,  70224))
 _HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           8,  73904),
-                    _alone("paged_decode_hopper_hd512_heads16",         16,  42144))
+                    _alone("paged_decode_hopper_hd512_heads16",         16,  42144),
+                    _folded(_alone("paged_decode_hopper_folded_hd512_heads8",           8,  86224), 128),
+                    _folded(_alone("paged_decode_hopper_folded_hd512_heads16",         16,  90320)))
 _HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880),
                     _cluster("paged_decode_hopper_split_hd256_heads16", 16,  70224,  88528))
 _HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 139472, 156816),
-                    _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288))
+                    _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288),
+                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads8",   8, 172432, 189776)),
+                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads16", 16, 131440, 166128)))
 # fmt: on
 
 

@@ -8,7 +8,7 @@
 #define G4KV_DECODE_KERNEL(name, blocks, clustered, ...)                                                              \
   extern "C" __global__ void __launch_bounds__(g4kv::ClusterShape<__VA_ARGS__>::kThreads, blocks)                     \
       name(const __grid_constant__ g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap map) {       \
-    g4kv::attend_in_cluster<__VA_ARGS__, clustered>(params, map);                                                     \
+    g4kv::attend_in_cluster<g4kv::ClusterShape<__VA_ARGS__>, clustered>(params, map, map);                            \
   }
 
 #define G4KV_DECODE_HOPPER(name, head_dim, columns, head_tiles, teams, stages, blocks, bytes)                         \

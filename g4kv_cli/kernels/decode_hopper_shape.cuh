@@ -10,13 +10,21 @@ constexpr int kBoxColumns = 64;  // of a tensor-map box: 128 bytes, the span of 
 constexpr int kWarpHeads = 8;
 constexpr int kMaxClusterBlocks = 8;  // what every device with clusters takes
 
-template <int kHeadDim, int kWarpColumns, int kHeadTiles, int kTeams, int kStages>
+// kKeyColumns: of a row of K in the pool, all of the head's or, folded, the rotated ones; V has the others then too.
+// kStepTiles: tiles that a team takes at a time.
+template <int kHeadDim_, int kWarpColumns_, int kHeadTiles, int kTeams_, int kStages_, int kKeyColumns_ = kHeadDim_,
+          int kStepTiles_ = 1>
 struct ClusterShape {
+  static constexpr int kHeadDim = kHeadDim_, kWarpColumns = kWarpColumns_, kTeams = kTeams_, kStages = kStages_;
+  static constexpr int kKeyColumns = kKeyColumns_, kStepTiles = kStepTiles_;
+  static constexpr bool kFolded = kKeyColumns < kHeadDim;
   static constexpr int kParts = kHeadDim / kWarpColumns;  // of a head, a warp each
   static constexpr int kTeamWarps = kParts * kHeadTiles;
   static constexpr int kThreads = kTeams * kTeamWarps * kWarpSize;
-  static constexpr int kTileBytes = kClusterTileKeys * kHeadDim * 2;  // of K, and the same of V
-  static constexpr int kRingBytes = kStages * 2 * kTileBytes;         // of a team
+  static constexpr int kKeyBytes = kClusterTileKeys * kKeyColumns * 2;  // of a tile
+  static constexpr int kValueBytes = kClusterTileKeys * kHeadDim * 2;
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kRingBytes = kStages * kStageBytes;  // of a team
   static constexpr int kPairs = kHeadTiles * kWarpHeads / 2;
   // Results travel in items of 16 bytes: two head dims of two heads. A pair's items lie side by side, and pairs half a
   // line of banks apart: what the four pairs of a warp store then meets no bank twice.
@@ -27,7 +35,8 @@ struct ClusterShape {
   static constexpr int kReceiveBytes = (kHeadDim / 2 + kMaxClusterBlocks - 1) * kPairs * 16;
   static constexpr int kReceiveStateBytes = kMaxClusterBlocks * kPairs * 16;
   static constexpr int kTeamStateBytes = kTeams * kPairs * 16;
-  static constexpr int kExchangeBytes = kParts == 1 ? 0 : kTeams * 2 * kTeamWarps * kWarpSize * 16;
+  static constexpr int kExchangeBytes =
+      kParts == 1 ? 0 : kTeams * 2 * kStepTiles * kTeamWarps * kWarpSize * 16;
   static constexpr int kBarrierBytes = (kTeams * kStages + 1) * 16;
   static constexpr int kTeamStateAt = kTeams * kTeamBytes;
   static constexpr int kExchangeAt = kTeamStateAt + kTeamStateBytes;

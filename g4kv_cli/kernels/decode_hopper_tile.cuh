@@ -51,15 +51,16 @@ __device__ __forceinline__ void chunk_offsets(unsigned (&offsets)[4], int row, i
 
 constexpr int kBlockBytes = kClusterTileKeys * kBoxColumns * 2;  // of a tile's column block
 
-// Scores of 16 keys (rows) and 8 heads (columns) over kWarpColumns of the head, in four chains of sums.
+// Scores of 16 keys (rows) and 8 heads (columns) over kWarpColumns of the head, in four chains of sums. The first column
+// block may lie apart from the others, which stand as if it were before them at `keys`.
 template <int kWarpColumns>
 __device__ __forceinline__ void score_keys(float (&scores)[4], const unsigned (&queries)[kWarpColumns / 16][2],
-                                           unsigned keys, const unsigned (&offsets)[4]) {
+                                           unsigned first_block, unsigned keys, const unsigned (&offsets)[4]) {
   float chain[4][4] = {};
 #pragma unroll
   for (int step = 0; step < kWarpColumns / 16; ++step) {
     unsigned a[4];
-    load_matrix(a, keys + step / 4 * kBlockBytes + offsets[step % 4]);
+    load_matrix(a, (step < 4 ? first_block : keys + step / 4 * kBlockBytes) + offsets[step % 4]);
     multiply_accumulate(chain[step % 4], a, queries[step][0], queries[step][1]);
   }
 #pragma unroll
@@ -96,18 +97,28 @@ struct ColumnState {
   float sum[2];  // of this lane's keys only, until the end
 };
 
-// Scores become weights; `factor` rescales what was summed under the old maxima.
-__device__ __forceinline__ void weigh_columns(float (&scores)[4], ColumnState& columns, float (&factor)[2],
+// Scores of so many tiles become weights; `factor` rescales what was summed under the old maxima.
+template <int kTiles>
+__device__ __forceinline__ void weigh_columns(float (&scores)[kTiles][4], ColumnState& columns, float (&factor)[2],
                                               float scale_log2) {
 #pragma unroll
   for (int head = 0; head < 2; ++head) {
-    const float new_max = fmaxf(columns.max[head], column_max(fmaxf(scores[head], scores[head + 2])));
+    float largest = fmaxf(scores[0][head], scores[0][head + 2]);
+#pragma unroll
+    for (int i = 1; i < kTiles; ++i) largest = fmaxf(largest, fmaxf(scores[i][head], scores[i][head + 2]));
+    const float new_max = fmaxf(columns.max[head], column_max(largest));
     const float subtrahend = finite_max(new_max) * scale_log2;
     factor[head] = exp2_approx(fmaf(columns.max[head], scale_log2, -subtrahend));
     columns.max[head] = new_max;
-    scores[head] = exp2_approx(fmaf(scores[head], scale_log2, -subtrahend));
-    scores[head + 2] = exp2_approx(fmaf(scores[head + 2], scale_log2, -subtrahend));
-    columns.sum[head] = fmaf(columns.sum[head], factor[head], scores[head] + scores[head + 2]);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      scores[i][head] = exp2_approx(fmaf(scores[i][head], scale_log2, -subtrahend));
+      scores[i][head + 2] = exp2_approx(fmaf(scores[i][head + 2], scale_log2, -subtrahend));
+    }
+    float sum = scores[0][head] + scores[0][head + 2];
+#pragma unroll
+    for (int i = 1; i < kTiles; ++i) sum += scores[i][head] + scores[i][head + 2];
+    columns.sum[head] = fmaf(columns.sum[head], factor[head], sum);
   }
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 
-SOURCES = tuple(f"decode_hopper_{part}.cuh" for part in ("body", "merge", "shape", "tile"))
+SOURCES = tuple(f"decode_hopper_{part}.cuh" for part in ("body", "loops", "merge", "ring", "shape", "tile"))
 LOCAL, GLOBAL = "attention/12b-local", "attention/12b-global"
 
 
@@ -43,14 +43,14 @@ class Fault:
 FAULTS = (
     Fault(
         "values not waited for",
-        "    barrier_wait(values_full(stage), parity);\n",
+        "    barrier_wait(ring.values_full(stage), parity);\n",
         "",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(
         "scores read before the other warps wrote them",
-        "        make_float4(scores[0], scores[1], scores[2], scores[3]);\n    sync_team<Shape::kTeamWarps>(team);",
-        "        make_float4(scores[0], scores[1], scores[2], scores[3]);",
+        "    sync_team<kTeamWarps>(own.team);\n    add_parts",
+        "    add_parts",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(

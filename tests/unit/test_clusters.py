@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries import clusters
 from g4kv_cli.entries.attention_parameters import AttentionParameters
-from g4kv_cli.entries.clusters import cluster_blocks, kv_map, launch_in_clusters, suggested_splits
+from g4kv_cli.entries.clusters import cluster_blocks, kv_maps, launch_in_clusters, suggested_splits
 from g4kv_cli.entries.entry import KernelVariant, choose_variant
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, entry_named
 from g4kv_cli.errors import DeviceUnavailable
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.oracle.bfloat16 import BF16
 
@@ -28,7 +30,9 @@ DECODE = tuple(
     for entry in entries("attention")
     if entry.one_token_each and any(kernel.arch for kernel in entry.kernels)
 )
+FOLDED_DECODE = tuple((name, FOLDED) for name in DECODE if entry_named(name).head_dim == 512)
 LAYOUT = KvLayout.derive(page_size=48, num_layers=3, num_kv_heads=4, head_dim=512)
+FOLDED_LAYOUT = KvLayout.derive(page_size=48, num_layers=3, num_kv_heads=4, head_dim=512, k_dim=128)
 
 
 class _Recorder(EmulatedDevice):
@@ -82,12 +86,13 @@ def test_clusters_run_on_the_architecture_they_are_made_for_and_on_pages_that_co
     assert _chosen(name, kind="emulated").path == "portable"
 
 
-@pytest.mark.parametrize("name", DECODE)
-def test_every_group_has_a_kernel_with_columns_for_it(name: str) -> None:
+@pytest.mark.parametrize(("name", "kv_format"), [*((name, SPLIT) for name in DECODE), *FOLDED_DECODE])
+def test_every_group_has_a_kernel_with_columns_for_it(name: str, kv_format: KvFormat) -> None:
     for group in range(1, 17):
-        kernel = _chosen(name, group=group)
+        kernel = _chosen(name, group=group, kv_format=kv_format)
         assert kernel.max_cluster_blocks
         assert kernel.max_group >= group
+        assert ("folded" in kernel.symbol) == (kv_format == FOLDED)
 
 
 @pytest.mark.parametrize("name", DECODE)
@@ -207,25 +212,32 @@ def test_more_requests_than_a_grid_holds_go_in_shares_that_begin_where_the_last_
     assert _parameters(shares[-1][1]).partial_out == 2**46
 
 
-def test_a_map_has_every_row_where_the_layout_has_it() -> None:
+@pytest.mark.parametrize("layout", [LAYOUT, FOLDED_LAYOUT], ids=["split", "folded"])
+def test_maps_have_every_row_where_the_layout_has_it(layout: KvLayout) -> None:
     device = _Recorder()
     pages = 5
-    pool = device.allocate((pages * LAYOUT.page_stride,), BF16, "pool")
-    kv_map(pool, LAYOUT)
-    (array, shape), random = device.maps[0], np.random.default_rng(3)
-    assert array is pool
-    assert shape.l2_bytes == 128  # a row of the box
-    assert shape.extents[0] * shape.extents[1] * shape.extents[2] * shape.extents[3] * pages == pool.size
-    assert shape.extents[4] == pages
+    pool = device.allocate((pages * layout.page_stride,), BF16, "pool")
+    assert len(kv_maps(pool, layout)) == len(device.maps) == (1 if layout is LAYOUT else 2)
+    random = np.random.default_rng(3)
+    assert sum(math.prod(shape.extents) for _, shape in device.maps) == pool.size
+    for _, shape in device.maps:
+        assert shape.l2_bytes == 128  # a row of the box
+        assert shape.extents[4] == pages
     for _ in range(200):
-        page, layer, kv, slot, head, dim = (int(random.integers(n)) for n in (pages, 3, 2, 48, 4, 512))
+        page, layer, kv, slot, head = (int(random.integers(n)) for n in (pages, 3, 2, 48, 4))
+        columns = 512 if kv else layout.k_dim
+        dim = int(random.integers(columns))
+        array, shape = device.maps[kv % len(device.maps)]
+        assert shape.box == (64, 16, columns // 64, 1, 1)
         column_block, column = divmod(dim, shape.box[0])
-        at = (slot, head * (512 // shape.box[0]) + column_block, layer * 2 + kv, page)
-        got = column * 2 + sum(place * stride for place, stride in zip(at, shape.strides_bytes, strict=True))
+        block = layer * 2 + kv if layout is LAYOUT else layer
+        at = (slot, head * (columns // shape.box[0]) + column_block, block, page)
+        got = array.address - pool.address + column * 2
+        got += sum(place * stride for place, stride in zip(at, shape.strides_bytes, strict=True))
         assert all(place < extent for place, extent in zip((column, *at), shape.extents, strict=True))
         # pool[page][layer][K, V][slot][head][dim]
-        want = page * LAYOUT.page_stride + layer * LAYOUT.layer_stride + kv * LAYOUT.kv_block_len
-        assert got == 2 * (want + (slot * 4 + head) * 512 + dim)
+        want = page * layout.page_stride + layer * layout.layer_stride + kv * layout.kv_block_len
+        assert got == 2 * (want + (slot * 4 + head) * columns + dim)
     device.close()
 
 

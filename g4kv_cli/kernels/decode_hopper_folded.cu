@@ -1,0 +1,32 @@
+// Decode attention for sm_90 of pools whose rows of K hold the rotated columns alone, one line a variant: head_dim,
+// columns of a warp, 8-head tiles of the group, teams of a block, stages of each team's ring, columns of a row of K,
+// tiles of a step, blocks of a multiprocessor; then as in decode_hopper.cu.
+#if __CUDA_ARCH__ / 10 == 90
+#include "decode_hopper_body.cuh"
+
+#define G4KV_FOLDED_KERNEL(name, blocks, clustered, ...)                                                              \
+  extern "C" __global__ void __launch_bounds__(g4kv::ClusterShape<__VA_ARGS__>::kThreads, blocks)                     \
+      name(const __grid_constant__ g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap keys,        \
+           const __grid_constant__ g4kv::TensorMap values) {                                                          \
+    g4kv::attend_in_cluster<g4kv::ClusterShape<__VA_ARGS__>, clustered>(params, keys, values);                        \
+  }
+
+#define G4KV_DECODE_FOLDED(name, head_dim, columns, head_tiles, teams, stages, k_dim, step, blocks, bytes)            \
+  static_assert(                                                                                                      \
+      g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages, k_dim, step>::kAloneBytes == bytes,            \
+      "entries/table.py states these bytes");                                                                         \
+  G4KV_FOLDED_KERNEL(name, blocks, false, head_dim, columns, head_tiles, teams, stages, k_dim, step)
+
+#define G4KV_DECODE_FOLDED_SPLIT(name, head_dim, columns, head_tiles, teams, stages, k_dim, step, blocks,             \
+                                 alone_bytes, bytes)                                                                  \
+  static_assert(                                                                                                      \
+      g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages, k_dim, step>::kAloneBytes == alone_bytes &&    \
+          g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages, k_dim, step>::kSharedBytes == bytes,       \
+      "entries/table.py states these bytes");                                                                         \
+  G4KV_FOLDED_KERNEL(name, blocks, true, head_dim, columns, head_tiles, teams, stages, k_dim, step)
+
+G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads8, 512, 256, 1, 2, 2, 128, 1, 2, 86224)
+G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads16, 512, 128, 2, 1, 4, 128, 1, 2, 90320)
+G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads8, 512, 256, 1, 4, 2, 128, 1, 1, 172432, 189776)
+G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads16, 512, 256, 2, 2, 3, 128, 1, 1, 131440, 166128)
+#endif
