@@ -39,6 +39,20 @@ class ExpectedAttention:
         return ExpectedAttention(self.value[tokens], self.rounding.at(tokens), self.lse[tokens], self.lse_limit[tokens])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """Of query rows and keys, both float64 [num_kv_heads, rows, keys]: ``dots`` q k^T, and ``magnitudes``, the sums of
+    the products' absolute values."""
+
+    dots: Float64
+    magnitudes: Float64
+    head_dim: int
+
+    def of_keys(self, which: npt.NDArray[np.bool_]) -> Products:
+        """Those of some of the keys."""
+        return Products(self.dots[..., which], self.magnitudes[..., which], self.head_dim)
+
+
 def visible_keys(query_positions: Array, key_positions: Array, window_left: int) -> npt.NDArray[np.bool_]:
     """[queries, keys]: True where the key is not after the query and at most ``window_left`` before it (-1: any)."""
     distance = np.asarray(query_positions)[:, None] - np.asarray(key_positions)[None, :]
@@ -67,40 +81,10 @@ def attend(
         raise ValueError("a query sees no key")
     # [kv_head][token, head of the group][...]: the heads of a group share their keys.
     grouped = np.asarray(q, np.float64).reshape(q_len, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
-    rows = grouped.reshape(num_kv_heads, q_len * group, head_dim)
-    k64 = np.asarray(k, np.float64).transpose(1, 2, 0)
-    v64 = np.asarray(v, np.float64).transpose(1, 0, 2)
+    products = multiply(grouped.reshape(num_kv_heads, q_len * group, head_dim), k.transpose(1, 0, 2))
     row_sees = np.repeat(seen, group, axis=0)[None]
-
-    scores = np.where(row_sees, sm_scale * (rows @ k64), -np.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(axis=-1, keepdims=True)
-    weights /= total
-    value = weights @ v64
-    lse = top[..., 0] + np.log(total[..., 0])
-
-    magnitudes = abs(sm_scale) * (np.abs(rows) @ np.abs(k64))
-    bits = np.where(row_sees, np.abs(scores), 0).max(axis=-1, keepdims=True) * LOG2_E
-    errors = weight_errors(magnitudes, bits, head_dim, keys)
-    if rounds_scores:
-        errors += np.expm1(np.where(row_sees, HALF_ULP_RELATIVE * np.abs(scores), 0))
-    mean_error = (weights * errors).sum(axis=-1, keepdims=True)
-    size, square = np.abs(v64), np.square(v64)
-    sums = KeySums(
-        value=value,
-        size=weights @ size,
-        error=(weights * (errors + mean_error)) @ size,
-        square=np.square(weights) @ square,
-        error_square=np.square(weights * errors) @ square,
-    )
-    rounding = rounding_of(sums, weights, scores, errors, value @ v64.transpose(0, 2, 1), roundings)
-    lse_limit = (
-        (np.where(row_sees, errors, 0)).max(axis=-1)
-        + mean_error[..., 0]
-        + summing_error(keys)
-        + 4 * U_FLOAT32 * (np.abs(lse) + bits[..., 0] + 1)
-    )
+    weighed = weigh(products, row_sees, v.transpose(1, 0, 2), sm_scale, roundings, rounds_scores)
+    value, rounding, lse, lse_limit = weighed
 
     def back(values: Float64) -> Float64:
         """[kv_head][token, head of the group][...] -> [token][head][...]."""
@@ -113,6 +97,53 @@ def attend(
         back(lse),
         back(lse_limit),
     )
+
+
+def multiply(rows: Array, k: Array) -> Products:
+    """``rows`` [num_kv_heads, rows, head_dim] times ``k`` [num_kv_heads, keys, head_dim]."""
+    rows64, k64 = np.asarray(rows, np.float64), np.asarray(k, np.float64).swapaxes(1, 2)
+    return Products(rows64 @ k64, np.abs(rows64) @ np.abs(k64), rows.shape[-1])
+
+
+def weigh(
+    products: Products, row_sees: npt.NDArray[np.bool_], v: Array, sm_scale: float, roundings: int = 1,
+    rounds_scores: bool = False,
+) -> tuple[Float64, Rounding, Float64, Float64]:  # fmt: skip
+    """Value, rounding, lse and its limit of rows from their products with the keys.
+
+    ``row_sees`` [1 or num_kv_heads, rows, keys]; ``v`` [num_kv_heads, keys, columns], any of its columns.
+    """
+    keys = products.dots.shape[-1]
+    v64 = np.asarray(v, np.float64)
+    scores = np.where(row_sees, sm_scale * products.dots, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total
+    value = weights @ v64
+    lse = top[..., 0] + np.log(total[..., 0])
+
+    bits = np.where(row_sees, np.abs(scores), 0).max(axis=-1, keepdims=True) * LOG2_E
+    errors = weight_errors(abs(sm_scale) * products.magnitudes, bits, products.head_dim, keys)
+    if rounds_scores:
+        errors += np.expm1(np.where(row_sees, HALF_ULP_RELATIVE * np.abs(scores), 0))
+    mean_error = (weights * errors).sum(axis=-1, keepdims=True)
+    size, square = np.abs(v64), np.square(v64)
+    sums = KeySums(
+        value=value,
+        size=weights @ size,
+        error=(weights * (errors + mean_error)) @ size,
+        square=np.square(weights) @ square,
+        error_square=np.square(weights * errors) @ square,
+    )
+    rounding = rounding_of(sums, weights, scores, errors, value @ v64.swapaxes(1, 2), roundings)
+    lse_limit = (
+        (np.where(row_sees, errors, 0)).max(axis=-1)
+        + mean_error[..., 0]
+        + summing_error(keys)
+        + 4 * U_FLOAT32 * (np.abs(lse) + bits[..., 0] + 1)
+    )
+    return value, rounding, lse, lse_limit
 
 
 def concatenate(parts: Sequence[ExpectedAttention]) -> ExpectedAttention:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.oracle.attention import attend, visible_keys
+from g4kv_cli.oracle.attention import Products, multiply, visible_keys, weigh
 from g4kv_cli.oracle.suspects import Suspect
 
 Array = npt.NDArray[Any]
@@ -68,6 +68,8 @@ class _Row:
         self.k, self.v = request.k[:, self.kv_head], request.v[:, self.kv_head]
         self.position = request.first_key + len(request.k) - len(request.q) + token
         self.seen = self._seen(request, batch.window_left)
+        self.multiplied: dict[int, tuple[Array, Products]] = {}
+        """By id of the keys, which are kept so that no other array gets it."""
 
     def _seen(self, request: RequestRows, window_left: int) -> Flags:
         seen: Flags = visible_keys(np.array([self.position]), request.key_positions, window_left)[0]
@@ -84,10 +86,23 @@ class _Row:
         if not 0 < np.count_nonzero(which) * self.q.size <= _MAX_ELEMENTS:
             return
         scale = self.batch.sm_scale if sm_scale is None else sm_scale
-        found = attend(
-            self.q[None, None], k[which][:, None], v[which][:, None], first_key=0, window_left=-1, sm_scale=scale
-        )
-        yield Suspect(words, found.value[0, 0], found.rounding.limit[0, 0])
+        products = self._products(k, which)
+        sees = np.ones(products.dots.shape, np.bool_)
+
+        def of(columns: slice) -> tuple[Float64, Float64]:
+            value, rounding, _, _ = weigh(products, sees, v[which, columns][None], scale)
+            return value[0, 0], rounding.limit[0, 0]
+
+        yield Suspect(words, of)
+
+    def _products(self, k: Array, which: Flags) -> Products:
+        """Of the query with these keys. Most suspects see keys that another one sees too, so all are multiplied once,
+        unless there are too many."""
+        if k.size > _MAX_ELEMENTS:
+            return multiply(self.q[None, None], k[which][None])
+        if id(k) not in self.multiplied:
+            self.multiplied[id(k)] = (k, multiply(self.q[None, None], k[None]))
+        return self.multiplied[id(k)][1].of_keys(which)
 
     def _other_masks(self) -> Iterator[Suspect]:
         distance = self.position - self.request.key_positions

@@ -90,7 +90,7 @@ def _nearest(tokens: int, token: int) -> list[int]:
 
 
 def _plain(words: str, value: Float64) -> Suspect:
-    return Suspect(words, value, tolerance.normed_limit(value))
+    return Suspect.row(words, value, tolerance.normed_limit(value))
 
 
 def _rotated(words: str, normed: Float64, cos: Array, sin: Array) -> Suspect:
@@ -114,4 +114,4 @@ def _interleaved(words: str, normed: Float64, cos: Array, sin: Array) -> Suspect
 def _within(words: str, value: Float64, magnitude: Float64, cos: Array, sin: Array) -> Suspect:
     length = np.ones_like(value)
     length[: cos.shape[-1]] = np.hypot(np.asarray(cos, np.float64), np.asarray(sin, np.float64))
-    return Suspect(words, value, tolerance.rotated_limit(value, magnitude, length))
+    return Suspect.row(words, value, tolerance.rotated_limit(value, magnitude, length))

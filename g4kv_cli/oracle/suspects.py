@@ -19,18 +19,31 @@ Float64 = npt.NDArray[np.float64]
 
 MAX_NAMED = 3
 """More things that a row equals are not listed: then they equal each other."""
+_FIRST_COLUMNS = 16
 _MAX_COMPARED = 1 << 27
 _COMPARED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspect:
-    """A row that another computation gives: ``value`` and ``limit`` float64 [head_dim]. ``words`` end the sentence "the
-    row equals the expected row ..."."""
+    """A row that another computation gives. ``of(columns)`` makes value and limit, both float64, of some of its
+    [head_dim] columns. ``words`` end the sentence "the row equals the expected row ..."."""
 
     words: str
-    value: Float64
-    limit: Float64
+    of: Callable[[slice], tuple[Float64, Float64]]
+
+    @staticmethod
+    def row(words: str, value: Float64, limit: Float64) -> Suspect:
+        """One that is at hand whole."""
+        return Suspect(words, lambda columns: (value[columns], limit[columns]))
+
+    def equals(self, found: Float64) -> bool:
+        """Whether the row ``found`` is this one. Most are not in the first columns already, so the rest is not made."""
+        for columns in (slice(0, _FIRST_COLUMNS), slice(_FIRST_COLUMNS, None)):
+            value, limit = self.of(columns)
+            if not (np.abs(found[columns] - value) <= limit).all():
+                return False
+        return True
 
 
 Suspects = Callable[[int, int], Iterable[Suspect]]
@@ -51,7 +64,7 @@ def identify(
     if not found.any():
         return "zero in every column"
     made = () if suspects is None else suspects(*row)
-    equal = (suspect.words for suspect in made if (np.abs(found - suspect.value) <= suspect.limit).all())
+    equal = (suspect.words for suspect in made if suspect.equals(found))
     others = (f"of {name(*other)}" for other in _equal_rows(found, value, limit, row))
     words = list(islice(chain(equal, others), MAX_NAMED))
     return f"the expected row {', or '.join(words)}" if words else ""

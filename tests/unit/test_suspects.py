@@ -123,6 +123,16 @@ def _right(requests: list[RequestRows]) -> Array:
     return round_to_bf16(np.stack(rows).reshape(-1, HEADS, HEAD_DIM))
 
 
+def test_a_row_that_is_a_mistakes_in_all_columns_but_the_last_is_not_named() -> None:
+    requests = _requests()
+    got = _right(requests)
+    got[TOKEN, HEAD] = round_to_bf16(_attention_mistakes()["without any mask"](requests))
+    got[TOKEN, HEAD, -1] += 1
+    found = _judge(got, requests)
+    assert found is not None
+    assert found.first_row_equals == ""
+
+
 @pytest.mark.parametrize("words", _attention_mistakes())
 def test_a_mistake_of_attention_is_named(words: str) -> None:
     requests = _requests()
