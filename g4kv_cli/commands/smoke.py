@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from g4kv_cli.commands.options import (
 )
 from g4kv_cli.entries.table import arithmetic_of
 from g4kv_cli.errors import UsageError
-from g4kv_cli.model.geometry import MODELS, names_file, select_geometries
+from g4kv_cli.model.geometry import MODELS, Geometry, names_file, select_geometries
 from g4kv_cli.records.run import CaseResult, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole
 from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, WORKLOAD, EarlierRun, read_record
@@ -207,7 +208,22 @@ def cases_of(request: Request) -> list[Case]:
         return select_cases(table, request.case)
     # An id names its geometry, so --case needs no --geometry.
     if geometries is None:
-        geometries = select_geometries("all", request.tp)
+        return _of_any_geometry(request)
+    return _of_table(geometries, request)
+
+
+def _of_any_geometry(request: Request) -> list[Case]:
+    """The cases that ``--case`` names; where the ids name geometries, tables are made of those alone."""
+    everything = select_geometries("all", request.tp)
+    named = {text.split("/")[1] if "/" in text else "" for text in request.case}
+    some = [geometry for geometry in everything if geometry.name in named]
+    if len(some) == len(named):
+        with suppress(UsageError):  # of what is not there, the nearest is looked for in all tables
+            return _of_table(some, request)
+    return _of_table(everything, request)
+
+
+def _of_table(geometries: Sequence[Geometry], request: Request) -> list[Case]:
     table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
     return select_cases(table, request.case)
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.cases.case import Case
+from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.cases.select import select_cases
+from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+
+smoke = importlib.import_module("g4kv_cli.commands.smoke")  # the package's attribute of this name is the command
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 EMULATED = ("--device", "emulated")
@@ -90,3 +98,28 @@ def test_help_names_the_default_and_the_exit_codes(run_g4kv) -> None:
     assert done.returncode == 0
     assert "Default: 12b-local" in " ".join(done.stdout.split())
     assert "Exit codes: 0 all passed; 1 a kernel is wrong; 2" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "made_of"),
+    [
+        (("attention/31b-local/decode/ragged", "prep/12b-local/*/closed-form"), {"12b-local", "31b-local"}),
+        (("trap/12b-global/decode/*",), {"12b-global"}),
+        (("attention/12b*/decode/ragged",), set(GEOMETRIES)),
+        (("*closed-form", "prep/12b-local/decode/closed-form"), set(GEOMETRIES)),
+    ],
+)
+def test_ids_that_name_their_geometries_need_no_other_table(
+    wanted: tuple[str, ...], made_of: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: set[str] = set()
+
+    def watched(geometries: Sequence[Geometry], **options: Any) -> list[Case]:
+        made.update(geometry.name for geometry in geometries)
+        return gate_cases(geometries, **options)
+
+    monkeypatch.setattr(smoke, "gate_cases", watched)
+    chosen = [case.id for case in smoke.cases_of(smoke.Request(case=wanted))]
+    assert made == made_of
+    everything = gate_cases(tuple(GEOMETRIES.values()), every_trap=True)
+    assert chosen == [case.id for case in select_cases(everything, wanted)]
