@@ -11,6 +11,7 @@ import numpy as np
 from g4kv_cli.device.arguments import Argument, pointer
 from g4kv_cli.device.interface import Device, DeviceArray, Launch
 from g4kv_cli.emulator.arguments import HostBuffer, is_same, prepare
+from g4kv_cli.emulator.errors import Unsupported
 from g4kv_cli.emulator.mangled import read_symbol
 from g4kv_cli.emulator.module import Module
 from g4kv_cli.emulator.names import kernel_words
@@ -45,7 +46,10 @@ def launch_on(
                 kind = "struct" if parameter.is_array else f"{'f' if is_float else 'u'}{8 * parameter.nbytes}"
                 values.append(Argument(kind, item))  # type: ignore[arg-type]
         outputs = tuple(array for buffer, array in placed if buffer.is_output)
-        device.launch(loaded, Launch(*extents, tuple(values), shared, must_write=outputs))
+        launch = Launch(
+            *extents, tuple(values), shared, must_write=outputs, cooperative=_is_cooperative(module, symbol)
+        )
+        device.launch(loaded, launch)
         device.synchronize()
         for buffer, array in placed:
             if buffer.array.flags.writeable and buffer.array.size:
@@ -53,6 +57,14 @@ def launch_on(
     finally:
         if not device.is_lost:
             device.free_all([array for _, array in placed])
+
+
+def _is_cooperative(module: Module, symbol: str) -> bool:
+    """Whether the kernel has a barrier of its grid, as far as that can be seen without a GPU."""
+    try:
+        return module.kernel(symbol).handle.synchronises_grid
+    except Unsupported:
+        return False
 
 
 def _place(device: Device, buffer: HostBuffer, placed: list[tuple[HostBuffer, DeviceArray]]) -> DeviceArray:

@@ -427,6 +427,11 @@ class CudaDevice(Device):
             attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             made.append(attribute)
+        if launch.cooperative:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            made.append(attribute)
         return made
 
     def _launch_configuration(self, launch: Launch, attributes: list[Any]) -> Any:

@@ -254,6 +254,7 @@ class EmulatedDevice(Device):
             deadline=None if self.time_limit is None else self.time_limit.deadline,
             chosen=chosen,
             cluster=launch.cluster,
+            cooperative=launch.cooperative,
         )
 
     @contextmanager

@@ -140,7 +140,8 @@ class Launch:
     by contract, such as a padding page: its contents are unspecified afterwards; ``paged_reads`` say what may be read
     of pools. ``cluster`` are blocks of a thread block cluster, which divide the grid. With ``overlap`` the launch may
     begin before the one in front of it has ended (programmatic stream serialization): the kernel waits
-    (``griddepcontrol.wait``) before it reads its results.
+    (``griddepcontrol.wait``) before it reads its results. ``cooperative`` launches have a barrier of all blocks, which
+    are resident together.
     """
 
     grid: tuple[int, int, int]
@@ -152,6 +153,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     overlap: bool = False
     paged_reads: tuple[PagedReads, ...] = ()
+    cooperative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Emulator:
         policy: PolicyLike | Policy | None = None,
         seconds: float | None = None,
         reverse_blocks: bool = False,
+        cooperative: bool | None = None,
     ) -> Report:
         """Run a kernel to its end and report on it.
 
@@ -125,6 +126,8 @@ class Emulator:
         shared: bytes of dynamic shared memory of a block.
         policy, seconds: for this launch in place of the device's.
         reverse_blocks: run the blocks in descending order; a result that changes depends on their order.
+        cooperative: whether the launch is one, with all blocks resident together; if not given, it is where the kernel
+            has a barrier of the grid (``cooperative_groups::this_grid().sync()``), which traps in any other.
 
         Raises ArgumentError and LaunchRefused before anything ran; LaunchFailed for findings, LaunchTimedOut and
         Unsupported, and then every host array is as it was.
@@ -137,7 +140,8 @@ class Emulator:
         if not isinstance(shared, (int, np.integer)) or isinstance(shared, bool):
             raise LaunchRefused(f"shared is {shared!r}; it is a number of bytes")
         prepared = prepare(kernel.name, kernel.parameters, kernel.signature, args)
-        return self._run(kernel, extents, prepared, int(shared), rules, limit, reverse_blocks)
+        together = kernel.handle.synchronises_grid if cooperative is None else bool(cooperative)
+        return self._run(kernel, extents, prepared, int(shared), rules, limit, reverse_blocks, together)
 
     def reset(self) -> None:
         """Begin anew: device arrays are gone and symbols have their first values; modules stay loaded."""
@@ -153,6 +157,7 @@ class Emulator:
         rules: Policy,
         seconds: float,
         reverse_blocks: bool,
+        cooperative: bool,
     ) -> Report:
         machine = self._ready_machine()
         arrays = [item for item in prepared if isinstance(item, DeviceArray)]
@@ -169,7 +174,7 @@ class Emulator:
             try:
                 counts = machine.launch(
                     handle, *extents, data, shared, must_write=placed.outputs, reverse_blocks=reverse_blocks,
-                    deadline=time.monotonic() + seconds,
+                    deadline=time.monotonic() + seconds, cooperative=cooperative,
                 )  # fmt: skip
             except LaunchFault as error:
                 faults = [replace(fault, kernel=kernel.name) for fault in error.faults]

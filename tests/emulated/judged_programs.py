@@ -1,4 +1,5 @@
-"""Small CUDA programs that an emulated device must judge rightly; they are in judged_waiting, _right and _wrong.
+"""Small CUDA programs that an emulated device must judge rightly; they are in judged_waiting, _right, _wrong and
+_groups.
 
 Each is the body of ``kernel(int* out, const int* in, int* aux, int n)``, behind declarations of its own. ``in`` counts
 from 0, ``aux`` is zero, ``out`` is -1 in all words unless ``out_is_new``; ``want`` gives the first words of out.
@@ -32,11 +33,12 @@ class Program:
     notes: tuple[str, ...] = ()
     out_is_new: bool = False
     archs: tuple[str, ...] = ("90",)
+    attributes: str = ""
 
     @property
     def source(self) -> str:
         """The CUDA source."""
-        head = 'extern "C" __global__ void kernel(int* out, const int* in, int* aux, int n) {'
+        head = f'extern "C" __global__ void {self.attributes} kernel(int* out, const int* in, int* aux, int n) {{'
         return f"{self.before}\n{head}\n  const int t = threadIdx.x, b = blockIdx.x;\n{self.body}\n}}\n"
 
 

@@ -47,7 +47,8 @@ class Program:
                 packed.append(struct.pack("<Q", address))
             else:
                 packed.append(struct.pack("<f" if isinstance(argument, float) else "<i", argument))
-        self.report = self.machine.launch(self.kernel, (grid, 1, 1), (block, 1, 1), packed)
+        together = self.kernel.synchronises_grid
+        self.report = self.machine.launch(self.kernel, (grid, 1, 1), (block, 1, 1), packed, cooperative=together)
         return [
             self.machine.read(address, array.nbytes).view(array.dtype).reshape(array.shape) for address, array in arrays
         ]

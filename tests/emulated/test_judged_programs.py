@@ -1,9 +1,10 @@
-"""Right programs are not called wrong, and wrong ones are: judged_waiting, _right and _wrong, on both emulators."""
+"""Right programs (judged_right, _waiting, _groups) are not called wrong, and wrong ones are, on both emulators."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from judged_groups import RIGHT_GROUPS, WRONG_GROUPS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
 from judged_waiting import SPINNING
@@ -13,7 +14,7 @@ from nvrtc_helper import compile_kernel
 
 from g4kv_cli.device.emulated import Fault, LaunchFault, Machine
 
-JUDGED = [*SPINNING, *RIGHT, *WRONG]
+JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS]
 
 
 @pytest.fixture(params=["native", "interpreter"])
@@ -31,7 +32,8 @@ def judge(program: Program) -> tuple[list[Fault], set[str]]:
     kernel = compile_kernel(program.source)
     arguments = (pointer(out), pointer(source), pointer(aux), int32(200))
     try:
-        report = launch_on(machine, kernel, *arguments, grid=program.grid, block=program.block)
+        options = {"grid": program.grid, "block": program.block, "cooperative": kernel.synchronises_grid}
+        report = launch_on(machine, kernel, *arguments, **options)
     except LaunchFault as error:
         return error.faults, {note.kind for note in error.report.notes}
     if program.want is not None:

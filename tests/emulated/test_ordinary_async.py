@@ -42,6 +42,19 @@ def test_bulk_copies_of_bytes(arch: str) -> None:
     np.testing.assert_array_equal(out, 2 * VALUES[:256] + 1)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_groups_of_a_grid_a_cluster_and_several_warps(arch: str) -> None:
+    out, _ = run("asynchronous", "grid_meets", arch, ints(192), VALUES[:192], grid=3, block=64)
+    np.testing.assert_array_equal(out, 2 * np.roll(VALUES[:192], -64))
+    out, _ = run("asynchronous", "cluster_exchange", arch, ints(256), VALUES[:256], grid=4, block=64)
+    exchanged = VALUES[:256].reshape(2, 2, 64)[:, ::-1]
+    np.testing.assert_array_equal(out, (exchanged + np.array([0, 1000])[:, None]).reshape(-1))
+    out, _ = run("asynchronous", "block_tiles", arch, ints(256), VALUES[:256], block=256)
+    halves = VALUES[:256].reshape(2, 128)
+    want = (halves == VALUES[0]).any(1, keepdims=True) + 10 * halves[:, 77:78]
+    np.testing.assert_array_equal(out, np.repeat(want, 128))
+
+
 BULK = """
 extern "C" __global__ void kernel(int* out, const int* in, unsigned bytes, int shift) {
   __shared__ alignas(16) int row[64];

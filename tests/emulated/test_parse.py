@@ -149,7 +149,7 @@ def test_variables() -> None:
     assert (one.name, one.space, one.align, one.nbytes) == ("table", "const", 4, 16)
     assert one.initial == ((0, 1), (1, 0), (2, 255), (3, 16))
     two = parse_variable(".visible .global .align 8 .u64 where[2] = {table, 5}", 1)
-    assert (two.nbytes, two.initial) == (16, ((0, "table"), (1, 5)))
+    assert (two.nbytes, two.initial) == (16, ((0, Symbol("table")), (1, 5)))
     shared = parse_variable(".extern .shared .align 128 .b8 smem[]", 1)
     assert (shared.external, shared.nbytes, shared.align) == (True, 0, 128)
     assert parse_variable(".shared .f32 pair[2][3]", 1).nbytes == 24
@@ -165,7 +165,7 @@ REGISTERS = ".reg .pred %p<3>; .reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<
         "add.ftz.sat.rz.f32 %f1, %f1, %f1;",
         "ld.global.nc.L1::evict_most.u32 %r1, [%rd1];",
         "ld.global.u32.v2 {%r1, %r2}, [%rd1];",
-        "ld.shared::cluster.u32 %r1, [%r2];",
+        "ld.shared::gpu.u32 %r1, [%r2];",
         "st.global.nc.u32 [%rd1], %r1;",
         "atom.global.add.bf16x2 %r1, [%rd1], %r2;",
         "red.shared.add.v2.f32 [%r1], {%f1, %f2};",
@@ -175,7 +175,7 @@ REGISTERS = ".reg .pred %p<3>; .reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r3], 16, [%r2];",
         "cp.async.cg.shared.global [%r1], [%rd1], 8;",
         "mbarrier.init.shared::cluster.b64 [%r1], 1;",
-        "mov.u32 %r1, %envreg1;",
+        "mov.u32 %r1, %envreg5;",
         "mov.b128 %rd1, {%rd1, %rd2};",
         "add.s32 %r1, %r2;",
         "add.s32 %r1, %r2, %r3, %r4;",
@@ -183,7 +183,7 @@ REGISTERS = ".reg .pred %p<3>; .reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<
         "setp.lt.s32 %r1, %r2, %r3;",
         "discard.global.L2 [%rd1], 128;",
         "bar.sync 0, 32, 5;",
-        "brkpt;",
+        "getctarank.u32 %r1, %r2;",
         "mov.u32 %r1, nowhere;",
         "call.uni (%r1), function, (%r2);",
     ],
@@ -207,14 +207,14 @@ def test_directives_that_are_not_known_are_refused(body: str) -> None:
 
 
 def test_a_function_that_nobody_calls_and_one_that_is_not_there() -> None:
-    function = ".func (.param .b32 r) f(.param .b32 a)\n{\nbrkpt;\nret;\n}\n.extern .func g;\n"
+    function = ".func (.param .b32 r) f(.param .b32 a)\n{\ngetctarank.u32;\nret;\n}\n.extern .func g;\n"
     assert Module(text_of("ret;", before=function)).kernel("kernel").instruction_count == 1
     with pytest.raises(UnsupportedOpcode, match=r"'call g'.*not defined in this module"):
         Module(text_of("call g;\nret;", before=function)).kernel("kernel")
     with pytest.raises(UnsupportedOpcode, match="f has 1 parameters and 1 results"):
         Module(text_of("call f;\nret;", before=function)).kernel("kernel")
     call = "{.param .b32 p, q;\nst.param.b32 [p], 1;\ncall (q), f, (p);}\nret;"
-    with pytest.raises(UnsupportedOpcode, match="brkpt"):
+    with pytest.raises(UnsupportedOpcode, match="getctarank"):
         Module(text_of(call.replace("p, q", "p;.param .b32 q"), before=function)).kernel("kernel")
 
 

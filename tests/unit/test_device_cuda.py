@@ -120,7 +120,9 @@ class StandInDriver:
         return (Result.CUDA_SUCCESS,)
 
     CUlaunchAttributeID = SimpleNamespace(
-        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE=2,
     )
 
     def CUlaunchAttribute(self) -> SimpleNamespace:
@@ -345,6 +347,9 @@ def test_clusters_and_overlap_are_attributes_of_the_launch(device: CudaDevice, d
     assert (cluster_attribute.id, dimension.x, dimension.y, dimension.z) == (4, 8, 1, 1)
     assert (overlap_attribute.id, overlap_attribute.value.programmaticStreamSerializationAllowed) == (6, 1)
     assert driver.configurations[0].numAttrs == 2
+    device.launch(kernel, Launch((2, 1, 1), (32, 1, 1), arguments, cooperative=True))
+    (together,) = driver.configurations[-1].attrs
+    assert (together.id, together.value.cooperative) == (2, 1)
     assert driver.allowed == [1], "asked for once, and only for more than 8 blocks"
 
 

@@ -59,6 +59,9 @@ class Caller:
         self.launches.append(launch)
         self.device.launch(kernel, launch)
 
+    def __getitem__(self, name: str) -> Any:
+        return self.cudart[name]
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cudart, name)
 
@@ -201,7 +204,7 @@ def test_a_cards_properties_lie_where_each_cuda_reads_them(
     everywhere = {"warpSize": 32, "regsPerBlock": 65536, "regsPerMultiprocessor": 65536, "maxThreadsPerBlock": 1024,
                   "maxThreadsDim": [1024, 1024, 64], "maxGridSize": [2**31 - 1, 65535, 65535],
                   "sharedMemPerBlock": 48 * 1024, "reservedSharedMemPerBlock": 1024, "totalConstMem": 65536,
-                  "unifiedAddressing": 1, "cooperativeLaunch": 0, "managedMemory": 0, "integrated": 0, "l2CacheSize": 0,
+                  "unifiedAddressing": 1, "cooperativeLaunch": 1, "managedMemory": 0, "integrated": 0, "l2CacheSize": 0,
                   "totalGlobalMem": caller.device.limits.memory_bytes}  # fmt: skip
     assert {name: found[name] for name in everywhere | want} == everywhere | want
     assert found["name"].rstrip(b"\0").decode() == caller.device.info.name
@@ -310,6 +313,39 @@ def test_a_launch_in_clusters(caller: Caller, compiled_for: str, asked: tuple[in
     assert caller.launch_ex(host, out, asked) == 0, caller.state.error
     assert caller.read(out, 8) == _in_twos(size)
     assert caller.launches[0].cluster == (asked or (1, 1, 1))
+
+
+ALL_BLOCKS = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry ranks(.param .u64 out) {
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<5>;
+  ld.param.u64 %rd1, [out];
+  mov.u32 %r1, %envreg1;
+  mov.u32 %r2, %envreg2;
+  st.global.v2.u32 [%rd1], {%r1, %r2};
+  ret;
+}
+"""
+"""Stores where the memory of the grid's barrier is: nowhere, if the launch is not cooperative."""
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+def test_a_cooperative_launch_has_a_barrier_of_its_grid(caller: Caller, is_cooperative: bool) -> None:
+    host, out = caller.registered(ALL_BLOCKS), caller.allocate(8)
+    launch = caller["cudaLaunchCooperativeKernel" if is_cooperative else "cudaLaunchKernel"]
+    one, none = (ctypes.c_uint32 * 3)(1, 1, 1), ctypes.c_void_p()
+    launch.argtypes = [ctypes.c_void_p, _Extent, _Extent, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+    assert launch(host, _Extent(*one), _Extent(*one), pointers, 0, none) == 0, caller.state.error
+    assert any(caller.read(out, 2)) is is_cooperative
+    assert caller.launches[0].cooperative is is_cooperative
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32))
 
 
 def test_other_clusters_than_a_kernel_was_compiled_for_are_refused(caller_13: Caller) -> None:

@@ -28,6 +28,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "barrier_count",
     "block_write_conflict",
     "divergent_barrier",
+    "ended_block_access",
     "exited_lane_shuffle",
     "foreign_read",
     "global_race",

@@ -9,6 +9,7 @@ from typing import Any
 from .engine.library import library
 from .engine.operations import NotLowered
 from .engine.program import Program, lower
+from .interpreter.emit import GRID_WORKSPACE
 from .interpreter.translate import CompiledBlock, Translation, lay_out, translate
 from .mode import Mode, emulator_mode
 from .ptx.flow import build_flow
@@ -67,6 +68,11 @@ class Kernel:
         return self._bound[1]
 
     @property
+    def synchronises_grid(self) -> bool:
+        """Whether it has a barrier of all blocks, for which its launch has to be cooperative."""
+        return GRID_WORKSPACE in self.device_variables
+
+    @property
     def contracted(self) -> int:
         """Sums whose bits the PTX leaves open: ptxas takes a product into each, and so does the emulator."""
         return self.parsed.contracted
@@ -105,6 +111,11 @@ class Kernel:
     def local_bytes(self) -> int:
         """Local memory of a thread."""
         return self.translation.local_bytes
+
+    @property
+    def zeroed_shared(self) -> range:
+        """Shared bytes that the system clears at the start of a block."""
+        return self.translation.zeroed_shared
 
     @property
     def is_asynchronous(self) -> bool:

@@ -19,6 +19,7 @@ from .faults import (
     PoisonedMachine,
     Standing,
 )
+from .interpreter.emit import GRID_WORKSPACE
 from .kernel import Kernel, Module
 from .launcher import LaunchCounts, Launcher
 from .memory.allocation import keep_freed_memory
@@ -37,6 +38,8 @@ MAX_SHARED_BYTES = {"sm_75": 65536, "sm_80": 166912, "sm_86": 101376, "sm_89": 1
 MAX_PARAMETER_BYTES = 32764
 MAX_CLUSTER_BLOCKS = 16
 """Of compute capability 9.0, where more than 8 are allowed."""
+
+_WORKSPACE_BYTES = 8
 
 Extent = tuple[int, int, int]
 
@@ -62,6 +65,7 @@ class Machine:
         self._memory = DeviceMemory()
         self._written = WrittenRanges()
         self._modules: dict[Module, dict[str, int]] = {}
+        self._grid_workspace = 0
         self._launcher = Launcher(self._memory, emulator_mode())
         self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
 
@@ -153,6 +157,7 @@ class Machine:
         owned_reads: Sequence[OwnedReads] = (),
         chosen: range | None = None,
         cluster: Extent = (1, 1, 1),
+        cooperative: bool = False,
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -167,6 +172,7 @@ class Machine:
         chosen: numbers (x + grid.x * (y + grid.y * z)) of the blocks that run, all of them if None.
         cluster: blocks of a thread block cluster along each axis of the grid, which they have to divide; (1, 1, 1) are
             those that the kernel was compiled for.
+        cooperative: all blocks are resident together, and the grid's barrier works; without it the barrier traps.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
@@ -177,7 +183,16 @@ class Machine:
         shared = kernel.shared_total(dynamic_shared_bytes)
         cluster = cluster_of(kernel, cluster)
         _check_cluster(kernel, grid, cluster)
-        symbols = [self._place(kernel.module, name) for name in kernel.device_variables]
+        resident = resident_blocks(kernel.module.parsed.target, block[0] * block[1] * block[2], shared)
+        if cooperative and grid[0] * grid[1] * grid[2] > resident:
+            raise LaunchConfigurationError(
+                f"launch of {kernel.name} refused: {grid[0] * grid[1] * grid[2]} blocks in a cooperative launch, of "
+                f"which the card holds {resident} at a time"
+            )
+        symbols = [
+            self._workspace(cooperative) if name == GRID_WORKSPACE else self._place(kernel.module, name)
+            for name in kernel.device_variables
+        ]
         request = LaunchRequest(
             kernel,
             grid,
@@ -193,7 +208,7 @@ class Machine:
             deadline,
             owned_reads,
             chosen,
-            resident_blocks(kernel.module.parsed.target, block[0] * block[1] * block[2], shared),
+            resident,
             cluster=cluster,
         )
         try:
@@ -273,6 +288,15 @@ class Machine:
             raise refuse(f"{len(blob)} bytes of parameters, at most {MAX_PARAMETER_BYTES} are allowed")
         return bytes(blob)
 
+    def _workspace(self, cooperative: bool) -> int:
+        """What the driver gives a cooperative launch for the barrier of its grid: the size, and the count at zero."""
+        if not cooperative:
+            return 0
+        if not self._grid_workspace:
+            self._grid_workspace = self.allocate(_WORKSPACE_BYTES, "the grid's barrier")
+        self.write(self._grid_workspace, _WORKSPACE_BYTES.to_bytes(4, "little") + bytes(4))
+        return self._grid_workspace
+
     def _address_of(self, module: Module, name: str) -> int:
         parsed = module.parsed
         return parsed.function_address(name) if name in parsed.functions else self._place(module, name)
@@ -289,7 +313,7 @@ class Machine:
         data = np.zeros(variable.nbytes, np.uint8)
         size = variable.element_bytes
         for index, value in variable.initial:
-            bits = self._address_of(module, value) if isinstance(value, str) else value
+            bits = value if isinstance(value, int) else self._address_of(module, value.name) + value.offset
             data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
         self.write(addresses[name], data)
         return addresses[name]

@@ -71,7 +71,7 @@ def attributes_of(device: EmulatedDevice) -> dict[int, int]:
         81: limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES,  # of a multiprocessor
         82: 65536,  # registers of a multiprocessor
         83: 0,  # managed memory
-        95: 0,  # cooperative launches
+        95: 1,  # cooperative launches
         97: limits.max_shared_bytes_per_block,
         BLOCKS_OF_MULTIPROCESSOR: blocks,
         111: RESERVED_SHARED_BYTES,

@@ -192,8 +192,6 @@ class StandInRuntime:
     def _launch(self, values: _Values) -> int:
         name_at, fatbin, *extents, shared, arguments_at, attributes_at, count, cooperative = values[:13]
         call, name = self._now, ctypes.string_at(name_at).decode()
-        if cooperative:
-            raise CompileError(f"{call.image_name} launches {name} cooperatively, which the emulated device cannot do")
         if shared > self._opted_in.get(name, DEFAULT_SHARED_BYTES):
             # As on a GPU: without cudaFuncSetAttribute the launch is an invalid value.
             return INVALID_VALUE
@@ -203,14 +201,15 @@ class StandInRuntime:
             Argument(_kind_of(parameter), ctypes.string_at(pointers[number] or 0, parameter.nbytes))
             for number, parameter in enumerate(kernel.handle.parameters)
         )
-        cluster, overlap = self._attributes(name, attributes_at, count)
+        cluster, overlap, is_cooperative = self._attributes(name, attributes_at, count)
         grid, block = tuple(extents[:3]), tuple(extents[3:6])
         call.launches += 1
-        call.launch(kernel, Launch(grid, block, given, shared, cluster=cluster, overlap=overlap))
+        together = is_cooperative or bool(cooperative)
+        call.launch(kernel, Launch(grid, block, given, shared, cluster=cluster, overlap=overlap, cooperative=together))
         return SUCCESS
 
-    def _attributes(self, name: str, at: int, count: int) -> tuple[tuple[int, int, int], bool]:
-        cluster, overlap = (1, 1, 1), False
+    def _attributes(self, name: str, at: int, count: int) -> tuple[tuple[int, int, int], bool, bool]:
+        cluster, overlap, is_cooperative = (1, 1, 1), False, False
         for index in range(count):
             raw = ctypes.string_at(at + index * _LAUNCH_ATTRIBUTE_BYTES, _LAUNCH_ATTRIBUTE_BYTES)
             (number,) = struct.unpack_from("<i", raw)
@@ -218,11 +217,11 @@ class StandInRuntime:
                 cluster = struct.unpack_from("<3I", raw, 8)
             elif number == _OVERLAP:
                 overlap = bool(struct.unpack_from("<i", raw, 8)[0])
-            elif number == _COOPERATIVE and not struct.unpack_from("<i", raw, 8)[0]:
-                continue
+            elif number == _COOPERATIVE:
+                is_cooperative = bool(struct.unpack_from("<i", raw, 8)[0])
             elif number not in _HARMLESS_ATTRIBUTES:
                 raise CompileError(f"{name} is launched with attribute {number}, which {_STAND_IN} has not")
-        return cluster, overlap
+        return cluster, overlap, is_cooperative
 
     def _kernel(self, name: str, fatbin: int) -> LoadedKernel:
         if fatbin not in self._texts:

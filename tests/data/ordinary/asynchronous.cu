@@ -104,3 +104,19 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) cluster_exchange(int* out, 
   cluster.sync();
 }
 #endif
+extern "C" __global__ void grid_meets(int* out, const int* in) {
+  cg::grid_group grid = cg::this_grid();
+  out[grid.thread_rank()] = in[grid.thread_rank()];
+  grid.sync();
+  int other = out[(grid.thread_rank() + blockDim.x) % grid.size()];
+  grid.barrier_wait(grid.barrier_arrive());
+  out[grid.thread_rank()] = 2 * other;
+}
+extern "C" __global__ void block_tiles(int* out, const int* in) {
+  __shared__ cg::block_tile_memory<256> memory;
+  cg::thread_block block = cg::this_thread_block(memory);
+  auto tile = cg::tiled_partition<128>(block);
+  int sum = tile.any(in[threadIdx.x] == in[0]);
+  tile.sync();
+  out[threadIdx.x] = sum + 10 * tile.shfl(in[threadIdx.x], 77);
+}

@@ -209,6 +209,15 @@ class ClockRaces:
             np.maximum(into, self.clocks[:, row], out=into)
         self.clocks[KNOWN, rows, self.own[rows]] += 1
 
+    def segment_of(self, row: int) -> int:
+        """The segment of its work that a warp (number in the chunk) is in."""
+        return int(self.clocks[KNOWN, row, self.own[row]])
+
+    def is_before_end(self, slot: int, row: int, segment: int) -> bool:
+        """Whether a block that has ended knew of a warp's work up to a segment."""
+        of_block = self.clocks[KNOWN, slot * self.block_warps : (slot + 1) * self.block_warps, self.own[row]]
+        return bool(segment <= of_block.max())
+
     def cluster_completed(self, clusters: Flags) -> None:
         """The current phase of the flagged clusters' barrier ended."""
         self.cluster_done[:, clusters] = self.cluster_joining[:, clusters]

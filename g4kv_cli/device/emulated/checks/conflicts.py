@@ -1,9 +1,10 @@
 """Accesses of one place that no order keeps apart: what a log of accesses of a launch is searched for.
 
 Two accesses of different threads to one place conflict if one of them writes and neither comes before the other
-(order.py). Atomics do not conflict with each other, nor do accesses that others wait for. Two stores of one value do no
-harm: they are counted. It is enough to hold each access against the last store and the last atomic before it, and
-against the next ones: what lies further away is in conflict with those, or ordered by them.
+(order.py). Atomics do not conflict with each other, nor do accesses that others wait for, nor a read beside atomics of
+which a compare-and-swap makes sure. Two stores of one value do no harm: they are counted. It is enough to hold each
+access against the last store and the last atomic before it, and against the next ones: what lies further away is in
+conflict with those, or ordered by them.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class _Table:
         self.kind = np.array([access.kind for access in accesses], np.int8)[self.entry]
         self.strength = np.array([access.strength for access in accesses], np.int8)[self.entry]
         self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
+        self.is_validated = np.array([access.site.is_validated for access in accesses])[self.entry]
         self.finds = np.array([access.finds for access in accesses])[self.entry]
         self.has_value = np.array([access.data is not None for access in accesses])[self.entry]
 
@@ -281,7 +283,9 @@ def spread_places(access: Access, shift: int) -> Units:
 def _may_meet(table: _Table, first: Units, second: Units) -> Flags:
     strength = table.strength[first], table.strength[second]
     both = np.minimum(*strength) >= VOLATILE
-    return np.asarray(both & (np.maximum(*strength) == STRONG), np.bool_)
+    made_sure = table.is_validated[first] & (table.kind[second] == ATOMIC)
+    made_sure |= table.is_validated[second] & (table.kind[first] == ATOMIC)
+    return np.asarray((both & (np.maximum(*strength) == STRONG)) | made_sure, np.bool_)
 
 
 def _is_before(table: _Table, first: Units, second: Units, order: Order) -> Flags:

@@ -7,8 +7,10 @@ which moment the accesses of others come before what the thread does next:
   all that arrived there before all that waited there. Threads that have exited have arrived everywhere;
 * a store or atomic that others may wait for (volatile, relaxed, release, atomic) publishes what its thread's last fence
   covered, with release all that the thread knows; a barrier hands on what others had fenced before it;
+* an arrival on an mbarrier, or a releasing one at the cluster's barrier, comes before what follows a wait for it;
 * a volatile, relaxed or acquire load, or an atomic with a result, learns what was published at its address. A fence
   behind it is not asked for;
+* ``shfl.sync``, votes and their like order nothing, but hand on what a lane has fenced, and has learnt of other warps;
 * in shared memory no fence is asked for where threads wait for each other there: the stores of a thread arrive in
   their order. Where none waits only atomics publish, and behind a fence.
 """
@@ -30,6 +32,8 @@ from .known import BLOCK_OF, NOTHING, THREAD, WARP_OF, Known, key_of
 
 Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+CLUSTER = -1
+"""Stands for the number of an mbarrier where the cluster's barrier is meant."""
 MOST_BYTES = 1 << 31
 """Host memory for what the threads of a launch know of each other."""
 
@@ -202,6 +206,27 @@ class ChunkOrder:
         self.stand = Stand(stand.block, lane, known)
         self._hand_on("warp", lanes.index)
 
+    def exchange(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
+        """Members of the masks give each other values: what they have fenced and learnt goes with them."""
+        known = self.stand.known
+        fenced = self.fenced["cta"][lanes.index] if "cta" in self.fenced else np.zeros(0, np.int64)
+        if not fenced.any() and (len(self.order.known) == 1 or not known[lanes.index].any()):
+            return
+        changed = known.copy()
+        masks = np.broadcast_to(mask, (lanes.count,))
+        warps = lanes.index // WARP
+        for warp in lanes.warps:
+            here = warps == warp
+            for value in np.unique(masks[here]):
+                members = lanes.index[here & (masks == value)]
+                members = members[(int(value) >> (members % WARP)) & 1 == 1]
+                fences = members[self.fenced["cta"][members] > 0] if fenced.any() else members[:0]
+                parts = [self.order.known[number] for number in np.unique(known[members])]
+                parts += [self._fenced_by(int(lane), "cta") for lane in fences]
+                if len(parts) > 1:
+                    changed[members] = self.order.number_of(Known.joined(parts).compact(self.order.threads))
+        self.stand = Stand(self.stand.block, self.stand.lane, changed)
+
     def _part_of_a_warp(self, known: Any, members: Units, mask: Any, lanes: LaneSet, now: int) -> None:
         masks = np.broadcast_to(mask, (lanes.count,))[np.isin(lanes.index, members)]
         for value in np.unique(masks):
@@ -281,11 +306,13 @@ class ChunkOrder:
 
     # ---- mbarriers -----------------------------------------------------------------------------------------------
 
-    def arrive(self, mbarrier: int, lanes: LaneSet) -> None:
-        """Lanes arrive on an mbarrier: what their warps know is part of its current phase."""
+    def arrive(self, mbarrier: int, lanes: LaneSet, slots: Units | None = None) -> None:
+        """Lanes arrive on an mbarrier: what their warps know is part of its current phase. ``slots`` are the blocks
+        whose mbarrier it is, for the cluster's barrier (``CLUSTER``) the clusters."""
         now = self.order.next_moment()
-        for row in lanes.warps:
-            key = mbarrier, int(row) // self.warps
+        slots = lanes.block_slot if slots is None else slots
+        for row, slot in dict.fromkeys(zip((lanes.index // WARP).tolist(), slots.tolist(), strict=True)):
+            key = mbarrier, slot
             before = self.joining.get(key, NOTHING)
             self.joining[key] = Known.joined((before, self._of_warps(np.array([row]), now)))
 
@@ -294,12 +321,13 @@ class ChunkOrder:
         for slot in np.flatnonzero(blocks):
             self.completed[mbarrier, int(slot)] = self.joining.pop((mbarrier, int(slot)), NOTHING)
 
-    def wait(self, mbarrier: int, lanes: LaneSet) -> None:
-        """Lanes have waited for the latest completed phase of an mbarrier."""
+    def wait(self, mbarrier: int, lanes: LaneSet, slots: Units | None = None) -> None:
+        """Lanes have waited for the latest completed phase of an mbarrier; ``slots`` as of ``arrive``."""
         known = self.stand.known.copy()
-        for slot in np.unique(lanes.block_slot):
+        slots = lanes.block_slot if slots is None else slots
+        for slot in np.unique(slots):
             learnt = self.completed.get((mbarrier, int(slot)), NOTHING)
-            inside = lanes.index[lanes.block_slot == slot]
+            inside = lanes.index[slots == slot]
             for number in np.unique(known[inside]):
                 here = inside[known[inside] == number]
                 known[here] = self.order.join(int(number), learnt)

@@ -6,7 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..arithmetic.opcodes import ELEMENTWISE
-from ..interpreter.emit import SPECIAL_REGISTERS, WINDOWS, KernelContext, real_bits
+from ..interpreter.emit import (
+    ENVIRONMENT_HALVES,
+    GRID_WORKSPACE,
+    SPECIAL_REGISTERS,
+    WINDOWS,
+    KernelContext,
+    real_bits,
+)
 from ..interpreter.emit_basic import FENCES, NO_OPERATION
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
@@ -130,6 +137,12 @@ class Lowering:
         if name in SPECIAL and name in SPECIAL_REGISTERS:
             slot = self.fresh("b32")
             self.emit("special", slot, SPECIAL[name])
+            return self._converted(slot, "b32", kind)
+        if name in ENVIRONMENT_HALVES:
+            number = context.device_variables.index(GRID_WORKSPACE)
+            slot = self.fresh("b32")
+            handler = "high_b64" if ENVIRONMENT_HALVES[name] else "cut_b32_b64"
+            self.emit(handler, slot, self.filled(Slot("b64", Variable(number, 0))))
             return self._converted(slot, "b32", kind)
         if name == "WARP_SZ":
             return self.constant(32, kind)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..interpreter.emit import KernelContext
+from ..interpreter.emit import RESERVED_SHARED, KernelContext
 from ..ptx.flow import Flow
 from .frame import Frame, lay_out
 from .library import Library
@@ -27,6 +27,8 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
     """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered."""
     if context.local_offsets:
         raise NotLowered("local memory")
+    if RESERVED_SHARED in context.shared_offsets:
+        raise NotLowered("shared memory that the system clears")
     waits = next((block.waits for block in flow.blocks if block.waits is not None), None)
     if waits is not None:
         raise NotLowered(f"a loop that may wait for other threads ({waits.opcode})")

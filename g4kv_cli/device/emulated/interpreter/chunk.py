@@ -227,15 +227,17 @@ class Chunk:
         return None
 
     def _trap(self, site: Any, group: Group) -> None:
-        self.run.collector.add("trap", "the kernel executed trap", site, group.lanes, 0, group.lanes.count)
+        words = "a breakpoint (brkpt), and there is no debugger" if site.opcode == "brkpt" else "trap"
+        self.run.collector.add("trap", f"the kernel executed {words}", site, group.lanes, 0, group.lanes.count)
 
     def _exit(self, group: Group) -> None:
         self.live_count -= group.lanes.count
-        if self.live_count == 0 and not self.barriers.has_waiting:
+        is_cluster = self.cluster_blocks > 1 and self.run.kernel.is_asynchronous
+        if self.live_count == 0 and not self.barriers.has_waiting and not is_cluster:
             return
         self.alive_flags()[group.lanes.index] = False
         self.barriers.lanes_exited(group.lanes)
-        if self.cluster_blocks > 1 and self.run.kernel.is_asynchronous:
+        if is_cluster:
             self.clusters.lanes_exited()
 
 

@@ -54,6 +54,14 @@ SPECIAL_REGISTERS = {
     "%smid": f"(L.linear_block % {MULTIPROCESSORS}).astype(uint32)",
     "%nsmid": f"(ONE * uint32({MULTIPROCESSORS}))",
 }
+GRID_WORKSPACE = "%grid_workspace"
+"""A stand-in for a module's variable: what the driver gives the barrier of a grid, its address 0 if the launch is not
+cooperative."""
+RESERVED_SHARED, RESERVED_SHARED_BYTES = "%reserved_smem_offset_1", 288
+"""Shared memory that the system keeps for cooperative groups of several warps; here it is behind the kernel's own."""
+ENVIRONMENT_HALVES = {"%envreg1": 1, "%envreg2": 0}
+"""Registers that hold its address: cooperative_groups/details/driver_abi.h."""
+
 WIDE_SPECIAL_REGISTERS = {
     **dict.fromkeys(("%clock64", "%globaltimer"), "L.chunk.run.ticks()"),
     "%gridid": "ONE.astype(uint64)",
@@ -102,6 +110,8 @@ class KernelContext:
         self.refused: dict[str, UnsupportedOpcode] = {}
         self.read: set[Register] = set()
         """Registers that any instruction reads."""
+        self.validated: frozenset[tuple[int, str]] = frozenset()
+        """Loads of which a compare-and-swap makes sure (ptx/validated.py)."""
         self.smallest_shared_shift = 4
         self.local_bytes = 0
         self.is_asynchronous = False
@@ -232,8 +242,10 @@ class BlockEmitter:
         wide = WIDE_SPECIAL_REGISTERS.get(name)
         if wide is not None:
             return self.convert(f"({wide})", "b64", kind, instruction)
-        if name.startswith("%envreg"):
-            raise self.unsupported(instruction, "grid-wide synchronisation (a cooperative launch) is not emulated")
+        if name in ENVIRONMENT_HALVES:
+            workspace = f"L.chunk.run.symbols[{context.device_variables.index(GRID_WORKSPACE)}]"
+            half = f"({workspace} >> HALF)" if ENVIRONMENT_HALVES[name] else workspace
+            return self.convert(f"{half}.astype(uint32)", "b32", kind, instruction)
         if name == "WARP_SZ":
             return context.constant(32, kind)
         for offsets in (context.shared_offsets, context.local_offsets, context.parameter_offsets):
@@ -270,7 +282,8 @@ class BlockEmitter:
     def site(self, instruction: Instruction) -> Site:
         """A new site."""
         is_used = not self.context.read.isdisjoint(instruction.writes)
-        return self.context.sites.add(instruction, self.block.in_wait, is_used)
+        is_validated = (instruction.ptx_line, instruction.opcode) in self.context.validated
+        return self.context.sites.add(instruction, self.block.in_wait, is_used, is_validated)
 
     def items(self, instruction: Instruction, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
         """The ``count`` items of a vector, or of one operand. Raises UnsupportedOpcode if there are others."""

@@ -11,7 +11,7 @@ from .emit import BlockEmitter
 
 _ATOMIC = re.compile(
     r"(atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
-    r"(?:\.(global|shared|shared::cta))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.noftz)?(\.L2::cache_hint)?"
+    r"(?:\.(global|shared|shared::cta|shared::cluster))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.noftz)?(\.L2::cache_hint)?"
     r"(?:\.v([248]))?\.([usb](?:32|64)|b16|f32|f64|b?f16(?:x2)?)"
 )
 _HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
@@ -31,7 +31,9 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     targets: list[Register | None] = []
     if word == "atom":
         targets = emitter.registers(instruction, operands.pop(0), count)
-    is_shared = space in ("shared", "shared::cta")
+    if space == "shared::cta":
+        space = "shared"
+    is_shared = space in ("shared", "shared::cluster")
     wanted = 3 if operation == "cas" else 2
     is_known = update_function(operation, kind, is_shared, word == "red") is not None
     is_known &= (noftz is not None) == (kind in _HALVES) and (word == "atom" or operation not in ("exch", "cas"))
@@ -45,7 +47,8 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     if space != "global":
         shift = nbytes.bit_length() - 1
         emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, shift)
+    emitter.context.is_asynchronous |= space == "shared::cluster"
     what = Atomic(operation, kind, nbytes, count, word == "red")
-    function = atomic(emitter.site(instruction), "shared" if is_shared else space, offset, what)
+    function = atomic(emitter.site(instruction), space, offset, what)
     emitter.effect(number, instruction, targets, function, [base, *values], span)
     return True

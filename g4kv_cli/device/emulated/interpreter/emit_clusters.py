@@ -8,7 +8,7 @@ from ..memory.access import Element
 from ..memory.bulk_copy import load_tensor
 from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register
 from ..ptx.parse import TYPE_BYTES
-from ..warp.clusters import arrive_at_rank, arrive_cluster, map_shared, publish_mbarriers, push
+from ..warp.clusters import arrive_at_rank, arrive_cluster, map_shared, publish_mbarriers, push, rank_of
 from ..warp.mbarriers import MBARRIER_SHIFT
 from .emit import BlockEmitter
 from .emit_hopper import tensor_operand
@@ -24,14 +24,15 @@ _MULTICAST = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
     r"\.multicast::cluster(\.L2::cache_hint)?"
 )
+_MAP = re.compile(r"(mapa|getctarank)(\.shared::cluster)?\.u(32|64)")
 _FENCE = "fence.mbarrier_init.release.cluster"
 
 
 def emit_clusters(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
     opcode = instruction.opcode
-    if opcode == "mapa.shared::cluster.u32":
-        _emit_map(emitter, number, instruction)
+    if (found := _MAP.fullmatch(opcode)) is not None and (found.group(2) is None) == (found.group(3) == "64"):
+        _emit_map(emitter, number, instruction, found.group(1) == "mapa", found.group(2) is None)
     elif opcode == _FENCE:
         emitter.effect(number, instruction, [], publish_mbarriers(), [])
     elif (found := _ARRIVE.fullmatch(opcode)) is not None:
@@ -56,14 +57,18 @@ def check_cluster_wait(emitter: BlockEmitter, instruction: Instruction) -> None:
     emitter.context.is_asynchronous = True
 
 
-def _emit_map(emitter: BlockEmitter, number: int, instruction: Instruction) -> None:
-    if len(instruction.operands) != 3:
+def _emit_map(emitter: BlockEmitter, number: int, instruction: Instruction, is_map: bool, is_generic: bool) -> None:
+    """mapa: an address with a rank; getctarank: the rank of an address."""
+    if len(instruction.operands) != 2 + is_map:
         raise emitter.unsupported(instruction, "wrong number of operands")
-    target, address, rank = instruction.operands
-    if isinstance(address, Address) or not isinstance(target, Register):
+    target, address, *rank = instruction.operands
+    kind = "b64" if is_map and is_generic else "b32"
+    if isinstance(address, Address) or not isinstance(target, Register) or target.kind != kind:
         raise emitter.unsupported(instruction, "operand form not understood")
-    arguments = [emitter.source(operand, "b32", instruction) for operand in (address, rank)]
-    emitter.effect(number, instruction, [target], map_shared(emitter.site(instruction)), arguments)
+    arguments = [emitter.source(address, "b64" if is_generic else "b32", instruction)]
+    arguments += [emitter.source(operand, "b32", instruction) for operand in rank]
+    function = map_shared if is_map else rank_of
+    emitter.effect(number, instruction, [target], function(emitter.site(instruction), is_generic), arguments)
 
 
 def _note_shared(emitter: BlockEmitter, shift: int) -> None:

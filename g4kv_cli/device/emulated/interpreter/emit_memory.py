@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
-from ..memory.access import Element, load_global, store_global
+from ..memory.access import Element, Loader, Storer, load_global, store_global
 from ..memory.generic_memory import load_generic, store_generic
 from ..memory.local_memory import load_local, load_parameter, store_local
 from ..memory.shared_memory import load_shared, store_shared
@@ -19,7 +21,7 @@ _TAIL = r"(?:\.v([248]))?\.([bus](?:8|16|32|64)|f32|f64)"
 LOAD = re.compile(
     "ld"
     + _ORDER.format("relaxed|acquire")
-    + r"(?:\.(global|shared|shared::cta|local|param|const))?(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?"
+    + r"(?:\.(global|shared|shared::cta|shared::cluster|local|param|const))?(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?"
     + _EVICTION
     + _LEVEL2
     + r"(?:\.L2::(?:64B|128B|256B))?"
@@ -28,7 +30,7 @@ LOAD = re.compile(
 STORE = re.compile(
     "st"
     + _ORDER.format("relaxed|release")
-    + r"(?:\.(global|shared|shared::cta|local))?(?:\.(?:wb|cg|cs|wt))?"
+    + r"(?:\.(global|shared|shared::cta|shared::cluster|local))?(?:\.(?:wb|cg|cs|wt))?"
     + _EVICTION
     + _LEVEL2
     + _TAIL
@@ -55,8 +57,15 @@ def _element(emitter: BlockEmitter, instruction: Instruction, vector: str | None
     return element
 
 
-def _note_shared(emitter: BlockEmitter, element: Element) -> None:
-    emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, element.shift)
+def _check_shared(emitter: BlockEmitter, instruction: Instruction, space: str | None, element: Element) -> None:
+    """Note an access that may be of shared memory. Raises UnsupportedOpcode for one too wide."""
+    if space not in ("shared", "shared::cluster", None):
+        return
+    context = emitter.context
+    context.smallest_shared_shift = min(context.smallest_shared_shift, element.shift)
+    context.is_asynchronous |= space == "shared::cluster"
+    if element.total_bytes > 16:
+        raise emitter.unsupported(instruction, "32-byte access outside global memory")
 
 
 def _emit_load(
@@ -81,14 +90,12 @@ def _emit_load(
     site = emitter.site(instruction)
     if space == "shared::cta":
         space = "shared"
-    if space in ("shared", None):
-        _note_shared(emitter, element)
-        if element.total_bytes > 16:
-            raise emitter.unsupported(instruction, "32-byte access outside global memory")
-    loaders = {
+    _check_shared(emitter, instruction, space, element)
+    loaders: dict[str | None, Callable[..., Loader]] = {
         "global": load_global,
         "const": load_global,
         "shared": load_shared,
+        "shared::cluster": partial(load_shared, is_of_cluster=True),
         "local": load_local,
         "param": load_parameter,
         None: load_generic,
@@ -147,9 +154,12 @@ def _emit_store(
     site = emitter.site(instruction)
     if space == "shared::cta":
         space = "shared"
-    if space in ("shared", None):
-        _note_shared(emitter, element)
-        if element.total_bytes > 16:
-            raise emitter.unsupported(instruction, "32-byte access outside global memory")
-    storers = {"global": store_global, "shared": store_shared, "local": store_local, None: store_generic}
+    _check_shared(emitter, instruction, space, element)
+    storers: dict[str | None, Callable[..., Storer]] = {
+        "global": store_global,
+        "shared": store_shared,
+        "shared::cluster": partial(store_shared, is_of_cluster=True),
+        "local": store_local,
+        None: store_generic,
+    }
     emitter.effect(number, instruction, [], storers[space](site, offset, element), [base, *values], span)

@@ -14,8 +14,17 @@ from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
 from ..ptx.parse import ParsedKernel, ParsedModule
 from ..ptx.parse_body import located
 from ..ptx.sites import Site
+from ..ptx.validated import validated_loads
 from ..warp.barriers import BarrierCall
-from .emit import BlockEmitter, KernelContext, constant_array
+from .emit import (
+    ENVIRONMENT_HALVES,
+    GRID_WORKSPACE,
+    RESERVED_SHARED,
+    RESERVED_SHARED_BYTES,
+    BlockEmitter,
+    KernelContext,
+    constant_array,
+)
 from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
 from .emit_calls import emit_calls
@@ -60,6 +69,8 @@ class Translation:
     granule_shift: int
     is_asynchronous: bool
     """Whether it uses mbarriers, bulk copies, wgmma or clusters."""
+    zeroed_shared: range
+    """Shared bytes that the system keeps, and clears at the start of a block."""
 
 
 def _bits(flags: int) -> tuple[int, ...]:
@@ -103,6 +114,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
         context = lay_out(module, kernel).context
     except UnsupportedOpcode as error:
         raise _refusal(kernel, [*problems, error]) from error
+    context.validated = validated_loads(kernel)
     for block in flow.blocks:
         for instruction in (*block.body, *([block.final] if block.final is not None else [])):
             context.read.update(instruction.reads)
@@ -136,6 +148,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
                 context.sites.add(block.waits, True) if block.waits is not None else None,
             )
         )
+    reserved = context.shared_offsets.get(RESERVED_SHARED)
     zeros = {kind: constant_array(0, kind) for kind in ("b16", "b32", "b64", "pred")}
     return Translation(
         context.local_bytes,
@@ -146,6 +159,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
         tuple(context.parameter_loads),
         context.smallest_shared_shift,
         context.is_asynchronous,
+        range(reserved, reserved + RESERVED_SHARED_BYTES) if reserved is not None else range(0),
     )
 
 
@@ -176,6 +190,11 @@ def _layout_variables(context: KernelContext, module: ParsedModule, kernel: Pars
                 context.device_variables.append(name)
         else:
             raise UnsupportedOpcode(f".{variable.space}", 0, f"variable {name} inside a kernel")
+    if RESERVED_SHARED in mentioned:
+        static_bytes = context.shared_offsets[RESERVED_SHARED] = _align(static_bytes, 128)
+        static_bytes += RESERVED_SHARED_BYTES
+    if not mentioned.isdisjoint(ENVIRONMENT_HALVES):
+        context.device_variables.append(GRID_WORKSPACE)
     context.local_bytes = local_bytes
     dynamic_offset = _align(static_bytes, dynamic_align) if dynamic else static_bytes
     for name in dynamic:

@@ -18,7 +18,7 @@ from ..state.lanes import LaneSet
 from ..state.memory import SHARED_WINDOW
 from .access import ALL_INITIALISED, SIGNED, UNSIGNED, Span, check_initialised, differs, global_units, span_of
 from .generic_memory import GLOBAL_SPACE, divide_by_space, space_of
-from .shared_memory import SharedMemory
+from .shared_memory import SharedMemory, placed
 
 Array = npt.NDArray[Any]
 Update = Callable[[Array, Array, Array], Array]
@@ -165,7 +165,10 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
 
     def on_shared(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:
         shared: SharedMemory = lanes.chunk.shared
-        units = shared.units(lanes, base, span, offset, full_shift, site)
+        by = offset
+        if space != "shared":
+            lanes, base, span, by = placed(lanes, base, span, offset, site)
+        units = shared.units(lanes, base, span, by, full_shift, site)
         shared.check_initialised(lanes, units, full_shift, site)
         if units.shape[0] != lanes.count:
             units = np.repeat(units, lanes.count)
@@ -202,7 +205,7 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
                 whole[position] = piece
         return found
 
-    chosen = {"global": on_global, "shared": on_shared, None: on_generic}[space]
+    chosen = {"global": on_global, "shared": on_shared, "shared::cluster": on_shared, None: on_generic}[space]
 
     def run(lanes: LaneSet, base: Array, span: Span, *values: Array) -> Any:
         found = chosen(lanes, base, span, *(value.astype(dtype, copy=False) for value in values))

@@ -41,8 +41,8 @@ def _rebase(base: Array, space: int) -> Array:
 
 def load_generic(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
     """A function that loads through generic addresses for one instruction."""
-    makers = (load_parameter, load_local, load_shared, load_global)
-    loaders = [maker(site, offset, element, register_bytes) for maker in makers]
+    what = site, offset, element, register_bytes
+    loaders = [load_parameter(*what), load_local(*what), load_shared(*what, is_of_cluster=True), load_global(*what)]
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         space = space_of(span[0] + offset)
@@ -71,8 +71,8 @@ def store_generic(site: Site, offset: int, element: Element) -> Storer:
             "global_out_of_bounds", "store to the read-only parameters", site, lanes, 0, lanes.count, span[0]
         )
 
-    makers = (store_local, store_shared, store_global)
-    storers: list[Storer] = [refuse, *(maker(site, offset, element) for maker in makers)]
+    what = site, offset, element
+    storers: list[Storer] = [refuse, store_local(*what), store_shared(*what, is_of_cluster=True), store_global(*what)]
 
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
         space = space_of(span[0] + offset)

@@ -14,8 +14,8 @@ from ..checks.shared_races import RaceLog
 from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
-from ..state.memory import Views
-from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment, differs, is_change
+from ..state.memory import RANK_SHIFT, Views
+from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment, differs, is_change, span_of
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -32,6 +32,8 @@ class SharedMemory:
         total = chunk.block_count * stride
         self.data = Views(np.zeros(total, np.uint8))
         self.state = Views(np.zeros(total, np.uint8))
+        if len(kept := chunk.run.kernel.zeroed_shared):
+            self.state.of[0].reshape(chunk.block_count, -1)[:, kept.start : kept.stop] = 1
         self.races: RaceLog | ClockRaces
         if chunk.run.kernel.is_asynchronous:
             self.races = ClockRaces(chunk, total, granule_shift)
@@ -155,25 +157,44 @@ class SharedMemory:
         self.races.report(words, units, shift, lanes, site, position, count)
 
 
-def load_shared(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
-    """A function that loads from shared memory for one instruction."""
+def placed(lanes: LaneSet, base: Array, span: Span, offset: int, site: Site) -> tuple[LaneSet, Array, Span, int]:
+    """(lanes, base, span, offset) of an access with addresses of shared::cluster, as the blocks that they name see it.
+
+    Where none carries a rank they are those of the lanes' own blocks.
+    """
+    if lanes.chunk.cluster_blocks == 1 or span[1] + offset < 1 << RANK_SHIFT:
+        return lanes, base, span, offset
+    there, offsets = lanes.chunk.clusters.reach(lanes, base, offset, site)
+    return there, offsets, span_of(offsets), 0
+
+
+def load_shared(
+    site: Site, offset: int, element: Element, register_bytes: tuple[int, ...], is_of_cluster: bool = False
+) -> Loader:
+    """A function that loads from shared memory for one instruction; ``is_of_cluster``: of any block of the cluster."""
     shift = element.shift
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         shared: SharedMemory = lanes.chunk.shared
-        units = shared.units(lanes, base, span, offset, shift, site)
+        by = offset
+        if is_of_cluster:
+            lanes, base, span, by = placed(lanes, base, span, offset, site)
+        units = shared.units(lanes, base, span, by, shift, site)
         return element.unpack(shared.load(units, shift, lanes, site), register_bytes)
 
     return load
 
 
-def store_shared(site: Site, offset: int, element: Element) -> Storer:
-    """A function that stores to shared memory for one instruction."""
+def store_shared(site: Site, offset: int, element: Element, is_of_cluster: bool = False) -> Storer:
+    """A function that stores to shared memory for one instruction; ``is_of_cluster``: of any block of the cluster."""
     shift = element.shift
 
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
         shared: SharedMemory = lanes.chunk.shared
-        units = shared.units(lanes, base, span, offset, shift, site)
+        by = offset
+        if is_of_cluster:
+            lanes, base, span, by = placed(lanes, base, span, offset, site)
+        units = shared.units(lanes, base, span, by, shift, site)
         shared.store(units, shift, element.pack(values, shared.data.of[shift].dtype), lanes, site)
 
     return store

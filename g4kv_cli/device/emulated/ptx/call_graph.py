@@ -84,8 +84,8 @@ class CallGraph:
             return
         self._variables.add(name)
         for _, value in variable.initial:
-            if isinstance(value, str):
-                self._note(value)
+            if isinstance(value, Symbol):
+                self._note(value.name)
 
     def _named(self, call: Call) -> list[str]:
         return [call.target.name] if isinstance(call.target, Symbol) else self.candidates(call)

@@ -57,13 +57,15 @@ def is_cluster_wait(opcode: str) -> bool:
     return opcode.startswith("barrier.cluster.wait")
 
 
+TRAPS = frozenset({"trap", "brkpt"})
+"""What ends a launch; a breakpoint does where no debugger is."""
 WARP_BARRIER = "bar.warp.sync"
 
 
 def _block_ends(instructions: Sequence[Instruction]) -> list[bool]:
     """Which instructions end a block. A bar.warp.sync does only where lanes of its warp may wait elsewhere."""
     opcodes = [instruction.opcode for instruction in instructions]
-    others = {*BRANCHES, *EXITS, "trap"}
+    others = {*BRANCHES, *EXITS, *TRAPS}
     if any(is_phase_wait(opcode) or opcode.startswith(MEETING) for opcode in opcodes):
         others.add(WARP_BARRIER)
     waits = (is_barrier, is_phase_wait, is_cluster_wait)
@@ -169,7 +171,7 @@ def cut(kernel: ParsedKernel) -> tuple[list[BasicBlock], int]:
         tail.final = last
         if opcode in EXITS:
             tail.end, tail.successors = "exit", ()
-        elif opcode == "trap":
+        elif opcode in TRAPS:
             tail.end, tail.successors = "trap", ()
         elif opcode == WARP_BARRIER or opcode.startswith(MEETING):
             tail.end, tail.successors = "warp", (number + 1,)

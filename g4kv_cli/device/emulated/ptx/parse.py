@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..faults import PtxSyntaxError, UnsupportedOpcode
-from .instruction import Immediate, Instruction, Register
+from .instruction import Immediate, Instruction, Register, Symbol
 
 REGISTER_KINDS = {
     "pred": "pred",
@@ -34,7 +34,7 @@ class Variable:
     align: int
     nbytes: int
     external: bool = False
-    initial: tuple[tuple[int, int | str], ...] = ()
+    initial: tuple[tuple[int, int | Symbol], ...] = ()
     element_bytes: int = 1
 
 
@@ -217,14 +217,13 @@ def parse_variable(statement: str, line: int) -> Variable:
     )
 
 
-def _initial_items(text: str, kind: str, line: int) -> tuple[tuple[int, int | str], ...]:
-    """Initialiser list -> (element index, value bits or symbol name)."""
-    items: list[tuple[int, int | str]] = []
+def _initial_items(text: str, kind: str, line: int) -> tuple[tuple[int, int | Symbol], ...]:
+    """Initialiser list -> (element index, value bits or an address)."""
+    items: list[tuple[int, int | Symbol]] = []
     for index, item in enumerate(part for part in re.split(r"[\s,{}]+", text) if part):
-        generic = re.fullmatch(r"generic\(([A-Za-z_$][\w$]*)\)", item)
-        item = generic.group(1) if generic is not None else item
-        if re.fullmatch(r"[A-Za-z_$][\w$]*", item):
-            items.append((index, item))
+        place = re.fullmatch(r"(generic\()?([A-Za-z_$][\w$]*)(?(1)\))([+-]\d+)?", item)
+        if place is not None:
+            items.append((index, Symbol(place.group(2), int(place.group(3) or 0))))
             continue
         literal = parse_literal(item)
         if literal is None or literal.real is not None:

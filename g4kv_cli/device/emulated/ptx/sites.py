@@ -10,7 +10,8 @@ from .instruction import Instruction, Location
 @dataclass(frozen=True)
 class Site:
     """One instruction of one kernel. ``number`` counts the sites of the kernel from 0; ``in_wait``: it is in
-    a loop that may wait for other threads; ``is_used``: something reads a register that it writes."""
+    a loop that may wait for other threads; ``is_used``: something reads a register that it writes; ``is_validated``: it
+    is a load of which a compare-and-swap makes sure."""
 
     number: int
     kernel: str
@@ -19,6 +20,7 @@ class Site:
     location: Location
     in_wait: bool = False
     is_used: bool = False
+    is_validated: bool = False
 
 
 class SiteTable:
@@ -28,9 +30,11 @@ class SiteTable:
         self.kernel = kernel
         self.sites: list[Site] = []
 
-    def add(self, instruction: Instruction, in_wait: bool = False, is_used: bool = False) -> Site:
+    def add(
+        self, instruction: Instruction, in_wait: bool = False, is_used: bool = False, is_validated: bool = False
+    ) -> Site:
         """A new site for an instruction."""
         opcode, line = instruction.opcode, instruction.ptx_line
-        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait, is_used)
+        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait, is_used, is_validated)
         self.sites.append(site)
         return site

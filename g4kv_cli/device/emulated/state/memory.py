@@ -20,6 +20,8 @@ GLOBAL_BASE = 0x7F00_0000_0000
 SHARED_WINDOW = 0x7E00_0000_0000
 LOCAL_WINDOW = 0x7D00_0000_0000
 PARAMETER_WINDOW = 0x7C00_0000_0000
+RANK_SHIFT = 24
+"""Where an address of shared memory carries one more than the rank of the block that it was made for, if it was."""
 """Generic addresses at or above a window (and below the next) belong to that state space."""
 
 ALIGNMENT_BYTES = 256

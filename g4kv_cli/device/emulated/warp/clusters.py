@@ -5,6 +5,8 @@ carries the rank it was made for above bit 24; the instructions that take such a
 are the same threads with another block's shared memory. What they may rely on is checked there: the mbarrier of another
 block has to be published (``fence.mbarrier_init`` or a releasing arrival, then the cluster's barrier) before its use.
 
+Loads, stores and atomics reach there at once, as those of the block itself; it must not end before they are done.
+
 The barrier has phases. An arrival says whether it releases: what a warp did before a relaxed one is not ordered by it.
 """
 
@@ -17,15 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks.order import CLUSTER
 from ..memory.access import Element, span_of
 from ..ptx.sites import Site
 from ..state.groups import Group
-from ..state.lanes import ChunkState, LaneSet
+from ..state.lanes import WARP, ChunkState, LaneSet
+from ..state.memory import GLOBAL_BASE, RANK_SHIFT, SHARED_WINDOW
 
 Array = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
 
-RANK_SHIFT = 24
 _OFFSET_MASK = (1 << RANK_SHIFT) - 1
 
 
@@ -44,6 +47,16 @@ class RemoteLanes(LaneSet):
     def repeated(self, count: int) -> RemoteLanes:
         """Each lane so many times."""
         return RemoteLanes(super().repeated(count), np.repeat(self.block_slot, count))
+
+
+@dataclass(frozen=True, eq=False)
+class _Touch:
+    """An access of a warp, in a segment of its work, to another block's shared memory."""
+
+    segment: int
+    site: Site
+    lanes: LaneSet
+    position: int
 
 
 @dataclass
@@ -69,6 +82,8 @@ class Clusters:
         self.seen = np.zeros(chunk.lane_count, np.int64)
         """The phase that had begun when a lane last waited."""
         self.waiting: list[_Waiting] = []
+        self.touched: dict[tuple[int, int], _Touch] = {}
+        """(block in the chunk, warp of another block) -> the warp's latest access to that block's shared memory."""
 
     def cluster_of(self, lanes: LaneSet) -> Counts:
         """Each lane's cluster in the chunk."""
@@ -82,6 +97,7 @@ class Clusters:
         if releases:
             self.chunk.mbarriers.publish(lanes)
             self.chunk.races.cluster_release(lanes)
+            self.chunk.order.arrive(CLUSTER, lanes, self.cluster_of(lanes))
         self._complete()
 
     def wait(self, site: Site, following: int, group: Group) -> bool:
@@ -96,8 +112,41 @@ class Clusters:
         return False
 
     def lanes_exited(self) -> None:
-        """Who has exited is not waited for."""
+        """Who has exited is not waited for. The shared memory of a block ends with it."""
         self._complete()
+        if not self.touched:
+            return
+        lives = self._living_blocks()
+        for (slot, row), touch in list(self.touched.items()):
+            if not lives[slot]:
+                del self.touched[slot, row]
+                if not self.chunk.races.is_before_end(slot, row, touch.segment):
+                    self._report_ended(slot, touch)
+
+    def _living_blocks(self) -> list[bool]:
+        """Which blocks of the chunk have not ended."""
+        return [bool(each.any()) for each in self.chunk.alive_flags().reshape(self.chunk.block_count, -1)]
+
+    def _touch(self, lanes: LaneSet, there: LaneSet, site: Site) -> None:
+        """Lanes reach the shared memory of the blocks that ``there`` acts for: it must not end before."""
+        lives = self._living_blocks()
+        rows, slots = lanes.index // WARP, there.block_slot
+        for row, slot in dict.fromkeys(zip(rows.tolist(), slots.tolist(), strict=True)):
+            if row // (self.chunk.lanes_per_block // WARP) == slot:
+                continue
+            position = int(np.flatnonzero((rows == row) & (slots == slot))[0])
+            touch = _Touch(self.chunk.races.segment_of(row), site, lanes, position)
+            if lives[slot]:
+                self.touched[slot, row] = touch
+            else:
+                self._report_ended(slot, touch)
+
+    def _report_ended(self, slot: int, touch: _Touch) -> None:
+        words = (
+            f"access to shared memory of the block of rank {slot % self.blocks}, which may have ended by then: nothing "
+            "makes it wait (the cluster's barrier behind the access would)"
+        )
+        self.chunk.run.collector.add("ended_block_access", words, touch.site, touch.lanes, touch.position, 1)
 
     def _refuse(self, wrong: npt.NDArray[np.bool_], lanes: LaneSet, words: str, site: Site) -> None:
         bad = np.flatnonzero(wrong)
@@ -123,6 +172,7 @@ class Clusters:
         self.phase[complete] += 1
         chunk.mbarriers.show_published(np.repeat(complete, self.blocks), np.repeat(self.phase, self.blocks))
         chunk.races.cluster_completed(complete)
+        chunk.order.phase_completed(CLUSTER, complete)
         sleeping, self.waiting = self.waiting, []
         for each in sleeping:
             going = self._settle(each)
@@ -144,6 +194,7 @@ class Clusters:
         self.has_arrived[going.index] = False
         self.seen[going.index] = self.arrived_in[going.index] + 1
         self.chunk.races.cluster_acquire(going)
+        self.chunk.order.wait(CLUSTER, going, self.cluster_of(going))
         return group
 
     def report_deadlock(self) -> None:
@@ -166,6 +217,12 @@ class Clusters:
         self.check_ranks(lanes, np.maximum(ranks, 0), site)
         own = lanes.block_slot
         return RemoteLanes(lanes, np.where(ranks < 0, own, own - own % self.blocks + ranks)), offsets
+
+    def reach(self, lanes: LaneSet, base: Array, offset: int, site: Site) -> tuple[LaneSet, Counts]:
+        """(the lanes that act for the blocks whose shared memory an access reaches, the offsets there)."""
+        there, offsets = self.remote(lanes, _addresses(lanes, base, offset), site)
+        self._touch(lanes, there, site)
+        return there, offsets
 
     def of_rank(self, lanes: LaneSet, rank: int, site: Site) -> LaneSet:
         """The lanes acting for the block of this rank of their cluster."""
@@ -195,17 +252,41 @@ def arrive_cluster(site: Site, releases: bool) -> Callable[[LaneSet], None]:
     return run
 
 
-def map_shared(site: Site) -> Callable[..., Array]:
-    """mapa: (lanes, address, rank) -> address that carries the rank."""
+def map_shared(site: Site, is_generic: bool) -> Callable[..., Array]:
+    """mapa: (lanes, address, rank) -> address that carries the rank; of 32 bits, or generic."""
 
     def run(lanes: LaneSet, base: Array, rank: Array) -> Array:
         clusters: Clusters = lanes.chunk.clusters
         ranks = np.broadcast_to(rank, (lanes.count,)).astype(np.int64)
         clusters.check_ranks(lanes, ranks, site)
+        if is_generic:
+            _require_shared(lanes, base, site)
         offsets = _addresses(lanes, base, 0) & _OFFSET_MASK
-        return (offsets | ((ranks + 1) << RANK_SHIFT)).astype(np.uint32)
+        mapped = offsets | ((ranks + 1) << RANK_SHIFT)
+        return mapped.astype(np.uint64) + np.uint64(SHARED_WINDOW) if is_generic else mapped.astype(np.uint32)
 
     return run
+
+
+def rank_of(site: Site, is_generic: bool) -> Callable[..., Array]:
+    """getctarank: (lanes, address) -> the rank of the block whose shared memory it is."""
+
+    def run(lanes: LaneSet, base: Array) -> Array:
+        clusters: Clusters = lanes.chunk.clusters
+        if is_generic:
+            _require_shared(lanes, base, site)
+        there, _ = clusters.remote(lanes, _addresses(lanes, base, 0), site)
+        return (there.block_slot % clusters.blocks).astype(np.uint32)
+
+    return run
+
+
+def _require_shared(lanes: LaneSet, base: Array, site: Site) -> None:
+    bad = np.flatnonzero((base < np.uint64(SHARED_WINDOW)) | (base >= np.uint64(GLOBAL_BASE)))
+    if bad.size:
+        words = f"address {int(base[bad[0]]):#x} is not in shared memory"
+        count = lanes.count if base.size == 1 else bad.size
+        lanes.chunk.run.collector.add("illegal_instruction", words, site, lanes, int(bad[0]), count)
 
 
 def arrive_at_rank(site: Site, offset: int) -> Callable[..., None]:

@@ -58,6 +58,11 @@ def check_members(lanes: LaneSet, mask: Array, site: Site) -> None:
         )
 
 
+def _exchange(lanes: LaneSet, mask: Array, site: Site) -> None:
+    check_members(lanes, mask, site)
+    lanes.chunk.order.exchange(lanes, mask)
+
+
 @lru_cache(maxsize=256)
 def _uniform_source(mode: str, b: int, c: int) -> tuple[npt.NDArray[np.int64], Flags]:
     source, valid = _sources(mode, np.array([[b]], np.int64), np.array([[c]], np.int64))
@@ -89,7 +94,7 @@ def shuffle(site: Site, mode: str, wants_predicate: bool) -> WarpFunction:
     """shfl.sync: (lanes, a, b, c, mask) -> (value, in-range predicate or None)."""
 
     def run(lanes: LaneSet, a: Array, b: Array, c: Array, mask: Array) -> tuple[Array, Flags | None]:
-        check_members(lanes, mask, site)
+        _exchange(lanes, mask, site)
         frame = lanes.frame
         if b.shape[0] == 1 and c.shape[0] == 1:
             source, valid = _uniform_source(mode, int(b[0]), int(c[0]))
@@ -126,7 +131,7 @@ def vote(site: Site, mode: str) -> WarpFunction:
     """vote.sync: (lanes, predicate, mask) -> predicate, or the ballot bits."""
 
     def run(lanes: LaneSet, predicate: Array, mask: Array) -> Array:
-        check_members(lanes, mask, site)
+        _exchange(lanes, mask, site)
         frame = lanes.frame
         members = frame.spread(mask) & frame.present_bits[:, None]
         bits = pack_lanes(frame.spread(predicate))[:, None] & members
@@ -145,7 +150,7 @@ def match(site: Site, mode: str) -> WarpFunction:
     """match.sync: (lanes, a, mask) -> equal lanes (any), or (mask or 0, predicate) (all)."""
 
     def run(lanes: LaneSet, a: Array, mask: Array) -> Any:
-        check_members(lanes, mask, site)
+        _exchange(lanes, mask, site)
         frame = lanes.frame
         table = frame.spread(a)
         members = frame.spread(mask) & frame.present_bits[:, None]
@@ -179,7 +184,7 @@ def reduce_warp(site: Site, operation: str, is_signed: bool) -> WarpFunction:
     fill = np.array(neutral, np.int64).astype(dtype)
 
     def run(lanes: LaneSet, a: Array, mask: Array) -> Array:
-        check_members(lanes, mask, site)
+        _exchange(lanes, mask, site)
         frame = lanes.frame
         table = frame.spread(a).view(dtype) if a.shape[0] != 1 else frame.spread(a.view(dtype))
         members = frame.spread(mask) & frame.present_bits[:, None]
