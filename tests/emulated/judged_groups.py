@@ -116,7 +116,7 @@ RIGHT_GROUPS = (
         2,
         32,
         CLUSTER,
-        each(lambda i: 1000 * np.where(i % 32 % 3 > 0, i % 32 % 2, i // 32) + i % 32),
+        each(lambda i: 1032 * np.where(i % 32 % 3 > 0, i % 32 % 2, i // 32) + i % 32),
         attributes=PAIRS,
     ),
     Program(

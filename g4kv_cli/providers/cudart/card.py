@@ -33,6 +33,7 @@ _FIELDS = (
     (THREADS_OF_MULTIPROCESSOR, "i", 624, 604),  # maxThreadsPerMultiProcessor
     (81, "Q", 640, 624),  # sharedMemPerMultiprocessor
     (82, "i", 648, 632),  # regsPerMultiprocessor
+    (95, "i", 688, 668),  # cooperativeLaunch
     (97, "Q", 696, 672),  # sharedMemPerBlockOptin
     (BLOCKS_OF_MULTIPROCESSOR, "i", 712, 688),  # maxBlocksPerMultiProcessor
     (111, "Q", 720, 696),  # reservedSharedMemPerBlock
