@@ -31,6 +31,7 @@ from g4kv_cli.device.emulated import (
     OwnedReads,
     cluster_of,
     emulator_words,
+    grid_of,
 )
 from g4kv_cli.device.interface import (
     Allocation,
@@ -215,7 +216,9 @@ class EmulatedDevice(Device):
         self.launch_count += 1
         faults: list[LaunchFault] = []
         try:
-            for chosen in _ends(launch.grid, cluster_of(handle, launch.cluster)) if self._ends_only else (None,):
+            for chosen in (
+                _ends(grid_of(handle, launch.grid), cluster_of(handle, launch.cluster)) if self._ends_only else (None,)
+            ):
                 try:
                     self._run(handle, launch, chosen)
                 except LaunchFault as error:

@@ -11,7 +11,7 @@ from hopper_helper import hopper_kernel
 from launch_helper import faults_of, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 
-from g4kv_cli.device.emulated import EmulatorError, Fault, LaunchConfigurationError, Machine, Module
+from g4kv_cli.device.emulated import EmulatorError, Fault, LaunchConfigurationError, Machine
 
 WRAPPERS = """
 __device__ __forceinline__ u32 rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -193,11 +193,16 @@ def test_a_kernel_may_say_its_clusters_itself() -> None:
         machine.launch(kernel, (6, 4, 1), (1, 1, 1), [pointer(out)], cluster=(2, 1, 1))
     with pytest.raises(LaunchConfigurationError, match="do not fill the grid"):
         machine.launch(kernel, (6, 3, 1), (1, 1, 1), [pointer(out)])
-    directives = ".reqntid 32 .reqnctapercluster 2 .blocksareclusters"
-    ptx = f".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry kernel() {directives}\n{{\n  ret;\n}}\n"
-    counted = Module(ptx).kernel("kernel")
-    with pytest.raises(LaunchConfigurationError, match="a grid that counts clusters"):
-        machine.launch(counted, (2, 1, 1), (32, 1, 1), [])
+
+
+def test_a_grid_may_count_clusters() -> None:
+    source = 'extern "C" __global__ void __block_size__((32, 1, 1), (2, 3, 1)) kernel(unsigned* out) {\n'
+    source += "  out[(blockIdx.y * gridDim.x + blockIdx.x) * 32 + threadIdx.x] = gridDim.y * 100 + blockIdx.y;\n}\n"
+    machine = Machine()
+    out = machine.allocate(4 * 32 * 24, "out")
+    report = machine.launch(compile_kernel(source), (2, 2, 1), (32, 1, 1), [pointer(out)])
+    assert report.blocks == 24
+    np.testing.assert_array_equal(read_as(machine, out, 768, np.uint32), 600 + np.repeat(np.arange(6), 128))
 
 
 def test_what_a_launch_of_clusters_must_be() -> None:

@@ -33,7 +33,7 @@ from .faults import (
 )
 from .kernel import Kernel, Module
 from .launcher import EmulatorsDiffer, LaunchCounts, emulator_words
-from .machine import Machine, cluster_of, shared_limit
+from .machine import Machine, cluster_of, grid_of, shared_limit
 from .memory.tensor_map import TensorMap
 
 __all__ = [
@@ -58,5 +58,6 @@ __all__ = [
     "UnsupportedOpcode",
     "cluster_of",
     "emulator_words",
+    "grid_of",
     "shared_limit",
 ]

@@ -161,6 +161,7 @@ class Machine:
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
+        grid: blocks, or clusters where the kernel was compiled for a grid of those (``__block_size__``).
         arguments: the bytes of each parameter, a struct by value as one.
         must_write: (address, nbytes) of outputs of which every byte must be stored by this launch.
         may_collide: (address, nbytes) of memory that several blocks may store to by contract.
@@ -179,6 +180,7 @@ class Machine:
         """
         if self.poisoned_by is not None:
             raise PoisonedMachine(f"the machine is unusable after an earlier fault: {self.poisoned_by}")
+        grid = grid_of(kernel, grid)
         blob = self._check_launch(kernel, grid, block, arguments, dynamic_shared_bytes)
         shared = kernel.shared_total(dynamic_shared_bytes)
         cluster = cluster_of(kernel, cluster)
@@ -319,20 +321,26 @@ class Machine:
         return addresses[name]
 
 
-__all__ = ["Machine", "cluster_of", "shared_limit"]
+__all__ = ["Machine", "cluster_of", "grid_of", "shared_limit"]
 
 
 def cluster_of(kernel: Kernel, given: Extent = (1, 1, 1)) -> Extent:
     """Blocks of a launch's clusters: those given, else those that the kernel was compiled for (``__cluster_dims__``).
 
-    Raises LaunchConfigurationError where both are given and differ, and where the kernel's grid counts clusters.
+    Raises LaunchConfigurationError where both are given and differ.
     """
     words, own = f"launch of {kernel.name} refused: ", kernel.parsed.cluster
-    if kernel.parsed.grid_of_clusters:
-        raise LaunchConfigurationError(f"{words}a grid that counts clusters (__block_size__) is not emulated")
     if own is not None and given not in ((1, 1, 1), own):
         raise LaunchConfigurationError(f"{words}clusters of {given} blocks, the kernel was compiled for {own}")
     return own or given
+
+
+def grid_of(kernel: Kernel, given: Extent) -> Extent:
+    """Blocks of a launch's grid: what is given counts clusters if the kernel was compiled so (``__block_size__``)."""
+    if not kernel.parsed.grid_of_clusters:
+        return given
+    x, y, z = (extent * size for extent, size in zip(given, kernel.parsed.cluster or (1, 1, 1), strict=True))
+    return x, y, z
 
 
 def _check_cluster(kernel: Kernel, grid: Extent, cluster: Extent) -> None:

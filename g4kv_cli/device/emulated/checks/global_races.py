@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..ptx.sites import Site
 from ..state.lanes import WARP, Collector, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory
-from .conflicts import READ, WRITE, Access, Conflict, block_of, find_conflicts
+from .conflicts import ATOMIC, READ, WRITE, Access, Conflict, block_of, find_conflicts
 from .order import ChunkOrder, Order
 
 Units = npt.NDArray[np.int64]
@@ -101,7 +101,9 @@ class GlobalLog:
             block, grid = block_of(earlier.lanes, conflict.earlier_lane), later.lanes.chunk.grid_dim
             where = (block % grid[0], block // grid[0] % grid[1], block // (grid[0] * grid[1]))
             if later.kind != READ and earlier.kind != READ:
-                kind, words = "block_write_conflict", f"block {where} stored to the same location: {place}"
+                kind = "block_write_conflict"
+                did = "has an atomic on" if earlier.kind == ATOMIC else "stored to"
+                words = f"block {where} {did} the same location {at}, and nothing orders the two: {place}"
             else:
                 words = f"{conflict.hazard} race with block {where} {at}, which nothing orders: {place}"
             who = f"this block and block {where}"

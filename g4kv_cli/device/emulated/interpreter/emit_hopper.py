@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..arithmetic.packed16 import Format
+from ..arithmetic.mma_forms import ELEMENT_BITS, Form
 from ..checks.clock_races import fence_proxy
 from ..memory.bulk_bytes import load_bytes, store_bytes
 from ..memory.bulk_copy import commit_bulk, load_tensor, store_tensor, wait_bulk
@@ -40,7 +40,17 @@ _LOAD = re.compile(
 )
 _STORE = re.compile(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?")
 _WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
-_WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2")
+_WGMMA = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f16|f32|s32)\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)"
+    r"\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)(\.satfinite|\.and\.popc)?"
+)
+_ACCUMULATORS = {
+    **dict.fromkeys(("s8", "u8", "b1"), ("s32",)),
+    "bf16": ("f32",),
+    "tf32": ("f32",),
+    "f16": ("f16", "f32"),
+}
+_ROW_BITS = 256
 _SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 
 NO_OPERATION = frozenset({"fence.proxy.async.global", "prefetch.tensormap", "cp.async.bulk.prefetch.L2.global"})
@@ -237,27 +247,24 @@ def _flag(emitter: BlockEmitter, instruction: Instruction, operand: Operand | No
 
 
 def _emit_wgmma(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
-    columns = int(found.group(1))
-    form: Format = "bf16" if found.group(2) == "bf16" else "f16"
-    if columns % 8 or not 8 <= columns <= 256:
-        raise emitter.unsupported(instruction, "N must be a multiple of 8 from 8 to 256")
+    columns, form = _wgmma_form(emitter, instruction, found)
     if instruction.guard is not None:
         raise emitter.unsupported(instruction, "under a guard")
     operands = instruction.operands
     in_registers = len(operands) > 1 and isinstance(operands[1], Vector)
-    if len(operands) != (7 if in_registers else 8):
+    has_signs, is_half = form.c != "s32", ELEMENT_BITS[form.a] == 16
+    if len(operands) != 4 + 2 * has_signs + is_half * (2 - in_registers):
         raise emitter.unsupported(instruction, "wrong number of operands")
-    accumulators = _vector(emitter, instruction, operands[0], columns // 2)
-    transpose_a = not in_registers and _flag(emitter, instruction, operands[6], (0, 1))
     shape = Shape(
         columns,
         form,
         in_registers,
-        _flag(emitter, instruction, operands[4], (1, -1)),
-        _flag(emitter, instruction, operands[5], (1, -1)),
-        transpose_a,
-        _flag(emitter, instruction, operands[-1], (0, 1)),
+        has_signs and _flag(emitter, instruction, operands[4], (1, -1)),
+        has_signs and _flag(emitter, instruction, operands[5], (1, -1)),
+        is_half and not in_registers and _flag(emitter, instruction, operands[6], (0, 1)),
+        is_half and _flag(emitter, instruction, operands[-1], (0, 1)),
     )
+    accumulators = _vector(emitter, instruction, operands[0], shape.registers)
     arguments = [
         emitter.source(operands[3], "pred", instruction),
         emitter.source(operands[2], "b64", instruction),
@@ -270,6 +277,24 @@ def _emit_wgmma(emitter: BlockEmitter, number: int, instruction: Instruction, fo
     arguments += [emitter.read(register) for register in accumulators]
     function = multiply_async(emitter.site(instruction), shape)
     emitter.effect(number, instruction, [*accumulators], function, arguments)
+
+
+def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match[str]) -> tuple[int, Form]:
+    """(N, types) of a wgmma. Raises UnsupportedOpcode for what does not exist, or was not recorded."""
+    columns, depth = int(found.group(1)), int(found.group(2))
+    c, a, b, last = found.groups()[2:]
+    if a in ("e4m3", "e5m2"):
+        raise emitter.unsupported(instruction, "how wgmma adds products of 8-bit floats is not known")
+    is_integer = c == "s32"
+    exists = c in _ACCUMULATORS[a] and depth * ELEMENT_BITS[a] == _ROW_BITS
+    exists &= a == b or (a in ("s8", "u8") and b in ("s8", "u8"))
+    exists &= last == (".and.popc" if a == "b1" else ".satfinite" if is_integer and last else None)
+    if not exists:
+        raise emitter.unsupported(instruction, "there is no such form")
+    if columns % 8 or not 8 <= columns <= 256 or (is_integer and columns > 32 and columns % 16):
+        more = ", of integers above 32 one of 16" if is_integer else ""
+        raise emitter.unsupported(instruction, f"N must be a multiple of 8 from 8 to 256{more}")
+    return columns, Form(a, b, c, last == ".satfinite", "and" if a == "b1" else "")
 
 
 def _vector(emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int) -> list[Register]:

@@ -8,10 +8,11 @@ taken of absolute shared addresses, or with none; with S the descriptor's start,
 * K-major without swizzle:                S + (r / 8) SBO + (k / 8) LBO + (r % 8) 16 + 2 (k % 8);
 * MN-major without swizzle:               S + (r / 8) SBO + (k / 8) LBO + (k % 8) 16 + 2 (r % 8).
 
-LBO has no effect up to W/2 rows.
+LBO has no effect up to W/2 rows. That is of types of 16 bits; a row of any other type has 32 bytes too, and is K-major.
 
 Warp w computes rows 16 w to 16 w + 15 of the 64; accumulator register i of lane 4 g + t is row 8 ((i / 2) % 2) + g,
-column 8 (i / 4) + 2 t + i % 2 of those, and A registers are those of mma.sync m16n8k16.
+column 8 (i / 4) + 2 t + i % 2 of those; register i of f16 has those of 2 i and 2 i + 1. A registers are those of
+mma.sync m16n8 of the type.
 
 Operands are read at issue, but destination registers hold *placeholders* until a wait_group of the warp: NaNs that no
 arithmetic gives, each standing for one register of one instruction. A later wgmma may take them as its accumulators;
@@ -27,8 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arithmetic.mma import mma
-from ..arithmetic.packed16 import Format
+from ..arithmetic.mma_forms import ELEMENT_BITS, Form, multiply
 from ..checks.clock_races import ClockRaces
 from ..checks.shared_races import READ
 from ..faults import UnsupportedOpcode
@@ -43,7 +43,7 @@ Flags = npt.NDArray[np.bool_]
 U32 = npt.NDArray[np.uint32]
 
 DEPTH = 16
-"""k of one instruction."""
+"""k of one instruction on 16-bit types: rows of A and B have 32 bytes, whatever the type."""
 WARP_ROWS = 16
 WARPS_PER_GROUP = 4
 _CHUNK_SHIFT = 4
@@ -181,12 +181,17 @@ class Shape:
     """One wgmma instruction form. ``columns`` is N; negations are those of scale-a and scale-b -1."""
 
     columns: int
-    form: Format
+    form: Form
     a_in_registers: bool
     negate_a: bool
     negate_b: bool
     transpose_a: bool
     transpose_b: bool
+
+    @property
+    def registers(self) -> int:
+        """Accumulator registers of a thread."""
+        return self.columns // (4 if self.form.c == "f16" else 2)
 
 
 @dataclass(frozen=True)
@@ -285,16 +290,16 @@ class _Operands:
         return out
 
     def matrix_b(self, descriptors: Array, columns: int, mn_major: bool) -> Array:
-        """[warps, 16 k, columns] uint16."""
-        out = np.empty((self.warps.size, DEPTH, columns), np.uint16)
+        """[warps, columns, 16 k] uint16."""
+        out = np.empty((self.warps.size, columns, DEPTH), np.uint16)
         for descriptor, _, position in self._alike(self.of_warps(descriptors), False):
             tiles = _decode(descriptor, columns, mn_major, self.site)
             chunks = _chunks(tiles, columns, mn_major).reshape(-1)
             values = self.read(position, chunks)
             if mn_major:
-                out[position] = values.reshape(-1, DEPTH, columns)
+                out[position] = values.reshape(-1, DEPTH, columns).transpose(0, 2, 1)
             else:
-                out[position] = values.reshape(-1, columns, DEPTH).transpose(0, 2, 1)
+                out[position] = values.reshape(-1, columns, DEPTH)
         return out
 
     def _alike(self, descriptors: list[int], by_quarter: bool) -> list[tuple[int, int, list[int]]]:
@@ -325,20 +330,36 @@ def _fragment_a(lanes: LaneSet, registers: tuple[Array, ...]) -> Array:
     return out
 
 
-def _to_matrix(table: U32, warps: int, columns: int) -> U32:
-    """Accumulator registers [registers, lanes] -> [warps, 16, columns]."""
+def _to_matrix(table: U32, warps: int, columns: int, is_half: bool) -> Array:
+    """Accumulator registers [registers, lanes] -> [warps, 16, columns]; of f16 (``is_half``) in uint16."""
+    if is_half:
+        pairs = table.view(np.uint16).reshape(columns // 8, 2, warps, 8, 4, 2)
+        return np.ascontiguousarray(pairs.transpose(2, 1, 3, 0, 4, 5)).reshape(warps, WARP_ROWS, columns)
     parts = table.reshape(columns // 8, 2, 2, warps, 8, 4)
     return np.ascontiguousarray(parts.transpose(3, 1, 4, 0, 5, 2)).reshape(warps, WARP_ROWS, columns)
 
 
-def _to_registers(matrix: U32, columns: int) -> U32:
+def _to_registers(matrix: Array, columns: int, is_half: bool) -> U32:
     """[warps, 16, columns] -> accumulator registers [registers, lanes]."""
     warps = len(matrix)
     parts = matrix.reshape(warps, 2, 8, columns // 8, 4, 2)
+    if is_half:
+        pairs = np.ascontiguousarray(parts.transpose(3, 1, 0, 2, 4, 5)).reshape(columns // 4, warps * WARP, 2)
+        return pairs.view(np.uint32)[..., 0]
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(columns // 2, warps * WARP)
 
 
-def _multiply(a: Array, b: Array, c: U32, warps: Units, form: Format) -> U32:
+def _elements(rows: Array, kind: str, negates: bool) -> Array:
+    """Rows of 32 bytes [..., 16] uint16 -> elements of a type, k ascending, in raw bits."""
+    bits = ELEMENT_BITS[kind]
+    if kind == "b1":
+        return np.unpackbits(np.ascontiguousarray(rows).view(np.uint8), axis=-1, bitorder="little")
+    dtype: Any = {8: np.uint8, 16: np.uint16, 32: np.uint32}[bits]
+    found: Array = rows if bits == 16 else np.ascontiguousarray(rows).view(dtype)
+    return found ^ dtype(1 << (bits - 1)) if negates else found
+
+
+def _multiply(a: Array, b: Array, c: U32, warps: Units, form: Form) -> U32:
     """The products of all warps; four warps that share B are one tile of 64 rows."""
     whole = warps.size % WARPS_PER_GROUP == 0 and bool(
         (np.diff(warps.reshape(-1, WARPS_PER_GROUP)) == 1).all()
@@ -346,17 +367,17 @@ def _multiply(a: Array, b: Array, c: U32, warps: Units, form: Format) -> U32:
         and (b.reshape(-1, WARPS_PER_GROUP, *b.shape[1:]) == b[::WARPS_PER_GROUP, None]).all()
     )
     if not whole:
-        return mma(a, b, c, form)
+        return multiply(form, a, b, c)
     rows = WARPS_PER_GROUP * WARP_ROWS
     tiles = len(a) // WARPS_PER_GROUP
-    d = mma(a.reshape(tiles, rows, DEPTH), b[::WARPS_PER_GROUP], c.reshape(tiles, rows, -1), form)
+    d = multiply(form, a.reshape(tiles, rows, -1), b[::WARPS_PER_GROUP], c.reshape(tiles, rows, -1))
     return d.reshape(c.shape)
 
 
 def multiply_async(site: Site, shape: Shape) -> Callable[..., tuple[U32, ...]]:
     """wgmma.mma_async: (lanes, scale-d predicate, B descriptor, A descriptor or four registers, accumulators...)."""
     a_operands = 4 if shape.a_in_registers else 1
-    sign = np.uint16(0x8000)
+    form, is_half = shape.form, shape.form.c == "f16"
 
     def run(lanes: LaneSet, adds: Flags, b_descriptor: Array, *registers: Array) -> tuple[U32, ...]:
         _check_whole(lanes, site)
@@ -367,19 +388,17 @@ def multiply_async(site: Site, shape: Shape) -> Callable[..., tuple[U32, ...]]:
         else:
             a = operands.matrix_a(registers[0], shape.transpose_a)
         b = operands.matrix_b(b_descriptor, shape.columns, shape.transpose_b)
-        if shape.negate_a:
-            a ^= sign
-        if shape.negate_b:
-            b ^= sign
-        table = np.zeros((shape.columns // 2, lanes.count), np.uint32)
+        a = _elements(a, form.a, shape.negate_a)
+        b = _elements(b, form.b, shape.negate_b).transpose(0, 2, 1)
+        table = np.zeros((shape.registers, lanes.count), np.uint32)
         if adds.any():
             for number, register in enumerate(registers[a_operands:]):
                 table[number] = chunk.wgmmas.resolve(lanes, register, None)
             if not adds.all():
                 table[:, ~np.broadcast_to(adds, (lanes.count,))] = 0
-        c = _to_matrix(table, lanes.count // WARP, shape.columns)
-        d = _multiply(a, b, c, operands.warps, shape.form)
-        return tuple(chunk.wgmmas.issue(lanes, _to_registers(d, shape.columns), site))
+        c = _to_matrix(table, lanes.count // WARP, shape.columns, is_half)
+        d = _multiply(a, b, c, operands.warps, form)
+        return tuple(chunk.wgmmas.issue(lanes, _to_registers(d, shape.columns, is_half), site))
 
     return run
 
