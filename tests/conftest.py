@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from g4kv_cli.errors import DeviceUnavailable
 # As the command does, before NumPy is there: threads of its linear algebra only spin beside the other worker.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
@@ -85,18 +83,14 @@ def cuda_device() -> Iterator[object]:
 
 
 @pytest.fixture
-def run_g4kv() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``python -m g4kv_cli ARGUMENTS`` from the checkout as a process of its own."""
+def run_g4kv(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``g4kv ARGUMENTS`` in this process: one of its own, which test_output.py starts, takes half a second more."""
+    from g4kv_cli.main import run
 
-    def run(*arguments: str, environment: dict[str, str] | None = None, timeout: float = 120.0):
-        return subprocess.run(
-            [sys.executable, "-m", "g4kv_cli", *arguments],
-            cwd=REPOSITORY,
-            env={**os.environ, **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = run(arguments)
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, shown.out, shown.err)
 
-    return run
+    return run_here

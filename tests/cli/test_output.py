@@ -20,7 +20,8 @@ from g4kv_cli.records import files
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCH_RECORD = REPOSITORY / "tests" / "data" / "bench" / "sample.json"
 SMOKE = ["smoke", "--device", "emulated", "--jobs", "1", "--case", "prep/12b-local/prefill/*form*"]
-REJECT = ["reject", "--device", "emulated", "--host-only", "--case", "reject/*/gqa_group/*"]
+FEW = "reject/batch_decode_paged_hd512_into/page_unique/*"
+REJECT = ["reject", "--device", "emulated", "--host-only", "--case", FEW]
 COMMANDS = {
     "smoke": (SMOKE, "--json"),
     "smoke to XML": (SMOKE, "--junit"),
