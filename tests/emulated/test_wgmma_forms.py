@@ -131,7 +131,7 @@ def test_products_of_whole_numbers(columns: int, c: str, a: str, b: str, more: s
 )
 def test_forms_that_are_refused_say_why(opcode: str, words: str) -> None:
     text = ".version 8.4\n.target sm_90a\n.address_size 64\n.visible .entry kernel()\n{\n.reg .b32 %d<32>;"
-    text += f".reg .b64 %rd<3>; .reg .pred %p;\n"
+    text += ".reg .b64 %rd<3>; .reg .pred %p;\n"
     text += f"wgmma.mma_async.sync.aligned.{opcode} {{%d0, %d1, %d2, %d3}}, %rd1, %rd2, %p;\nret;\n}}\n"
     with pytest.raises(UnsupportedOpcode, match=re.escape(words)):
         Module(text).kernel("kernel")
