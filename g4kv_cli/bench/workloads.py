@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
 from g4kv_cli.model import workload as asked
@@ -20,8 +21,8 @@ MAX_PRESET_TOKENS = 2**23
 """Global keys of a preset's batch at most: 64 requests of 131072. ``--batch`` and ``--kv-len`` ask for any."""
 ELEMENT_BYTES = 2
 
-SPLIT_COUNTS = (2, 4, 6, 8, 16, 32, 64, 128)
-"""Powers of two, and 6: of clusters of 6, more blocks fit on a Hopper card than of 4 or 8."""
+SPLIT_COUNTS = (2, 4, 6, 8, 16, 32, 64, WHOLE_CARD_SPLITS, 128)
+"""Powers of two; 6: of clusters of 6, more blocks fit on a Hopper card than of 4 or 8; and clusters all over it."""
 MIN_SPLIT_BLOCKS, MAX_SPLIT_BLOCKS = 16, 512
 """Blocks (requests x KV heads x splits) outside of this range leave most of a card idle, or pay for merging."""
 MIN_KEYS_PER_SPLIT = 16

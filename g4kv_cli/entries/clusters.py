@@ -1,9 +1,9 @@
 """Decode in thread block clusters: how a call's splits become clusters, and the launches.
 
 A cluster serves one request and KV head, and its blocks merge what they found through shared memory. More splits than a
-cluster has blocks are blocks on their own, which leave partial results in the workspace; the merge behind them is
-launched while they still run. How keys are shared out follows from ``num_splits`` and the request alone, so a request's
-bits do not depend on its companions.
+cluster has blocks are blocks on their own, or of one count several clusters; they leave partial results in the
+workspace, and the merge behind them is launched while they still run. How keys are shared out
+follows from ``num_splits`` and the request alone, so a request's bits do not depend on its companions.
 """
 
 from __future__ import annotations
@@ -22,31 +22,43 @@ from g4kv_cli.model.kv_layout import KvLayout
 
 TILE_KEYS = 16
 """Keys of one copy; a page is a multiple of it."""
-SPLIT_COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, 128)
+WHOLE_CARD_SPLITS = 112
+"""14 clusters of 8, for a request that has the card to itself: as many as fit beside each other on 132
+multiprocessors, with one to spare."""
+SPLIT_COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, WHOLE_CARD_SPLITS)
 """What suggested_splits chooses from."""
-LONG_SPLIT_ELEMS = 2**17
-"""Key elements (keys x head_dim) of a split from which on it pays to take more splits than half the card has
-multiprocessors."""
+LONG_SPLIT_ELEMS = 2**18
+"""Elements of K and V of a split from which on it pays to take more splits than half the card has multiprocessors."""
+MAX_CLUSTER_BLOCKS = 8
+"""What every device with clusters takes."""
 BOX_COLUMNS = 64
 """Columns of a copy's rows in shared memory: 128 bytes, the span of the swizzle."""
 
 
 def cluster_blocks(num_splits: int, most: int) -> int:
-    """Blocks of each cluster for this many splits: all of them if a cluster can have so many, else one.
+    """Blocks of each cluster for this many splits: all of them if a cluster can have so many, else one; of
+    WHOLE_CARD_SPLITS as many as a cluster can have.
 
-    Several clusters a request are no faster on an H200 than as many blocks alone (64 of 12b-global: 12.99 against 13.38
-    us), and where they do not all fit at once, much slower: of 132 multiprocessors, 15 clusters of 8 take 120.
+    Where several clusters a request do not all fit at once they are much slower than blocks alone: of 132
+    multiprocessors, 15 clusters of 8 take 120. Where they fit, there is less to merge behind them: on an H200, 32768
+    keys of 12b-global took 25.1 us in 14 clusters of 8 and 27.3 us in 128 blocks alone, folded 20.3 and 22.4 us.
     """
+    if num_splits == WHOLE_CARD_SPLITS and num_splits % most == 0:
+        return most
     return num_splits if num_splits <= most else 1
 
 
-def suggested_splits(device: Device, *, num_requests: int, num_kv_heads: int, head_dim: int, visible_keys: int) -> int:
-    """``num_splits`` for decode in clusters, by rule: a power of two or 6; 1 is form (b).
+def suggested_splits(
+    device: Device, *, num_requests: int, num_kv_heads: int, head_dim: int, visible_keys: int, k_dim: int | None = None
+) -> int:
+    """``num_splits`` for decode in clusters, by rule: one of SPLIT_COUNTS; 1 is form (b). ``k_dim``: columns of a row
+    of K in the pool, head_dim where none are given.
 
     About one block for every other multiprocessor: that many already read at the memory's rate, and more have to be
     merged. Where that leaves LONG_SPLIT_ELEMS or more to each, one for every multiprocessor. Two where half the
     multiprocessors have a request and KV head already; a tile of keys for each at least. On an H200, 86 shapes of 12b
-    and 31b with 128 to 131072 keys took at most 5 % longer than with the best of the counts that bench tries.
+    and 31b with 128 to 131072 keys took at most 5 % longer than with the best of the counts that bench tries, and 23
+    folded ones of 1024 keys and more at most 7 %.
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors = device.limits.multiprocessors
@@ -55,7 +67,7 @@ def suggested_splits(device: Device, *, num_requests: int, num_kv_heads: int, he
         return 1
     few = min(max(2, half // units), tiles)
     few = 1 << (few.bit_length() - 1)
-    if visible_keys * head_dim < few * LONG_SPLIT_ELEMS:
+    if visible_keys * (head_dim + (head_dim if k_dim is None else k_dim)) < few * LONG_SPLIT_ELEMS:
         return few
     counts = [count for count in SPLIT_COUNTS if count <= tiles and _fit_at_once(count, units, multiprocessors)]
     return max(few, *counts)
@@ -64,8 +76,8 @@ def suggested_splits(device: Device, *, num_requests: int, num_kv_heads: int, he
 def _fit_at_once(num_splits: int, units: int, multiprocessors: int) -> bool:
     """Whether the blocks all start together. Clusters of more than two leave multiprocessors over: of 132, 15 clusters
     of 8 take 120, 30 of 4 as many, and 21 of 6 take 126."""
-    blocks = units * num_splits
-    return blocks <= multiprocessors and (num_splits <= 2 or num_splits > 8 or blocks <= multiprocessors * 9 // 10)
+    blocks, cluster = units * num_splits, cluster_blocks(num_splits, MAX_CLUSTER_BLOCKS)
+    return blocks <= multiprocessors and (cluster <= 2 or blocks <= multiprocessors * 9 // 10)
 
 
 def launch_in_clusters(

@@ -40,9 +40,9 @@ def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -
     return replace(_alone(symbol, max_group, shared_bytes), max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
 
 
-def _folded(kernel: KernelVariant, threads: int = 256) -> KernelVariant:
+def _folded(kernel: KernelVariant) -> KernelVariant:
     """Such a kernel for pools of folded rows."""
-    return replace(kernel, source="decode_hopper_folded.cu", threads=threads, kv_formats=(FOLDED,))
+    return replace(kernel, source="decode_hopper_folded.cu", kv_formats=(FOLDED,))
 
 
 def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
@@ -73,14 +73,14 @@ _HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           8,  740
                     _alone("paged_decode_hopper_hd256_heads16",         16,  70224))
 _HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           8,  73904),
                     _alone("paged_decode_hopper_hd512_heads16",         16,  42144),
-                    _folded(_alone("paged_decode_hopper_folded_hd512_heads8",           8,  86224), 128),
-                    _folded(_alone("paged_decode_hopper_folded_hd512_heads16",         16,  90320)))
+                    _folded(_alone("paged_decode_hopper_folded_hd512_heads8",           8, 172432)),
+                    _folded(_alone("paged_decode_hopper_folded_hd512_heads16",         16, 180624)))
 _HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880),
                     _cluster("paged_decode_hopper_split_hd256_heads16", 16,  70224,  88528))
 _HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 139472, 156816),
                     _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288),
                     _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads8",   8, 172432, 189776)),
-                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads16", 16, 131440, 166128)))
+                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads16", 16, 180624, 215312)))
 # fmt: on
 
 

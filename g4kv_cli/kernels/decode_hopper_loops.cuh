@@ -207,7 +207,7 @@ __device__ __forceinline__ void attend_folded_tiles(float (&out)[Shape::kWarpCol
   // K's two blocks of columns are the first of either half of the head.
   constexpr int kHalf = Shape::kHeadDim / 2, kStepTiles = Shape::kStepTiles;
   static_assert(Shape::kKeyColumns == 2 * kBoxColumns, "the rotated columns of a half are one block");
-  static_assert(Shape::kStages % kStepTiles == 0, "the tiles of a step lie side by side");
+  static_assert(kStepTiles <= 2 && Shape::kStages % kStepTiles == 0, "one tile may be left, and a step's lie together");
   const int first_column = own.part * Shape::kWarpColumns;
   const unsigned first_at =
       first_column % kHalf == 0 ? first_column / kHalf * kBlockBytes : Shape::kKeyBytes + own.part_at;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void attend_folded_tiles(float (&out)[Shape::kWarpCol
   for (; tile + (kStepTiles - 1) * ring.tile_step < ring.work.last_tile; tile += kStepTiles * ring.tile_step) {
     tiles.template step<kStepTiles>(tile);
   }
-  if constexpr (kStepTiles == 2) {
+  if constexpr (kStepTiles > 1) {
     if (tile < ring.work.last_tile) tiles.template step<1>(tile);
   }
 }

@@ -10,6 +10,7 @@ import pytest
 
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.arguments import PagedPool
+from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_named
@@ -87,13 +88,20 @@ class _Batch:
     ],
 )
 def test_any_split_of_ragged_requests_is_right(heads: int, kv_heads: int, page_size: int, symbol: str) -> None:
-    batch = _Batch((1, 17, 64, 210), heads, kv_heads, page_size)
+    batch = _Batch((1, 64, 133), heads, kv_heads, page_size)
     batch.call("decode")
     assert list(batch.library.launched) == [KERNELS + symbol]
     batch.library.launched.clear()
-    for num_splits in (1, 3, 11):
+    for num_splits in (2, 9):
         batch.call("decode_split", num_splits)
     assert list(batch.library.launched) == [f"{KERNELS}split_{symbol}", "merge_splits_after_hd512"]
+
+
+def test_several_clusters_of_a_request_leave_partial_results_to_the_merge() -> None:
+    """14 clusters of 8 blocks with two teams each, and keys for the first ten."""
+    batch = _Batch((29 * 16 - 3,), 2, 1, 16)
+    batch.call("decode_split", WHOLE_CARD_SPLITS)
+    assert list(batch.library.launched) == [f"{KERNELS}split_hd512_heads8", "merge_splits_after_hd512"]
 
 
 def test_pages_that_a_copy_does_not_divide_are_not_covered() -> None:

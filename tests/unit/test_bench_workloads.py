@@ -108,7 +108,7 @@ def test_impossible_allows_for_what_the_cache_may_hold() -> None:
         (L12, 256, 1024, ()),
         (L12, 1, 100, (2, 4, 6)),
         # 1 KV head: 16 splits for 16 blocks, fewer where they have 32 keys each at most.
-        (G12, 1, 2048, (16, 32, 64, 128)),
+        (G12, 1, 2048, (16, 32, 64, 112, 128)),
         (G12, 1, 128, (4, 6, 8)),
         (G12, 1, 15, ()),
         (G12, 16, 131072, (2, 4, 6, 8, 16, 32)),

@@ -130,11 +130,12 @@ def test_a_directory_that_replaces_portable_kernels_runs_them(
 # --- the launches ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_splits", [*range(1, 70), 96, 120, 128, 65535])
-def test_splits_are_one_cluster_or_blocks_alone(num_splits: int) -> None:
-    """Never several clusters a request: whether those fit on the card at once hangs on the request's companions."""
+@pytest.mark.parametrize("num_splits", [*range(1, 70), 96, 104, 112, 120, 128, 224, 65535])
+def test_splits_are_one_cluster_or_blocks_alone_and_of_one_count_several_clusters(num_splits: int) -> None:
+    """Whether several clusters a request fit on the card at once hangs on the request's companions."""
     for most in (1, 6, 8):
-        assert cluster_blocks(num_splits, most) == (num_splits if num_splits <= most else 1)
+        several = most == 8 and num_splits == 112
+        assert cluster_blocks(num_splits, most) == (8 if several else num_splits if num_splits <= most else 1)
 
 
 def _launched(num_splits: int, num_requests: int, name: str = "batch_decode_split_paged_hd512_into") -> _Recorder:
@@ -160,8 +161,10 @@ def _parameters(launch: Launch) -> AttentionParameters:
     return AttentionParameters.from_buffer_copy(launch.arguments[0].data)
 
 
-@pytest.mark.parametrize(("num_splits", "blocks", "shares"), [(1, 1, 1), (3, 3, 1), (8, 8, 1), (9, 1, 9), (16, 1, 16)])
-def test_one_cluster_needs_one_launch_and_blocks_alone_a_merge_that_overlaps(
+@pytest.mark.parametrize(
+    ("num_splits", "blocks", "shares"), [(1, 1, 1), (3, 3, 1), (8, 8, 1), (9, 1, 9), (16, 1, 16), (112, 8, 14)]
+)
+def test_one_cluster_needs_one_launch_and_several_or_blocks_alone_a_merge_that_overlaps(
     num_splits: int, blocks: int, shares: int
 ) -> None:
     made = _launched(num_splits, num_requests=5).made
@@ -252,7 +255,7 @@ def test_suggested_splits_fill_half_the_card_or_with_long_histories_all_of_it() 
                 splits = suggested_splits(
                     device, num_requests=requests, num_kv_heads=heads, head_dim=512, visible_keys=keys
                 )
-                assert splits & (splits - 1) == 0 or splits == 6
+                assert splits & (splits - 1) == 0 or splits in (6, 112)
                 assert splits == 1 or (splits - 1) * clusters.TILE_KEYS < keys
                 units = requests * heads
                 if units > 66:
@@ -271,7 +274,7 @@ def test_suggested_splits_fill_half_the_card_or_with_long_histories_all_of_it() 
         (1, 1, 512, 128, 8), (1, 1, 512, 8192, 64), (4, 1, 512, 1024, 16), (16, 1, 512, 128, 4), (64, 1, 512, 1024, 2),
         # 256 keys of 512 elements a split: all of it, as far as clusters fit at once.
         (4, 1, 512, 8192, 32), (16, 1, 512, 1024, 6), (16, 1, 512, 32768, 6), (4, 4, 512, 8192, 6),
-        (1, 4, 512, 32768, 32),
+        (1, 4, 512, 32768, 32), (1, 1, 512, 32768, 112),
         # 1024 visible keys of 8 and 16 KV heads.
         (1, 8, 256, 1024, 8), (4, 8, 256, 1024, 2), (16, 8, 256, 1024, 1), (1, 16, 256, 1024, 4),
     ],
@@ -281,6 +284,27 @@ def test_suggested_splits(requests: int, heads: int, head_dim: int, keys: int, s
     assert splits == suggested_splits(
         device, num_requests=requests, num_kv_heads=heads, head_dim=head_dim, visible_keys=keys
     )
+
+
+@pytest.mark.parametrize(
+    ("requests", "heads", "keys", "splits"),
+    [(1, 1, 8192, 64), (1, 1, 32768, 112), (4, 1, 8192, 32), (16, 1, 8192, 6), (4, 4, 2048, 6), (16, 4, 32768, 2)],
+)
+def test_folded_rows_are_read_sooner_so_more_keys_make_a_long_split(
+    requests: int, heads: int, keys: int, splits: int
+) -> None:
+    device, where = _device("sm_90", "cuda"), {"num_requests": requests, "num_kv_heads": heads, "head_dim": 512}
+    assert splits == suggested_splits(device, **where, visible_keys=keys, k_dim=128)
+    assert suggested_splits(device, **where, visible_keys=keys) == suggested_splits(
+        device, **where, visible_keys=keys, k_dim=512
+    )
+
+
+def test_a_split_is_long_by_what_its_rows_hold() -> None:
+    """4096 keys in 16 splits of one KV head and 4 requests: 2^18 elements each if split, 5 / 8 of them if folded."""
+    device, where = _device("sm_90", "cuda"), {"num_requests": 4, "num_kv_heads": 1, "head_dim": 512}
+    assert suggested_splits(device, **where, visible_keys=4096) == 32
+    assert suggested_splits(device, **where, visible_keys=4096, k_dim=128) == 16
 
 
 def test_suggested_clusters_start_together() -> None:
