@@ -23,17 +23,19 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class KernelSupport:
-    """One kernel; ``unsupported`` is empty if the emulated device can run it."""
+    """One kernel; ``unsupported`` is empty if the emulated device can run it. ``interpreted_for`` says what the native
+    engine does not know of it, for which the interpreter runs it, more slowly."""
 
     kernel: str
     unsupported: tuple[Unsupported, ...]
+    interpreted_for: tuple[str, ...] = ()
 
 
 def kernel_support(ptx: str, name: str) -> tuple[KernelSupport, ...]:
     """Every kernel of PTX text, in its order. Raises CompileError for text that is no PTX, or has no kernel."""
     try:
         module = Module(ptx, name)
-        found = tuple(KernelSupport(kernel, _unsupported(module, kernel)) for kernel in module.kernel_names)
+        found = tuple(_support(module, kernel) for kernel in module.kernel_names)
     except EmulatorError as error:
         raise CompileError(f"{name}: {error}") from error
     if not found:
@@ -41,14 +43,13 @@ def kernel_support(ptx: str, name: str) -> tuple[KernelSupport, ...]:
     return found
 
 
-def _unsupported(module: Module, kernel: str) -> tuple[Unsupported, ...]:
+def _support(module: Module, name: str) -> KernelSupport:
     try:
-        module.kernel(kernel)
+        return KernelSupport(name, (), module.kernel(name).not_native_for)
     except UnsupportedKernel as error:
-        return tuple(_as_record(problem) for problem in error.problems)
+        return KernelSupport(name, tuple(_as_record(problem) for problem in error.problems))
     except UnsupportedOpcode as error:
-        return (_as_record(error),)
-    return ()
+        return KernelSupport(name, (_as_record(error),))
 
 
 def _as_record(problem: UnsupportedOpcode) -> Unsupported:

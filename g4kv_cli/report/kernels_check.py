@@ -1,4 +1,5 @@
-"""What ``g4kv kernels --check`` shows: a line a kernel, and a line for each thing that is not emulated."""
+"""What ``g4kv kernels --check`` shows: a line a kernel, a line for each thing that is not emulated, and for which
+instructions the interpreter runs a kernel."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ def print_check(name: str, found: Sequence[tuple[str, KernelSupport]]) -> None:
         title = f"{support.kernel}, {arch}" if shows_arch else support.kernel
         if not support.unsupported:
             out.print(Text.assemble(("  ok    ", "green"), title))
+            if support.interpreted_for:
+                print_line(out, "        ", f"interpreted, which is slower, for {', '.join(support.interpreted_for)}")
             continue
         out.print(Text.assemble(("  no    ", "bold red"), title))
         for thing in support.unsupported:

@@ -108,6 +108,25 @@ def test_check_lists_all_that_is_not_emulated_by_source_line(tmp_path: Path) -> 
     assert kernels[1]["unsupported"][1]["source_line"] == lines[1]
 
 
+def test_check_says_for_what_the_interpreter_runs_a_kernel(tmp_path: Path) -> None:
+    head = ".version 8.0\n.target sm_90\n.address_size 64\n"
+    body = ".reg .b32 %r<3>;\n.reg .b64 %d<2>;\n{}ret;\n"
+    slow = "mov.b64 %d1, 0;\natom.global.inc.u32 %r1, [%d1], 3;\natom.global.inc.u32 %r1, [%d1], 4;\n"
+    texts = {"fast": "", "slow": f"{slow}mul24.lo.u32 %r2, %r1, %r1;\n"}
+    ptx, record = tmp_path / "two.ptx", tmp_path / "check.json"
+    ptx.write_text(
+        head + "".join(f".visible .entry {name}()\n{{\n{body.format(text)}}}\n" for name, text in texts.items())
+    )
+    result = invoke("--check", str(ptx), "--json", str(record))
+    assert result.return_value == 0
+    assert [line.split() for line in result.stdout.splitlines()[:2]] == [["ok", "fast"], ["ok", "slow"]]
+    assert result.stdout.splitlines()[2].strip() == (
+        "interpreted, which is slower, for atom.global.inc.u32, mul24.lo.u32"
+    )
+    kernels = json.loads(record.read_text())["kernels"]
+    assert [one["interpreted_for"] for one in kernels] == [[], ["atom.global.inc.u32", "mul24.lo.u32"]]
+
+
 def test_check_of_ptx_and_what_is_none(tmp_path: Path) -> None:
     text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry one()\n{\nret;\n}\n"
     ptx = tmp_path / "one.ptx"

@@ -47,15 +47,15 @@ class Kernel:
         return translate(self.module.parsed, self.parsed)
 
     @cached_property
-    def _bound(self) -> tuple[Program | None, str]:
+    def _bound(self) -> tuple[Program | None, tuple[str, ...]]:
         engine = library()
         if engine is None:
-            return None, "there is no engine"
+            return None, ("there is no engine",)
         flow = build_flow(self.parsed, joins_multiplies=False)
         try:
-            return Program(lower(lay_out(self.module.parsed, self.parsed).context, flow), engine), ""
+            return Program(lower(lay_out(self.module.parsed, self.parsed).context, flow), engine), ()
         except NotLowered as error:
-            return None, str(error)
+            return None, error.args
 
     @property
     def program(self) -> Program | None:
@@ -63,8 +63,8 @@ class Kernel:
         return self._bound[0]
 
     @property
-    def not_native_for(self) -> str:
-        """Why there is no program; empty if there is one."""
+    def not_native_for(self) -> tuple[str, ...]:
+        """What the engine does not know of the kernel, for which the interpreter runs it; empty if it has a program."""
         return self._bound[1]
 
     @property

@@ -9,6 +9,8 @@ With ``--sanitize`` every access of the library to memory is checked and undefin
 It needs the run-time library of gcc's sanitizer, and the tests then run as
 
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest tests/emulated -k engine
+
+with NVRTC's folder in LD_LIBRARY_PATH, where it comes as a wheel: the sanitizer loads it without its own search path.
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ SLICE = 1 << 20
 BLOCK_STEPS = 20_000_000
 """Basic blocks that the warps of one thread block may run before it looks endless, where no deadline ends it."""
 _NO_LIMIT = (1 << 63) - 1
-_READ_AND_STORED = 3
+_SEVERAL_USES = np.array([bits not in (0, 1, 2, 4) for bits in range(8)])
+"""Which uses of an allocation need another look: all but reads alone, stores alone and atomics alone."""
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
-    | {"shared uninitialised"}
+    | {"shared uninitialised", "several spaces"}
 )
 """What is found that may be right after all: the interpreter decides."""
 _FRAME_ALIGN = 64
@@ -110,7 +111,9 @@ class EngineRun:
         shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
         state.set_memory(memory, program.site_count)
         launch.base = GLOBAL_BASE
-        state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift)
+        state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift, program.has_shared_atomics)
+        launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
+        launch.always_guesses = int(program.learns)
         state.set_logs(program.most_stores)
         state.set_owned(request.owned_reads)
         parameters = state.buffers.get("parameters", len(request.parameters) + 16)
@@ -167,7 +170,7 @@ class EngineRun:
         instructions = state.launch.instructions
         if has_conflict:
             return Detected("stores that meet")
-        if (state.used == _READ_AND_STORED).any():
+        if _SEVERAL_USES[state.used].any():
             return Detected("reads and stores of one allocation")
         for address, nbytes in request.must_write:
             begin = address - GLOBAL_BASE
@@ -183,6 +186,14 @@ def stored_ranges(stores: npt.NDArray[Any], may_collide: Sequence[tuple[int, int
     """
     if not stores.size:
         return np.empty((0, 2), np.int64), False
+    by_atomics = stores["each"] == 0
+    if by_atomics.any():  # they meet nothing else, or the allocation is looked at again
+        plain, has_conflict = stored_ranges(stores[~by_atomics], may_collide)
+        changed = stores[by_atomics]
+        begins = np.concatenate([plain[:, 0], changed["begin"]])
+        ends = np.concatenate([plain[:, 1], changed["begin"] + changed["bytes"]])
+        order = np.argsort(begins, kind="stable")
+        return merge_ranges(begins[order], ends[order]), has_conflict
     begins = stores["begin"]
     if stores.size > 1:
         stores = stores[np.argsort(begins, kind="stable")]

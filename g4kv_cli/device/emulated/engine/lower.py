@@ -43,6 +43,9 @@ _SIGN = {
     ("b32", "b64"): ("sign_b64_b32",),
 }
 
+LOGGED = ("store_global", "store_generic", "atomic_global", "atomic_generic")
+"""Beginnings of the names of handlers that log stores: one a lane at most."""
+
 SPECIAL = {
     **{f"%tid.{axis}": number for number, axis in enumerate("xyz")},
     **{f"%ctaid.{axis}": 3 + number for number, axis in enumerate("xyz")},
@@ -77,6 +80,13 @@ class Lowering:
         self.after: list[Operation] = []
         self.site_count = 0
         self.granule_shift = 4
+        self.missing: dict[str, None] = {}
+        """What the engine does not know of the kernel."""
+        self.read: set[Register] = set()
+        """Registers that any instruction reads."""
+        for block in flow.blocks:
+            for instruction in (*block.body, *([block.final] if block.final is not None else [])):
+                self.read.update(instruction.reads)
         self._fresh = 0
 
     # ---- operands ------------------------------------------------------------------------------------------------
@@ -146,7 +156,7 @@ class Lowering:
             return self._converted(slot, "b32", kind)
         if name == "WARP_SZ":
             return self.constant(32, kind)
-        for offsets in (context.shared_offsets, context.parameter_offsets):
+        for offsets in (context.shared_offsets, context.local_offsets, context.parameter_offsets):
             if name in offsets:
                 return self.constant(offsets[name] + symbol.offset, kind)
         if name in context.device_variables and kind == "b64":
@@ -198,17 +208,30 @@ class Lowering:
     # ---- blocks --------------------------------------------------------------------------------------------------
 
     def block(self, block: BasicBlock, families: Sequence[Family]) -> LoweredBlock:
-        """Lower one basic block. Raises NotLowered."""
+        """Lower one basic block; what is not known goes to ``missing``."""
         self.out = []
         for instruction in block.body:
-            start = len(self.out)
-            if instruction.guard is not None:
-                self.emit("guard", self.register(instruction.guard), int(instruction.guard_negated), 0, outs=())
-            if not any(lower(self, instruction) for lower in families):
-                raise NotLowered(instruction.opcode)
-            self.finish()
-            if instruction.guard is not None:
-                self._close_guard(start)
+            try:
+                self._instruction(instruction, families)
+            except NotLowered as error:
+                self.missing.update(dict.fromkeys(error.args))
+        try:
+            return self._ended(block)
+        except NotLowered as error:
+            self.missing.update(dict.fromkeys(error.args))
+            return LoweredBlock([], block.end, block.size, ())
+
+    def _instruction(self, instruction: Instruction, families: Sequence[Family]) -> None:
+        start = len(self.out)
+        if instruction.guard is not None:
+            self.emit("guard", self.register(instruction.guard), int(instruction.guard_negated), 0, outs=())
+        if not any(lower(self, instruction) for lower in families):
+            raise NotLowered(instruction.opcode)
+        self.finish()
+        if instruction.guard is not None:
+            self._close_guard(start)
+
+    def _ended(self, block: BasicBlock) -> LoweredBlock:
         successors = tuple(block.successors)
         lowered = LoweredBlock(self.out, block.end, block.size, successors)
         final = block.final
@@ -223,7 +246,7 @@ class Lowering:
             raise NotLowered(final.opcode if final is not None else block.end)
         if block.end in ("barrier", "trap"):
             lowered.site = self.site()
-        lowered.store_count = sum(operation.handler.startswith("store_global") for operation in self.out)
+        lowered.store_count = sum(operation.handler.startswith(LOGGED) for operation in self.out)
         return lowered
 
     def _close_guard(self, start: int) -> None:

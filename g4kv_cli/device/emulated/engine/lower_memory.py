@@ -1,9 +1,10 @@
-"""Lowers loads and stores of global, shared and parameter memory, and cp.async."""
+"""Lowers loads and stores of all state spaces, atomics, and cp.async."""
 
 from __future__ import annotations
 
 import re
 
+from ..interpreter.emit_atomic import ATOMIC
 from ..interpreter.emit_memory import LOAD, STORE
 from ..interpreter.emit_warp import COPY
 from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
@@ -22,6 +23,8 @@ def lower_memory(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_load(lowering, instruction, *found.groups())
     elif (found := STORE.fullmatch(opcode)) is not None:
         _lower_store(lowering, instruction, *found.groups())
+    elif (found := ATOMIC.fullmatch(opcode)) is not None:
+        _lower_atomic(lowering, instruction, *found.groups())
     elif (found := COPY.fullmatch(opcode)) is not None:
         _lower_copy(lowering, instruction, found)
     elif opcode == "cp.async.commit_group":
@@ -42,19 +45,32 @@ def _items(operand: Operand | None, count: int) -> list[Operand | None]:
     return items
 
 
-def _note_shared(lowering: Lowering, nbytes: int) -> None:
-    lowering.granule_shift = min(lowering.granule_shift, nbytes.bit_length() - 1)
+_FORMS = frozenset({(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4)})
+"""(bytes of an element, elements) of the handlers' accesses."""
+_SPACES = {
+    **{"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared"},
+    **{"local": "local", None: "generic"},
+}
 
 
-def _form(opcode: str, space: str | None, element_bytes: int, count: int) -> str:
-    if space not in ("global", "const", "shared", "shared::cta") or element_bytes * count > 16:
+def _access(
+    lowering: Lowering, opcode: str, space: str | None, address: Operand | None, nbytes: int
+) -> tuple[str, tuple[int | Slot, ...]]:
+    """(the state space in a handler's name, its first fields: address, offset, site, whether that is 64 bits wide)."""
+    if space not in _SPACES:
         raise NotLowered(opcode)
-    known = {(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4)}
-    if space in ("global", "const"):
-        known |= {(1, 2), (1, 4)}
-    if (element_bytes, count) not in known:
-        raise NotLowered(opcode)
-    return f"v{count}_{8 * element_bytes}"
+    where = _SPACES[space]
+    base, is_wide, offset = lowering.address(address)
+    if where not in ("shared", "local") and not is_wide:
+        raise NotLowered(f"{opcode} with a 32-bit address")
+    if where in ("shared", "generic"):
+        lowering.granule_shift = min(lowering.granule_shift, nbytes.bit_length() - 1)
+    site = lowering.site()
+    if where == "generic":
+        inside = lowering.fresh("b64")
+        lowering.emit("generic_space", inside, base, offset, site)
+        base, offset = inside, 0
+    return where, (base, offset, site, is_wide)
 
 
 def _targets(lowering: Lowering, items: list[Operand | None], element_bytes: int, is_signed: bool) -> list[Slot]:
@@ -80,18 +96,12 @@ def _lower_load(
     if space == "param":
         _lower_parameter(lowering, opcode, items, address, nbytes, is_signed)
         return
-    form = _form(opcode, space, nbytes, count)
-    if is_signed and nbytes < 4 and count > 1:
+    if (nbytes, count) not in _FORMS or (is_signed and nbytes < 4 and count > 1):
         raise NotLowered(opcode)
-    where = "global" if space in ("global", "const") else "shared"
-    base, is_wide, offset = lowering.address(address)
-    if where == "global" and not is_wide:
-        raise NotLowered(f"{opcode} with a 32-bit address")
-    if where == "shared":
-        _note_shared(lowering, nbytes * count)
+    where, fields = _access(lowering, opcode, space, address, nbytes * count)
     targets = _targets(lowering, items, nbytes, is_signed)
-    name = f"load_{where}{'_signed' if is_signed and nbytes < 4 else ''}_{form}"
-    lowering.emit(name, base, offset, lowering.site(), is_wide, *targets, outs=tuple(range(4, 4 + count)))
+    name = f"load_{where}{'_signed' if is_signed and nbytes < 4 else ''}_v{count}_{8 * nbytes}"
+    lowering.emit(name, *fields, *targets, outs=tuple(range(4, 4 + count)))
 
 
 def _lower_parameter(
@@ -129,13 +139,9 @@ def _lower_store(
     opcode, count, nbytes = instruction.opcode, int(vector or 1), TYPE_BYTES[kind]
     if len(instruction.operands) != (3 if hint else 2):
         raise NotLowered(f"{opcode} with these operands")
-    form = _form(opcode, space, nbytes, count)
-    where = "global" if space == "global" else "shared"
-    base, is_wide, offset = lowering.address(instruction.operands[0])
-    if where == "global" and not is_wide:
-        raise NotLowered(f"{opcode} with a 32-bit address")
-    if where == "shared":
-        _note_shared(lowering, nbytes * count)
+    if (nbytes, count) not in _FORMS:
+        raise NotLowered(opcode)
+    where, fields = _access(lowering, opcode, space, instruction.operands[0], nbytes * count)
     values = []
     for item in _items(instruction.operands[1], count):
         if isinstance(item, Register) and item.kind != "pred":
@@ -146,7 +152,43 @@ def _lower_store(
             values.append(lowering.source(item, f"b{max(16, 8 * nbytes)}"))
         else:
             raise NotLowered("source form")
-    lowering.emit(f"store_{where}_{form}", base, offset, lowering.site(), is_wide, *values, outs=())
+    lowering.emit(f"store_{where}_v{count}_{8 * nbytes}", *fields, *values, outs=())
+
+
+_ATOMIC_OPERATIONS = ("addu", "minu", "maxu", "mins", "maxs", "andb", "orb", "xorb")
+"""As in ``c/atomics.c``."""
+
+
+def _lower_atomic(
+    lowering: Lowering,
+    instruction: Instruction,
+    word: str,
+    space: str | None,
+    operation: str,
+    noftz: str | None,
+    hint: str | None,
+    vector: str | None,
+    kind: str,
+) -> None:
+    """Of integers, where nobody reads what was there before: then it does not matter who comes first."""
+    opcode, operands = instruction.opcode, list(instruction.operands)
+    number = "addu" if operation == "add" else f"{operation}{kind[0]}"
+    if number not in _ATOMIC_OPERATIONS or kind not in ("u32", "s32", "b32", "u64", "s64", "b64"):
+        raise NotLowered(opcode)
+    if (operation, kind) == ("add", "s64"):
+        raise NotLowered(opcode)  # there is none
+    if hint is not None:
+        operands.pop()
+    if word == "atom":
+        result = operands.pop(0)
+        if result is not None and (not isinstance(result, Register) or result in lowering.read):
+            raise NotLowered(f"{opcode} whose result is read")
+    nbytes = TYPE_BYTES[kind]
+    if vector is not None or len(operands) != 2:
+        raise NotLowered(f"{opcode} with these operands")
+    where, fields = _access(lowering, opcode, space, operands[0], nbytes)
+    value = lowering.source(operands[1], f"b{8 * nbytes}")
+    lowering.emit(f"atomic_{where}_{8 * nbytes}", *fields, value, _ATOMIC_OPERATIONS.index(number), outs=())
 
 
 def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[str]) -> None:

@@ -15,7 +15,7 @@ SLOT_KIND = {"b16": "b32", "b32": "b32", "b64": "b64", "pred": "pred"}
 
 
 class NotLowered(Exception):
-    """The engine does not know the kernel completely; ``str(error)`` names what is missing."""
+    """The engine does not know the kernel completely; each of ``args`` names something that is missing."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,9 @@ class Lowered:
     site_count: int
     granule_shift: int
     uses_copies: bool
+    has_shared_atomics: bool
+    learns: bool
+    """Whether threads may learn of others by what they find in memory, which the engine does not follow."""
+    local_bytes: int
     constants: dict[Slot, None] = field(default_factory=dict)
     """Slots filled before the launch: constants, parameters and addresses of variables."""

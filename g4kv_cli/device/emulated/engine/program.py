@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..interpreter.emit import RESERVED_SHARED, KernelContext
 from ..ptx.flow import Flow
+from ..ptx.ordering import learns
 from .frame import Frame, lay_out
 from .library import Library
 from .lower import Lowering, lower_basic
@@ -24,16 +25,16 @@ COPIES_EACH = 512
 
 
 def lower(context: KernelContext, flow: Flow) -> Lowered:
-    """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered."""
-    if context.local_offsets:
-        raise NotLowered("local memory")
-    if RESERVED_SHARED in context.shared_offsets:
-        raise NotLowered("shared memory that the system clears")
-    waits = next((block.waits for block in flow.blocks if block.waits is not None), None)
-    if waits is not None:
-        raise NotLowered(f"a loop that may wait for other threads ({waits.opcode})")
+    """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered with all that is missing."""
     lowering = Lowering(context, flow)
+    if RESERVED_SHARED in context.shared_offsets:
+        lowering.missing["shared memory that the system clears"] = None
+    for block in flow.blocks:
+        if block.waits is not None:
+            lowering.missing[f"a loop that may wait for other threads ({block.waits.opcode})"] = None
     blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
+    if lowering.missing:
+        raise NotLowered(*lowering.missing)
     index, crossing = flow.register_index, 0
     for block in flow.blocks:
         crossing |= block.live_in | block.live_out
@@ -48,9 +49,20 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         flow.blocks[flow.entry].live_in != 0,
         lowering.site_count,
         lowering.granule_shift,
-        any(operation.handler.startswith("copy_async") for block in blocks for operation in block.operations),
+        _has(blocks, "copy_async"),
+        _has(blocks, "atomic_shared", "atomic_generic"),
+        any(
+            learns(each.opcode) and not lowering.read.isdisjoint(each.writes)
+            for block in flow.blocks
+            for each in block.body
+        ),
+        context.local_bytes,
         lowering.constants,
     )
+
+
+def _has(blocks: Sequence[LoweredBlock], *names: str) -> bool:
+    return any(operation.handler.startswith(names) for block in blocks for operation in block.operations)
 
 
 class Program:
@@ -62,6 +74,9 @@ class Program:
         self.site_count = kernel.site_count
         self.granule_shift = kernel.granule_shift
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
+        self.has_shared_atomics = kernel.has_shared_atomics
+        self.learns = kernel.learns
+        self.local_bytes = kernel.local_bytes
         self.clears_frames = kernel.reads_unset_registers
         self.most_stores = max(block.store_count for block in kernel.blocks)
         frame = lay_out(kernel)

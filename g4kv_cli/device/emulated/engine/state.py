@@ -16,6 +16,8 @@ from ..state.undo import PAGE_BYTES
 from .structures import FAULT, OWNED, STORE, Launch
 
 FAULT_CAPACITY = 64
+FIRST_STORES = 1 << 14
+"""Stores that the log has room for at first."""
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
 
@@ -75,7 +77,7 @@ class OwnedBits:
 class EngineState:
     """The ``Launch`` structure of the process and all that it points to."""
 
-    MARKS = ("writers", "readers", "fine_writers", "fine_readers")
+    MARKS = ("writers", "readers", "fine_writers", "fine_readers", "fine_atomics")
 
     def __init__(self) -> None:
         self.launch = Launch()
@@ -86,7 +88,7 @@ class EngineState:
         self._owned: list[OwnedBits] = []
         self._ranges = np.zeros(0, RANGE)
         self.used = np.zeros(0, np.uint8)
-        """For each allocation, whether the launch reads it (1) and stores to it (2)."""
+        """For each allocation, whether the launch reads it (1), stores to it (2), and uses atomics on it (4)."""
 
     def point(self, name: str, array: npt.NDArray[Any]) -> None:
         """Let a field point to an array that the caller keeps."""
@@ -109,7 +111,7 @@ class EngineState:
         self.point("used", self.used)
         self.point("saved_in", self.buffers.get("saved_in", memory.used_bytes // PAGE_BYTES + 2, np.uint32))
 
-    def set_shared(self, nbytes: int, warps: int, granule_shift: int) -> None:
+    def set_shared(self, nbytes: int, warps: int, granule_shift: int, has_atomics: bool) -> None:
         """Shared memory of one block, and the marks of its race check."""
         launch, buffers = self.launch, self.buffers
         rounded = -(-max(nbytes, 1) // 128) * 128
@@ -123,6 +125,9 @@ class EngineState:
         self.point("readers", buffers.get("readers", granules * stride, np.uint32))
         self.point("fine_writers", buffers.get("fine_writers", fine, np.uint32))
         self.point("fine_readers", buffers.get("fine_readers", fine * stride, np.uint32))
+        self.point("fine_atomics", buffers.get("fine_atomics", fine * stride if has_atomics else 0, np.uint32))
+        if not has_atomics:
+            launch.fine_atomics = None
         self.point("has_fine", buffers.get("has_fine", granules))
         launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
         launch.races_on, launch.warp_count = int(nbytes > 0), warps
@@ -135,7 +140,7 @@ class EngineState:
     def set_logs(self, most_stores: int) -> None:
         """Empty logs with room for at least one basic block."""
         launch, room = self.launch, 64 * most_stores + 64
-        stores = self.buffers.get("stores", max(room, 1 << 14), STORE)
+        stores = self.buffers.get("stores", max(room, FIRST_STORES), STORE)
         pages = self.buffers.get("saved_pages", max(room, 1 << 9), np.int64)
         launch.store_count = launch.saved_count = launch.fault_count = 0
         launch.launch_number += 1

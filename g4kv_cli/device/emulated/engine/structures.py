@@ -61,6 +61,8 @@ FAULT_KINDS = (
     "foreign read",
     "equal stores",
     "guessed race",
+    "local bounds",
+    "several spaces",
 )
 """Names of ``enum FaultKind``."""
 
@@ -91,7 +93,9 @@ class Launch(ctypes.Structure):
         *((name, c_void_p) for name in ("shared", "shared_state")),
         ("shared_bytes", c_int64),
         ("generation", c_uint64),
-        *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "has_fine")),
+        *((name, c_int64) for name in ("local_bytes", "local_stride")),
+        *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "fine_atomics")),
+        ("has_fine", c_void_p),
         ("granules", c_int64),
         *((name, c_int32) for name in ("granule_shift", "reader_stride", "races_on", "warp_count")),
         ("clock", c_uint32),
@@ -116,7 +120,8 @@ class Launch(ctypes.Structure):
         *((name, c_int32) for name in ("is_running", "stop", "current", "live_threads")),
         ("coordinates", c_int32 * 3),
         *((name, c_int32) for name in ("at_warp", "at_block")),
-        *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes", "unused2")),
+        *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes")),
+        ("always_guesses", c_int32),
         ("warps", c_void_p),
         ("barriers", _Barrier * 16),
         ("clocks", (c_uint32 * LANES) * LANES),

@@ -9,7 +9,7 @@ from ..ptx.instruction import Instruction, Operand, Register
 from ..ptx.parse import REGISTER_KINDS, TYPE_BYTES
 from .emit import BlockEmitter
 
-_ATOMIC = re.compile(
+ATOMIC = re.compile(
     r"(atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
     r"(?:\.(global|shared|shared::cta|shared::cluster))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.noftz)?(\.L2::cache_hint)?"
     r"(?:\.v([248]))?\.([usb](?:32|64)|b16|f32|f64|b?f16(?:x2)?)"
@@ -20,7 +20,7 @@ _LARGEST_VECTOR_BYTES = 16
 
 def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
-    found = _ATOMIC.fullmatch(instruction.opcode)
+    found = ATOMIC.fullmatch(instruction.opcode)
     if found is None:
         return False
     word, space, operation, noftz, hint, vector, kind = found.groups()

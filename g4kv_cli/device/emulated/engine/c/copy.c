@@ -8,12 +8,12 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
   const Launch *c = w->launch;
   __builtin_memset(to, 0, 16);
   if (bytes == (u32)whole) {
-    if (!check_global(w, hint, from, bytes, whole, site, 1u << l, 1)) return 0;
+    if (!check_global(w, hint, from, bytes, whole, site, 1u << l, READS)) return 0;
     COPY(to, c->data + (from - c->base), 16);
     return 1;
   }
   for (u32 k = 0; k < bytes; k++) {
-    if (!check_global(w, hint, from + k, 1, 1, site, 1u << l, 1)) return 0;
+    if (!check_global(w, hint, from + k, 1, 1, site, 1u << l, READS)) return 0;
     to[k] = c->data[from + k - c->base];
   }
   return 1;
@@ -46,7 +46,7 @@ HANDLER(copy_async_16) {
   const int in_a_row = w->mask == ALL_LANES && pack64((U64)(sources == step + from[0])) == ALL_LANES &&
                        pack32((U32)(AT(U32, 6) >= 16u)) == ALL_LANES;
   if (in_a_row) {
-    if (!check_global(w, hint, from[0], LANES * 16, 16, site, w->mask, 1)) return done(i);
+    if (!check_global(w, hint, from[0], LANES * 16, 16, site, w->mask, READS)) return done(i);
     COPY(copy->data, c->data + (from[0] - c->base), LANES * 16);
   }
   for (int l = 0; l < LANES; l++) {

@@ -62,6 +62,8 @@ enum FaultKind {
   // What only may be wrong: the interpreter decides.
   FAULT_EQUAL_STORES,
   FAULT_GUESSED_RACE,
+  FAULT_LOCAL_BOUNDS,
+  FAULT_SEVERAL_SPACES,
 };
 
 typedef struct {
@@ -90,7 +92,7 @@ typedef struct {
 } OwnedRange;
 
 // Bytes of the arena that consecutive lanes of a warp stored to, `each` bytes a lane from lane `first` on (warp * 32 +
-// lane); silent: they were there already.
+// lane); silent: they were there already. each is 0 for what atomics changed, whose threads do not matter.
 typedef struct {
   i64 begin;
   i32 bytes, site, block, silent, first, each;
@@ -115,6 +117,9 @@ struct Instruction {
   Handler run;
   i32 field[FIELDS];
 };
+
+// What a launch does with an allocation, as bits.
+enum Access { READS = 1, STORES = 2, UPDATES = 4 };
 
 enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER };
 
@@ -143,10 +148,12 @@ struct Warp {
   char *frame;
   u32 *pending;   // for each basic block, the lanes that wait to run it
   u64 *occupied;  // one bit a basic block: pending is not zero
+  u8 *local, *local_state;  // of each lane, local_stride bytes
   Copy *copies;
   i64 copy_count;
   Mask mask, block_mask, live, waiting;  // lanes that execute; the same without an instruction's guard; not exited
   i32 number, state, following, site;
+  i32 space;  // of the generic addresses looked at last
   U32 committed;  // cp.async groups of each lane
 };
 
@@ -160,20 +167,22 @@ struct Launch {
   const Range *ranges;
   i64 range_count;
   Range *hints;  // for each site, the allocation found last
-  u8 *used;      // for each allocation, whether this launch reads it (1) and stores to it (2)
+  u8 *used;      // for each allocation, what this launch does with it (enum Access)
   const u8 *parameters;
   i64 parameter_bytes;
   // Shared memory of the block that runs; a byte was written if its state is the block's generation.
   u8 *shared, *shared_state;
   i64 shared_bytes;
   u64 generation;
+  // Local memory of a thread; a byte was written if its state is the block's generation.
+  i64 local_bytes, local_stride;
   // Races (races.h). writers, readers: for 16 bytes of shared memory; fine_*: for 1 << granule_shift bytes.
-  u32 *writers, *readers, *fine_writers, *fine_readers;
+  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;  // the last is null where there are none
   u8 *has_fine;
   i64 granules;
   i32 granule_shift, reader_stride, races_on, warp_count;
   u32 clock;
-  i32 is_guess;  // whether some lanes of a warp met alone
+  i32 is_guess;  // whether some lanes of a warp met alone, or threads may learn of others by what they find
   // Stores in the order they were made, and the old contents of every arena page stored to (undo.c).
   Store *stores;
   i64 store_count, store_capacity;
@@ -199,7 +208,8 @@ struct Launch {
   i64 next, last, step;
   i64 instructions, instruction_limit, steps, step_limit, slice, spent;
   i32 is_running, stop, current, live_threads, coordinates[3], at_warp, at_block;  // the two that ran last
-  u32 dynamic_shared_bytes, total_shared_bytes, unused2;
+  u32 dynamic_shared_bytes, total_shared_bytes;
+  i32 always_guesses;
   Warp *warps;
   Barrier barriers[BARRIERS];
   u32 clocks[LANES][LANES];  // [warp][of warp]

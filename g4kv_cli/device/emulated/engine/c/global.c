@@ -1,24 +1,6 @@
 // Loads and stores of global memory, and loads of parameters by address.
 #include "memory.h"
 
-// Element k of a lane's access lies element_bytes * k behind the lane's address.
-INLINE void load_element(char *frame, int field, int lane, const u8 *from, int bytes, int is_signed) {
-  if (bytes == 8) {
-    COPY(frame + field + 8 * lane, from, 8);
-    return;
-  }
-  u32 value;
-  u16 half;
-  if (bytes == 4)
-    COPY(&value, from, 4);
-  else if (bytes == 2) {
-    COPY(&half, from, 2);
-    value = is_signed ? (u32)(i32)(int16_t)half : half;
-  } else
-    value = is_signed ? (u32)(i32)(int8_t)*from : *from;
-  COPY(frame + field + 4 * lane, &value, 4);
-}
-
 INLINE Mask lanes_in_a_row(U64 address, int size, u64 *first) {
   U64 step;
   for (u32 l = 0; l < LANES; l++) step[l] = (u64)l * (u64)size;
@@ -35,7 +17,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   const Mask here = w->mask;
   u64 first;
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
-    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 1)) return;
+    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, READS)) return;
     const u8 *from = c->data + (first - c->base);
     for (int k = 0; k < count; k++)
       for (int l = 0; l < LANES; l++)
@@ -46,7 +28,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   COPY(at, &address, sizeof at);
   first = at[first_lane(here)];
   if ((pack64((U64)(address == first)) & here) == here) {
-    if (!check_global(w, hint, first, (u64)size, size, site, here, 1)) return;
+    if (!check_global(w, hint, first, (u64)size, size, site, here, READS)) return;
     const u8 *from = c->data + (first - c->base);
     for (int k = 0; k < count; k++)
       for (int l = 0; l < LANES; l++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
@@ -54,7 +36,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   }
   for (int l = 0; l < LANES; l++) {
     if (!(here >> l & 1)) continue;
-    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, 1)) return;
+    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, READS)) return;
     const u8 *from = c->data + (at[l] - c->base);
     for (int k = 0; k < count; k++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
   }
@@ -87,10 +69,6 @@ INLINE void log_store(Warp *w, i64 begin, int bytes, int site, int silent, int l
   store->each = each;
 }
 
-INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, int bytes, int count) {
-  for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
-}
-
 INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
   Launch *c = w->launch;
   const int size = bytes * count, site = i->field[2];
@@ -99,7 +77,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   const Mask here = w->mask;
   u64 first;
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
-    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, 0)) return;
+    if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, STORES)) return;
     i64 begin = (i64)(first - c->base);
     u8 row[LANES * 16];
     for (int l = 0; l < LANES; l++) put_lane(i, frame, row + l * size, l, bytes, count);
@@ -114,7 +92,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   COPY(at, &address, sizeof at);
   for (int l = 0; l < LANES; l++) {
     if (!(here >> l & 1)) continue;
-    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, 0)) return;
+    if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, STORES)) return;
     i64 begin = (i64)(at[l] - c->base);
     u8 item[16];
     put_lane(i, frame, item, l, bytes, count);
@@ -140,19 +118,8 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     load_global(i, frame, w, bytes, count, 1); \
     return done(i);                            \
   }
-GLOBAL(v1_8, 1, 1)
-GLOBAL(v2_8, 1, 2)
-GLOBAL(v4_8, 1, 4)
-GLOBAL(v1_16, 2, 1)
-GLOBAL(v2_16, 2, 2)
-GLOBAL(v4_16, 2, 4)
-GLOBAL(v1_32, 4, 1)
-GLOBAL(v2_32, 4, 2)
-GLOBAL(v4_32, 4, 4)
-GLOBAL(v1_64, 8, 1)
-GLOBAL(v2_64, 8, 2)
-SIGNED_GLOBAL(v1_8, 1, 1)
-SIGNED_GLOBAL(v1_16, 2, 1)
+ACCESS_FORMS(GLOBAL)
+SIGNED_ACCESS_FORMS(SIGNED_GLOBAL)
 
 // Fields: address, offset, site, element bytes, registers 4 to 7, count, is signed.
 HANDLER(load_parameter) {

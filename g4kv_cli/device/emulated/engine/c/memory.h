@@ -22,13 +22,14 @@ INLINE int state_is(const u8 *state, int size, u64 repeated) {
 INLINE u64 repeated(u8 byte) { return 0x0101010101010101u * (u64)byte; }
 
 void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes);
-int find_range(const Launch *c, u64 begin, u64 end, Range *hint, int is_read);
+int find_range(const Launch *c, u64 begin, u64 end, Range *hint, enum Access access);
 
 // Whether lanes may access bytes at a global address, in pieces of size bytes; otherwise a fault was raised.
-INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, int site, Mask lanes, int is_read) {
+INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, int site, Mask lanes,
+                        enum Access access) {
   Launch *c = w->launch;
   if (UNLIKELY(address < hint->begin || address + bytes > hint->end || address + bytes < address) &&
-      !find_range(c, address, address + bytes, hint, is_read)) {
+      !find_range(c, address, address + bytes, hint, access)) {
     raise_fault(w, FAULT_GLOBAL_BOUNDS, site, lanes, address);
     return 0;
   }
@@ -36,8 +37,8 @@ INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, 
     raise_fault(w, FAULT_MISALIGNED, site, lanes, address);
     return 0;
   }
-  if (is_read && UNLIKELY(w->launch->owned_count)) check_owned(w, address, bytes, site, lanes);
-  if (is_read && hint->state == 0) {
+  if (access == READS && UNLIKELY(w->launch->owned_count)) check_owned(w, address, bytes, site, lanes);
+  if (access != STORES && hint->state == 0) {
     const u8 *state = c->state + (address - c->base);
     int is_good = 1;
     if (bytes == (u64)size)
@@ -83,6 +84,44 @@ INLINE void shared_offsets(i64 *at, const char *base, int is_wide, i64 offset) {
   for (int l = 0; l < LANES; l++)
     at[l] = (i64)((is_wide ? ((const u64 *)base)[l] : ((const u32 *)base)[l]) + (u64)offset);
 }
+
+// Element k of a lane's access lies element_bytes * k behind the lane's address.
+INLINE void load_element(char *frame, int field, int lane, const u8 *from, int bytes, int is_signed) {
+  if (bytes == 8) {
+    COPY(frame + field + 8 * lane, from, 8);
+    return;
+  }
+  u32 value;
+  u16 half;
+  if (bytes == 4)
+    COPY(&value, from, 4);
+  else if (bytes == 2) {
+    COPY(&half, from, 2);
+    value = is_signed ? (u32)(i32)(int16_t)half : half;
+  } else
+    value = is_signed ? (u32)(i32)(int8_t)*from : *from;
+  COPY(frame + field + 4 * lane, &value, 4);
+}
+INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, int bytes, int count) {
+  for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
+}
+
+// Loads and stores of every space, as FORM(name, bytes, count); registers of signed ones are extended by the sign.
+#define ACCESS_FORMS(FORM) \
+  FORM(v1_8, 1, 1)         \
+  FORM(v2_8, 1, 2)         \
+  FORM(v4_8, 1, 4)         \
+  FORM(v1_16, 2, 1)        \
+  FORM(v2_16, 2, 2)        \
+  FORM(v4_16, 2, 4)        \
+  FORM(v1_32, 4, 1)        \
+  FORM(v2_32, 4, 2)        \
+  FORM(v4_32, 4, 4)        \
+  FORM(v1_64, 8, 1)        \
+  FORM(v2_64, 8, 2)
+#define SIGNED_ACCESS_FORMS(FORM) \
+  FORM(v1_8, 1, 1)                \
+  FORM(v1_16, 2, 1)
 
 // Before global bytes change: keep what their page held (undo.c).
 #define PAGE_SHIFT 10

@@ -9,6 +9,9 @@
 // there: a mark of 16 bytes concerns all its bytes, so that looking at both kinds is exact, and most code never sets
 // has_fine. Clocks go on from block to block and launch to launch (clock), so that marks need no clearing.
 //
+// An atomic marks a location with lane and clock in the column of its warp, as a read does: others that load and store
+// there must be ordered with it, other atomics need not.
+//
 // A bar.warp.sync of some lanes orders nothing here (is_guess): the interpreter looks at it more closely.
 #pragma once
 #include "engine.h"
@@ -23,7 +26,7 @@ typedef u32 U32x8 __attribute__((ext_vector_type(8), aligned(4)));
 
 // What the check needs of a launch and a warp, held in registers over the lanes of an instruction.
 typedef struct {
-  u32 *writers, *readers, *fine_writers, *fine_readers;
+  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
   u8 *has_fine;
   const u32 *known;
   i64 stride;
@@ -38,6 +41,7 @@ INLINE Marks marks_of(const Warp *w) {
                        .readers = c->readers,
                        .fine_writers = c->fine_writers,
                        .fine_readers = c->fine_readers,
+                       .fine_atomics = c->fine_atomics,
                        .has_fine = c->has_fine,
                        .known = known,
                        .stride = c->reader_stride,
@@ -70,6 +74,14 @@ INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
   *reader = (old & CLOCK_MASK) == m.now && old != mine ? SEVERAL_LANES << CLOCK_BITS | m.now : mine;
 }
 
+// Whether atomics at fine locations from one on are not ordered with an access of this lane.
+INLINE u32 atomics_clash(Marks m, i64 fine, int count, u32 lane) {
+  u32 clash = 0;
+  if (UNLIKELY(m.fine_atomics != 0))
+    for (int j = 0; j < count; j++) clash |= read_clashes(m, m.fine_atomics + (fine + j) * m.stride, lane);
+  return clash;
+}
+
 // A read by a lane, or by several.
 INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
@@ -77,10 +89,13 @@ INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   u32 clash = clashes(m, m.writers[coarse], lane);
   if (size >= 16) {
     mark_read(m, &m.readers[coarse * m.stride + m.number], lane);
-    if (UNLIKELY(m.has_fine[coarse]))
+    if (UNLIKELY(m.has_fine[coarse])) {
       for (int j = 0; j < 16 >> m.shift; j++) clash |= clashes(m, m.fine_writers[fine + j], lane);
+      clash |= atomics_clash(m, fine, 16 >> m.shift, lane);
+    }
   } else {
     m.has_fine[coarse] = 1;
+    clash |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
       clash |= clashes(m, m.fine_writers[fine + j], lane);
       mark_read(m, &m.fine_readers[(fine + j) * m.stride + m.number], lane);
@@ -96,13 +111,16 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
   u32 clash = clashes(m, m.writers[coarse], lane), read = read_clashes(m, m.readers + coarse * m.stride, lane);
   if (size >= 16) {
     m.writers[coarse] = mark_of(m, lane);
-    if (UNLIKELY(m.has_fine[coarse]))
+    if (UNLIKELY(m.has_fine[coarse])) {
       for (int j = 0; j < 16 >> m.shift; j++) {
         clash |= clashes(m, m.fine_writers[fine + j], lane);
         read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
       }
+      read |= atomics_clash(m, fine, 16 >> m.shift, lane);
+    }
   } else {
     m.has_fine[coarse] = 1;
+    read |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
       clash |= clashes(m, m.fine_writers[fine + j], lane);
       read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
@@ -115,4 +133,18 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
     else
       raise_fault(w, FAULT_EQUAL_STORES, site, 1u << lane, (u64)at);
   }
+}
+
+// An atomic by a lane, on 4 or 8 bytes.
+INLINE void note_atomic(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
+  if (!m.is_on) return;
+  const i64 coarse = at >> 4, fine = at >> m.shift;
+  u32 clash = clashes(m, m.writers[coarse], lane) | read_clashes(m, m.readers + coarse * m.stride, lane);
+  m.has_fine[coarse] = 1;
+  for (int j = 0; j < size >> m.shift; j++) {
+    clash |= clashes(m, m.fine_writers[fine + j], lane);
+    clash |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
+    mark_read(m, &m.fine_atomics[(fine + j) * m.stride + m.number], lane);
+  }
+  if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
 }

@@ -126,15 +126,21 @@ static void end_clocks(Launch *c) {
     if (c->clocks[k][k] > c->clock) c->clock = c->clocks[k][k];
 }
 
+static void forget_local(Launch *c) {
+  for (int number = 0; number < c->warp_count; number++)
+    __builtin_memset(c->warps[number].local_state, 0, (size_t)(LANES * c->local_stride));
+}
+
 static void start_block(Launch *c) {
   const i64 x = c->grid[0], y = c->grid[1];
   c->current = (i32)c->next;
   c->coordinates[0] = (i32)(c->next % x);
   c->coordinates[1] = (i32)(c->next / x % y);
   c->coordinates[2] = (i32)(c->next / (x * y));
-  // A byte of shared memory counts as written if its state is the block's generation, 1 to 255 in every byte.
+  // A byte of shared or local memory counts as written if its state is the block's generation, 1 to 255 in every byte.
   if (c->generation == ~(u64)0 || c->generation == 0) {
     __builtin_memset(c->shared_state, 0, (size_t)c->shared_bytes);
+    forget_local(c);
     c->generation = 0;
   }
   c->generation += 0x0101010101010101u;
@@ -143,7 +149,7 @@ static void start_block(Launch *c) {
   start_owned(c);
   start_clocks(c);
   c->steps = 0;
-  c->is_guess = 0;
+  c->is_guess = c->always_guesses;
   c->live_threads = c->threads;
   for (int number = 0; number < c->warp_count; number++) {
     Warp *w = &c->warps[number];
@@ -249,7 +255,8 @@ static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 static size_t lay_out(Launch *c, u8 *base) {
   const size_t pending = rounded(4 * (size_t)c->block_count), copies = rounded(sizeof(Copy) * (size_t)c->copies_each);
   const size_t occupied = rounded(8 * (size_t)((c->block_count + 63) >> 6)), frame = rounded((size_t)c->frame_bytes);
-  const size_t warps = rounded(sizeof(Warp) * (size_t)c->warp_count), each = pending + copies + occupied + frame;
+  const size_t local = rounded((size_t)(LANES * c->local_stride)), warps = rounded(sizeof(Warp) * (size_t)c->warp_count);
+  const size_t each = pending + copies + occupied + frame + 2 * local;
   if (!base) return warps + each * (size_t)c->warp_count;
   c->warps = (Warp *)base;
   for (int number = 0; number < c->warp_count; number++) {
@@ -261,12 +268,17 @@ static size_t lay_out(Launch *c, u8 *base) {
     w->pending = (u32 *)(at + frame);
     w->occupied = (u64 *)(at + frame + pending);
     w->copies = (Copy *)(at + frame + pending + occupied);
+    w->local = at + frame + pending + occupied + copies;
+    w->local_state = w->local + local;
     __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
   }
   return 0;
 }
 i64 engine_scratch_bytes(Launch *c) { return (i64)lay_out(c, 0); }
-void engine_begin(Launch *c, u8 *scratch) { lay_out(c, scratch); }
+void engine_begin(Launch *c, u8 *scratch) {
+  lay_out(c, scratch);
+  forget_local(c);
+}
 
 // So that the Python side can see that it knows the structures as they are.
 i64 engine_size(i32 which) {

@@ -64,17 +64,8 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     load_shared(i, frame, w, bytes, count, 1); \
     return done(i);                            \
   }
-SHARED(v1_8, 1, 1)
-SHARED(v1_16, 2, 1)
-SHARED(v2_16, 2, 2)
-SHARED(v4_16, 2, 4)
-SHARED(v1_32, 4, 1)
-SHARED(v2_32, 4, 2)
-SHARED(v4_32, 4, 4)
-SHARED(v1_64, 8, 1)
-SHARED(v2_64, 8, 2)
-SIGNED_SHARED(v1_8, 1, 1)
-SIGNED_SHARED(v1_16, 2, 1)
+ACCESS_FORMS(SHARED)
+SIGNED_ACCESS_FORMS(SIGNED_SHARED)
 
 // Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix
 // m. Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.

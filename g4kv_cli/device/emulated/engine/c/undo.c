@@ -25,8 +25,8 @@ void engine_exchange(Launch *c) {
   }
 }
 
-// The allocation of an access; a site only reads or only stores, and every site comes here first.
-int find_range(const Launch *c, u64 begin, u64 end, Range *hint, int is_read) {
+// The allocation of an access; a site only reads, only stores or only updates, and every site comes here first.
+int find_range(const Launch *c, u64 begin, u64 end, Range *hint, enum Access access) {
   i64 low = 0, high = c->range_count;
   while (low < high) {
     i64 middle = (low + high) / 2;
@@ -37,6 +37,6 @@ int find_range(const Launch *c, u64 begin, u64 end, Range *hint, int is_read) {
   }
   if (end < begin || low == 0 || end > c->ranges[low - 1].end || c->ranges[low - 1].state < 0) return 0;
   *hint = c->ranges[low - 1];
-  c->used[low - 1] |= is_read ? 1 : 2;
+  c->used[low - 1] |= (u8)access;
   return 1;
 }

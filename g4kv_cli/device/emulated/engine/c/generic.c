@@ -1,0 +1,59 @@
+// Accesses through generic addresses: those of a warp lie in one state space, or the interpreter looks at them.
+#include "memory.h"
+
+enum Space { SPACE_PARAMETERS, SPACE_LOCAL, SPACE_SHARED, SPACE_GLOBAL };
+// Where the windows begin, as in state/memory.py; whatever lies below them all is looked for in global memory.
+static const u64 windows[] = {0x7c0000000000u, 0x7d0000000000u, 0x7e0000000000u, 0x7f0000000000u};
+
+INLINE int space_of(u64 address) {
+  for (int space = SPACE_GLOBAL; space > SPACE_PARAMETERS; space--)
+    if (address >= windows[space]) return space;
+  return address >= windows[SPACE_PARAMETERS] ? SPACE_PARAMETERS : SPACE_GLOBAL;
+}
+
+// Finds the space that the next access is to, and its addresses there. Fields: address in the space, address, offset,
+// site.
+HANDLER(generic_space) {
+  u64 at[LANES];
+  COPY(at, &AT(U64, 1), sizeof at);
+  const u64 offset = (u64)(i64)i->field[2];
+  const int space = space_of(at[first_lane(w->mask)] + offset);
+  Mask elsewhere = 0;
+  for (int l = 0; l < LANES; l++) elsewhere |= (Mask)(space_of(at[l] + offset) != space) << l;
+  elsewhere &= w->mask;
+  w->space = space;
+  if (UNLIKELY(elsewhere || space == SPACE_PARAMETERS)) {
+    raise_fault(w, FAULT_SEVERAL_SPACES, i->field[3], w->mask, at[0]);
+    w->space = SPACE_GLOBAL;
+  }
+  AT(U64, 0) = AT(U64, 1) + offset - (w->space == SPACE_GLOBAL ? 0 : windows[w->space]);
+  return done(i);
+}
+
+#define IN_ITS_SPACE(access, name)                                                               \
+  const Instruction *op_##access##_global_##name(const Instruction *, char *, Warp *);           \
+  const Instruction *op_##access##_shared_##name(const Instruction *, char *, Warp *);           \
+  const Instruction *op_##access##_local_##name(const Instruction *, char *, Warp *);            \
+  HANDLER(access##_generic_##name) {                                                             \
+    if (w->space == SPACE_GLOBAL) return op_##access##_global_##name(i, frame, w);               \
+    if (w->space == SPACE_SHARED) return op_##access##_shared_##name(i, frame, w);               \
+    return op_##access##_local_##name(i, frame, w);                                              \
+  }
+#define GENERIC(name, bytes, count) \
+  IN_ITS_SPACE(load, name)          \
+  IN_ITS_SPACE(store, name)
+#define SIGNED_GENERIC(name, bytes, count) IN_ITS_SPACE(load, signed_##name)
+ACCESS_FORMS(GENERIC)
+SIGNED_ACCESS_FORMS(SIGNED_GENERIC)
+
+#define GENERIC_ATOMIC(name)                                                               \
+  const Instruction *op_atomic_global_##name(const Instruction *, char *, Warp *);         \
+  const Instruction *op_atomic_shared_##name(const Instruction *, char *, Warp *);         \
+  HANDLER(atomic_generic_##name) {                                                         \
+    if (w->space == SPACE_SHARED) return op_atomic_shared_##name(i, frame, w);             \
+    if (w->space == SPACE_GLOBAL) return op_atomic_global_##name(i, frame, w);             \
+    raise_fault(w, FAULT_SEVERAL_SPACES, i->field[2], w->mask, 0);                         \
+    return done(i);                                                                        \
+  }
+GENERIC_ATOMIC(32)
+GENERIC_ATOMIC(64)
