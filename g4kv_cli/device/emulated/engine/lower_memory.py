@@ -47,9 +47,13 @@ def _items(operand: Operand | None, count: int) -> list[Operand | None]:
 
 _FORMS = frozenset({(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4)})
 """(bytes of an element, elements) of the handlers' accesses."""
-_SPACES = {
-    **{"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared"},
-    **{"local": "local", None: "generic"},
+_SPACES: dict[str | None, str] = {
+    "global": "global",
+    "const": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "local": "local",
+    None: "generic",
 }
 
 
