@@ -85,7 +85,7 @@ CHECKED = """
 extern "C" __global__ void fine(int* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void textured(float* out, unsigned long long handle) {
   out[threadIdx.x] = tex1Dfetch<float>(handle, threadIdx.x);  // MARK: texture
-  asm volatile("brkpt;");  // MARK: stop
+  asm volatile("pmevent 1;");  // MARK: stop
 }
 """
 
@@ -101,7 +101,7 @@ def test_check_lists_all_that_is_not_emulated_by_source_line(tmp_path: Path) -> 
     assert shown[1].split() == ["no", "textured"]
     assert "tex.1d.v4.f32.s32" in shown[2]
     assert "textures" in shown[2]
-    assert shown[3].split() == [f"mine.cu:{lines[1]}", "brkpt"]
+    assert shown[3].split() == [f"mine.cu:{lines[1]}", "pmevent"]
     assert shown[4] == "mine.cu: 2 kernels, 1 cannot run on the emulated device"
     kernels = json.loads(record.read_text())["kernels"]
     assert [(one["kernel"], len(one["unsupported"])) for one in kernels] == [("fine", 0), ("textured", 2)]
@@ -134,10 +134,10 @@ def test_check_of_ptx_and_what_is_none(tmp_path: Path) -> None:
     result = invoke("--check", str(ptx))
     assert result.return_value == 0
     assert result.stdout.splitlines()[-1] == "one.ptx: 1 kernel, the emulated device can run all of them"
-    ptx.write_text(text.replace("ret;", "brkpt;\nret;"))
+    ptx.write_text(text.replace("ret;", "pmevent 1;\nret;"))
     result = invoke("--check", str(ptx))
     assert result.return_value == 1
-    assert "PTX line 6  brkpt" in result.stdout
+    assert "PTX line 6  pmevent" in result.stdout
     ptx.write_text("no PTX at all")
     with pytest.raises(CompileError, match="not PTX text"):
         invoke("--check", str(ptx))
