@@ -10,11 +10,10 @@ namespace g4kv {
 // Scores of a team's warps, each over its part of the head, go to where the others read them: write_parts, the team's
 // meeting, add_parts.
 template <typename Shape>
-__device__ __forceinline__ unsigned char* exchange_of(unsigned char* shared, int team, unsigned buffer, int i,
-                                                      int lane) {
+__device__ __forceinline__ int exchange_at(int team, unsigned buffer, int i, int member, int lane) {
   // exchange[team][buffer][tile of the step][member][lane]
-  return shared + Shape::kExchangeAt +
-         (((team * 2 + buffer) * Shape::kStepTiles + i) * Shape::kTeamWarps * kWarpSize + lane) * 16;
+  const int tile = (team * 2 + buffer) * Shape::kStepTiles + i;
+  return Shape::kExchangeAt + ((tile * Shape::kTeamWarps + member) * kWarpSize + lane) * 16;
 }
 
 template <typename Shape, int kTiles>
@@ -23,8 +22,8 @@ __device__ __forceinline__ void write_parts(const float (&scores)[kTiles][4], un
   if constexpr (Shape::kParts > 1) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      unsigned char* own = exchange_of<Shape>(shared, team, buffer, i, lane) + member * kWarpSize * 16;
-      *reinterpret_cast<float4*>(own) = make_float4(scores[i][0], scores[i][1], scores[i][2], scores[i][3]);
+      *reinterpret_cast<float4*>(shared + exchange_at<Shape>(team, buffer, i, member, lane)) =
+          make_float4(scores[i][0], scores[i][1], scores[i][2], scores[i][3]);
     }
   }
 }
@@ -36,8 +35,8 @@ __device__ __forceinline__ void add_parts(float (&scores)[kTiles][4], const unsi
   if constexpr (Shape::kParts > 1) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const unsigned char* first = exchange_of<Shape>(const_cast<unsigned char*>(shared), team, buffer, i, lane) +
-                                   member / Shape::kParts * Shape::kParts * kWarpSize * 16;
+      const unsigned char* first =
+          shared + exchange_at<Shape>(team, buffer, i, member / Shape::kParts * Shape::kParts, lane);
       float4 sum = *reinterpret_cast<const float4*>(first);
 #pragma unroll
       for (int part = 1; part < Shape::kParts; ++part) {

@@ -18,7 +18,7 @@ KERNELS = {
 CASES = {
     "decode": ("ragged", "needle/*", "companions", "group/*", "page-size/48", "page-size/256", "scores/to-80",
                "padding/poisoned-page", "plan/refilled-smaller", "pages/permuted"),
-    "decode-split": ("ragged", "companions", "group/*", "page-size/48"),
+    "decode-split": ("ragged", "companions", "group/*", "page-size/48", "splits/112-in-clusters"),
 }  # fmt: skip
 
 

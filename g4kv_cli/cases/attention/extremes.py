@@ -11,12 +11,15 @@ from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder
 from g4kv_cli.cases.attention.case import AttentionCase
 from g4kv_cli.cases.case import MAX_SPAN
 from g4kv_cli.entries.attention_request import MAX_GQA_GROUP
+from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry
 
 MANY_SPLITS = 128
 """As many as the bench tries."""
 KEYS_OF_A_SPLIT = 16
 """Keys are dealt out to the splits in whole tiles of so many."""
+SHARED_KEYS = 29 * KEYS_OF_A_SPLIT - 3
+"""Where WHOLE_CARD_SPLITS splits are 14 clusters, ten of them have keys."""
 PAST_UINT16 = 1 << 16
 FAR_WINDOW = 40
 FAR_KV_LENS = ((1 << 15) + 33, (1 << 16) + 7)
@@ -78,6 +81,8 @@ class Extremes(CaseBuilder):
         window = None if self.window is None else keys
         yield self.case(form, f"splits/{MANY_SPLITS}-not-empty", ((keys, 1), (keys // 3, 1)), window=window,
                         geometry=self.geometry.with_heads(1, 2), num_splits=MANY_SPLITS)  # fmt: skip
+        yield self.case(form, f"splits/{WHOLE_CARD_SPLITS}-in-clusters", ((SHARED_KEYS, 1), (60, 1)), window=window,
+                        geometry=self.geometry.with_heads(1, 2), num_splits=WHOLE_CARD_SPLITS)  # fmt: skip
         yield self.case(form, f"merge/{MANY_SPLITS}-not-empty", ((2 * MANY_SPLITS + 5, 1),), check="merge",
                         geometry=self.geometry.with_heads(2), num_splits=MANY_SPLITS)  # fmt: skip
         yield self.case(form, "merge/lse-not-wanted", ((96, 1), (40, 1)), check="merge", wants_lse=False, num_splits=6,
