@@ -239,6 +239,11 @@ extern "C" __global__ void kernel(unsigned long long* out, unsigned long long a,
   asm("sub.cc.u32 %0, %2, %3; subc.u32 %1, %4, %5;" : "=r"(low), "=r"(high)
       : "r"((unsigned)a), "r"((unsigned)b), "r"((unsigned)(a >> 32)), "r"((unsigned)(b >> 32)));
   out[3] = (unsigned long long)high << 32 | low;
+  unsigned __int128 divisor = (unsigned __int128)a << 3 | 5;
+  out[4] = (unsigned long long)(product / divisor); out[5] = (unsigned long long)(product % divisor);
+  asm("{.reg .u32 x; sub.cc.u32 x, %2, %3; addc.u32 %0, 0, 0; sub.cc.u32 x, %3, %2; addc.u32 %1, 0, 0;}"
+      : "=r"(low), "=r"(high) : "r"((unsigned)a), "r"((unsigned)b));
+  out[6] = (unsigned long long)high << 32 | low;  // a carry is what is not borrowed
 }
 """
 
@@ -247,9 +252,11 @@ extern "C" __global__ void kernel(unsigned long long* out, unsigned long long a,
 def test_carries_and_128_bit_products(arch: str) -> None:
     a, b = 0xFFFFFFFF_00000001, 0x12345678_FFFFFFFF
     module = compile_module("#pragma nv_diag_suppress 1\n" + WIDE, arch, "test.cu", "--device-int128")
-    got = run(module.kernel("kernel"), 4, pointer(a), pointer(b), block=1, dtype=np.uint64)
+    got = run(module.kernel("kernel"), 7, pointer(a), pointer(b), block=1, dtype=np.uint64)
     product, mask = a * b + b, (1 << 64) - 1
-    assert got.tolist() == [product >> 64, product & mask, (a + b) & mask, (a - b) & mask]
+    divisor = a << 3 | 5
+    parts = [product // divisor & mask, product % divisor & mask, 1 << 32]
+    assert got.tolist() == [product >> 64, product & mask, (a + b) & mask, (a - b) & mask, *parts]
 
 
 SHAPES = """

@@ -169,14 +169,42 @@ def test_a_failed_assert_is_a_trap_with_its_text() -> None:
 def test_only_a_kernel_that_reaches_what_is_not_supported_is_refused() -> None:
     (out,) = run("calls", "clean", "90", ints(32))
     assert out.tolist() == (3 * LANES).tolist()
-    with pytest.raises(UnsupportedKernel, match="heap") as caught:
-        ordinary("calls", "90").kernel("device_malloc")
+    with pytest.raises(UnsupportedKernel, match="pmevent") as caught:
+        ordinary("calls", "90").kernel("profiled")
     (problem,) = caught.value.problems
-    assert problem.opcode == "call malloc"
     assert (problem.source_file, problem.source_line) == (
         "calls.cu",
-        line_of((ORDINARY / "calls.cu").read_text(), "malloc(16)"),
+        line_of((ORDINARY / "calls.cu").read_text(), "pmevent 3"),
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_heap(arch: str) -> None:
+    program = Program("calls", "lists", arch)
+    out, _, *_ = program.run(ints(32), ints(128), 4)
+    assert out.tolist() == (6 * LANES).tolist()
+    assert program.report is not None
+    assert [note.kind for note in program.report.notes] == ["unused_undefined"]
+    assert not program.machine._launcher._heap.live, "a launch that ran twice leaves what one run leaves"
+    (out,) = run("calls", "heap_mistake", arch, ints(32), 5, block=1)
+    assert out[:4].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("which", "kind", "words"),
+    [
+        (0, "global_out_of_bounds", "0 bytes past the end of 'malloc at calls.cu:"),
+        (1, "use_after_free", "which was freed"),
+        (2, "uninitialised_read", "'malloc at calls.cu:"),
+        (3, "use_after_free", "which was freed already"),
+        (4, "use_after_free", "free of 'argument 0' + 0, which is nothing that malloc gave"),
+    ],
+)
+def test_mistakes_with_the_heap(which: int, kind: str, words: str) -> None:
+    with pytest.raises(LaunchFault) as caught:
+        run("calls", "heap_mistake", "90", ints(32), which, block=1)
+    assert caught.value.faults[0].kind == kind
+    assert words in caught.value.faults[0].message
 
 
 MANY = """

@@ -17,6 +17,7 @@ from .interpreter.chunk import unravel
 from .interpreter.run import Run
 from .mode import Mode, emulator_mode
 from .request import LaunchOutcome, LaunchRequest
+from .state.heap import Heap
 from .state.lanes import WARP
 from .state.memory import GLOBAL_BASE, DeviceMemory
 from .state.undo import PAGE_BYTES, Changes
@@ -60,6 +61,7 @@ class Launcher:
     def __init__(self, memory: DeviceMemory, mode: Mode) -> None:
         self.counts = LaunchCounts()
         self._memory = memory
+        self._heap = Heap(memory)
         self._mode = mode
         self._active: Run | EngineRun | None = None
 
@@ -128,7 +130,7 @@ class Launcher:
 
     def _interpret(self, request: LaunchRequest) -> LaunchOutcome:
         """What the interpreter makes of a launch; run twice if it reads bytes that nobody wrote."""
-        memory = self._memory
+        memory, heap = self._memory, self._heap.mark()
         first = self._interpret_once(request)
         if not first.undefined:
             if not first.faults:
@@ -138,6 +140,7 @@ class Launcher:
             return replace(first, faults=list(first.found))  # nobody knows what would have come of them
         one, other = _changes(first), None
         one.exchange(memory)  # memory is as before
+        self._heap.rewind(heap)
         try:
             second = self._interpret_once(replace(request, fill=1))
             other = _changes(second)
@@ -169,6 +172,7 @@ class Launcher:
             request.resident_blocks,
             FILLS[request.fill],
             request.cluster,
+            self._heap,
         )
         reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)

@@ -130,10 +130,45 @@ extern "C" __global__ void asserts(const int* in, int limit) {
   assert(in[i] < limit);
 }
 
-extern "C" __global__ void device_malloc(int** out) {
-  int* mine = (int*)malloc(16);
-  mine[0] = threadIdx.x;
-  out[threadIdx.x] = mine;
+extern "C" __global__ void profiled(int* out) {
+  asm volatile("pmevent 3;");
+  out[threadIdx.x] = 1;
+}
+
+struct Node {
+  int value;
+  char mark;
+  Node* next;
+};
+extern "C" __global__ void lists(int* out, int4* copies, int count) {
+  Node* first = nullptr;
+  for (int k = 0; k < count; k++) {
+    Node* node = new Node;
+    node->value = k * threadIdx.x;
+    node->mark = 1;
+    node->next = first;
+    first = node;
+  }
+  copies[threadIdx.x] = *(int4*)first;  // with bytes between mark and next that nobody wrote
+  int sum = 0;
+  while (first) {
+    Node* next = first->next;
+    sum += first->value;
+    delete first;
+    first = next;
+  }
+  out[threadIdx.x] = sum;
+}
+extern "C" __global__ void heap_mistake(int* out, int which) {
+  int* p = (int*)malloc(16);
+  if (which == 0) p[4] = 1;
+  if (which == 1) free(p);
+  if (which < 3) p[0] = 5;
+  if (which == 2) out[0] = p[1];
+  if (which == 3) { free(p); free(p); }
+  if (which == 4) free(out);
+  if (which == 5) { out[0] = malloc(9 << 20) == nullptr; void* half = malloc(5 << 20); out[1] = half != nullptr;
+                    out[2] = malloc(5 << 20) == nullptr; free(half); out[3] = malloc(5 << 20) != nullptr; }
 }
 
 extern "C" __global__ void clean(int* out) { out[threadIdx.x] = 3 * threadIdx.x; }

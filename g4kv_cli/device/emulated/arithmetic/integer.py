@@ -196,12 +196,13 @@ def add_with_carry(a: Bits, b: Bits, carry: Predicate) -> tuple[Bits, Predicate]
 
 
 def sub_borrow(a: Bits, b: Bits) -> tuple[Bits, Predicate]:
-    """``sub.cc``: difference and borrow out."""
-    return a - b, a < b
+    """``sub.cc``: difference and carry out, which of a difference is that of a + ~b + 1: set where nothing is borrowed.
+
+    PTX calls it the borrow; but NVIDIA's own division of 128 bits takes it by ``addc`` after ``subc.cc``, and so.
+    """
+    return a - b, a >= b
 
 
-def sub_with_borrow(a: Bits, b: Bits, borrow: Predicate) -> tuple[Bits, Predicate]:
-    """``subc.cc``: difference less the borrow in, and borrow out."""
-    total, first = sub_borrow(a, b)
-    total, second = sub_borrow(total, borrow.astype(a.dtype))
-    return total, first | second
+def sub_with_borrow(a: Bits, b: Bits, carry: Predicate) -> tuple[Bits, Predicate]:
+    """``subc.cc``: a + ~b + the carry in, and carry out."""
+    return add_with_carry(a, ~b, carry)

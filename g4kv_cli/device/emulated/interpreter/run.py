@@ -19,6 +19,7 @@ from ..memory.access import SIGNED, UNSIGNED, fresh_hints
 from ..ptx.ordering import learns
 from ..ptx.sites import Site
 from ..state.groups import Group
+from ..state.heap import Heap
 from ..state.lanes import WARP, KernelState, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory, Views
 from ..state.reports import FaultCollector, LaunchStopped
@@ -57,8 +58,10 @@ class Run:
         resident_blocks: int = 1,
         fill: Fill = FILLS[0],
         cluster: tuple[int, int, int] = (1, 1, 1),
+        heap: Heap | None = None,
     ) -> None:
         self.memory = memory
+        self.heap = Heap(memory) if heap is None else heap
         self.kernel = kernel
         self.grid = grid
         self.block = block

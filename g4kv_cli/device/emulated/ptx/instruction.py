@@ -98,7 +98,7 @@ _NO_RESULT = frozenset(
     (
         *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
         *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
-        *("call", "brx", "assertfail", "wild_call"),
+        *("call", "brx", "assertfail", "wild_call", "free"),
     )
 )
 _NO_RESULT_PREFIXES = (

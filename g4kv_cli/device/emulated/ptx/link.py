@@ -5,7 +5,7 @@ kernel: a call says in a register where to return to, and ``ret`` branches by it
 registers, one for each piece of a ``.param`` variable that is stored or loaded. Functions that may call themselves keep
 what a call could overwrite on a stack in local memory, and their local variables too.
 
-Indexed branches become chains of comparisons here, and printf and assert instructions of their own.
+Indexed branches become chains of comparisons here; printf, assert, malloc and free instructions of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ MOST_INSTRUCTIONS = 200_000
 PRINTF, ASSERT, WILD_CALL = "vprintf", "assertfail", "wild_call"
 """Stand-ins for calls of ``vprintf`` and ``__assertfail``, and for a call of an address that is no function's."""
 
-_HEAP = frozenset({"malloc", "free"})
+MALLOC, FREE = "malloc", "free"
+"""The device's heap, where the module does not define them."""
 
 
 def link(module: ParsedModule, kernel: ParsedKernel, source_name: str | None) -> ParsedKernel:
@@ -263,10 +264,10 @@ class _Linker:
             return
         function = self.module.functions.get(name)
         if function is None or function.body is None:
-            words = "the device's heap (malloc, free, new) is not emulated" if name in _HEAP else (
-                f"function {name} is not defined in this module"
-            )  # fmt: skip
-            self.out.refuse(words, f"call {name}")
+            if name in (MALLOC, FREE):
+                self._use_heap(instance, call, name)
+            else:
+                self.out.refuse(f"function {name} is not defined in this module", f"call {name}")
             return
         body = self.graph.bodies[name]
         if len(call.arguments) != len(body.parameters) or len(call.results) != len(body.results):
@@ -337,6 +338,13 @@ class _Linker:
             self.out.emit(ASSERT, *sources[:4])
         else:
             self.out.refuse(f"{name} with these operands")
+
+    def _use_heap(self, instance: Instance, call: Call, name: str) -> None:
+        sources = [next(iter(instance.pieces.get(argument, {}).values()), None) for argument in call.arguments]
+        if len(sources) != 1 or len(call.results) != (name == MALLOC):
+            self.out.refuse(f"{name} with these operands")
+            return
+        self.out.emit(name, *(instance.piece(result, (0, 8)) for result in call.results), *sources)
 
     def _indexed_branch(self, instance: Instance, instruction: Instruction) -> None:
         index, table = instruction.operands

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
+from .heap import Heap
 from .memory import Allocation, DeviceMemory, Views
 
 WARP = 32
@@ -278,6 +279,8 @@ class RunState(Protocol):
     def kernel(self) -> KernelState: ...
     @property
     def memory(self) -> DeviceMemory: ...
+    @property
+    def heap(self) -> Heap: ...
     @property
     def collector(self) -> Collector: ...
     @property

@@ -174,6 +174,25 @@ class DeviceMemory:
         self._set_state(allocation, RANGE_FREED)
         self._advise("MADV_DONTNEED", address - GLOBAL_BASE, allocation.nbytes)
 
+    def end(self, address: int) -> None:
+        """Free an allocation whose bytes may be asked for again (``revive``)."""
+        allocation = self.block(address)
+        allocation.is_freed = True
+        self._set_state(allocation, RANGE_FREED)
+
+    def revive(self, address: int) -> None:
+        """Take ``end`` back."""
+        allocation = self.allocations[bisect_right(self._begins, address) - 1]
+        allocation.is_freed = False
+        self._set_state(allocation, RANGE_WHOLE if allocation.fully_initialised else RANGE_PARTLY)
+
+    def forget(self, address: int) -> None:
+        """Take back all allocations from an address on; what was stored there has been undone."""
+        number = bisect_right(self._begins, address - 1)
+        if number < len(self._begins):
+            self._next = self._begins[number] - GLOBAL_BASE
+            del self._begins[number:], self.allocations[number:]
+
     def write(self, address: int, values: Bytes) -> None:
         """Copy host bytes in and mark them initialised."""
         allocation, offset = self.span(address, values.size)

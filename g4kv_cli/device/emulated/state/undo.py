@@ -36,13 +36,19 @@ class UndoLog:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._is_kept = np.zeros((memory.used_bytes >> PAGE_SHIFT) + 2, np.bool_)
+        self._is_kept = np.zeros(self._page_count, np.bool_)
         self._pages: list[int] = []
         self._contents: list[npt.NDArray[np.uint8]] = []
+
+    @property
+    def _page_count(self) -> int:
+        return (self._memory.used_bytes >> PAGE_SHIFT) + 2
 
     def keep(self, units: npt.NDArray[np.int64], shift: int) -> None:
         """The pages of units of 1 << shift bytes, at most 32, are about to change."""
         pages = units >> (PAGE_SHIFT - shift)
+        if self._page_count > self._is_kept.size:  # the kernel has allocated
+            self._is_kept = np.pad(self._is_kept, (0, 2 * self._page_count - self._is_kept.size))
         fresh = pages[~self._is_kept[pages]]
         if not fresh.size:
             return
