@@ -165,8 +165,12 @@ class ClockRaces:
             if clash.any():
                 self._report(kind, WRITE, rival, clash, packed, units, split, lanes, site)
             return
-        for each in np.unique(agent):
-            table = self._table(kind, int(each))
+        agents = sorted(set(np.ravel(agent).tolist()))
+        if len(agents) == 1:
+            self._table(kind, agents[0])[units] = packed
+            return
+        for each in agents:
+            table = self._table(kind, each)
             here = np.flatnonzero(((packed >> _AGENT_SHIFT) & _AGENT_MASK) == each)
             table[units[here]] = packed[here]
 

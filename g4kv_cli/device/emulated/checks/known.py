@@ -44,8 +44,14 @@ class Known:
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> Known:
         """From (key, moment) pairs; the latest of equal keys. Moments count from 1; up to 0 nothing can be known."""
-        both = np.array([pair for pair in pairs if pair[1]], np.int64).reshape(-1, 2)
-        return cls._latest(both[:, 0], both[:, 1])
+        latest: dict[int, int] = {}
+        for key, time in pairs:
+            if time > latest.get(key, 0):
+                latest[key] = time
+        if not latest:
+            return NOTHING
+        keys = sorted(latest)
+        return cls(np.array(keys, np.int64), np.array([latest[key] for key in keys], np.int64))
 
     @classmethod
     def joined(cls, parts: Iterable[Known]) -> Known:

@@ -48,6 +48,8 @@ class Stand:
     known: npt.NDArray[np.int32]
 
 
+_MANY = 4 * WARP
+"""Numbers that are worth a look whether they are all the same."""
 _NOBODY = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -159,10 +161,9 @@ class ChunkOrder:
             known = known.copy()
             table = known.reshape(self.chunk.block_count, -1)
             for slot in range(self.chunk.block_count):
-                numbers = np.unique(table[slot])
-                if (complete is None or complete[slot]) and numbers.size > 1:
-                    joined = Known.joined(self.order.known[number] for number in numbers)
-                    table[slot] = self.order.number_of(joined)
+                parts = self._known_by(table[slot]) if complete is None or complete[slot] else []
+                if len(parts) > 1:
+                    table[slot] = self.order.number_of(Known.joined(parts))
         self.stand = Stand(block, stand.lane, known)
         inside = slice(None) if complete is None else np.repeat(complete, self.chunk.lanes_per_block)
         self._hand_on("block", inside)
@@ -212,20 +213,31 @@ class ChunkOrder:
         fenced = self.fenced["cta"][lanes.index] if "cta" in self.fenced else np.zeros(0, np.int64)
         if not fenced.any() and (len(self.order.known) == 1 or not known[lanes.index].any()):
             return
+        begins = np.flatnonzero(np.diff(lanes.index // WARP, prepend=-1))
+        numbers = known[lanes.index]
+        has_news = np.minimum.reduceat(numbers, begins) != np.maximum.reduceat(numbers, begins)
+        if fenced.any():
+            has_news |= np.maximum.reduceat(fenced, begins) > 0
+        if not has_news.any():
+            return
         changed = known.copy()
         masks = np.broadcast_to(mask, (lanes.count,))
-        warps = lanes.index // WARP
-        for warp in lanes.warps:
-            here = warps == warp
-            for value in np.unique(masks[here]):
-                members = lanes.index[here & (masks == value)]
-                members = members[(int(value) >> (members % WARP)) & 1 == 1]
+        ends = np.append(begins[1:], lanes.count)
+        for row in np.flatnonzero(has_news):
+            here = slice(begins[row], ends[row])
+            for value in _distinct(masks[here]):
+                members = lanes.index[here][masks[here] == value]
+                members = members[(value >> (members % WARP)) & 1 == 1]
                 fences = members[self.fenced["cta"][members] > 0] if fenced.any() else members[:0]
-                parts = [self.order.known[number] for number in np.unique(known[members])]
+                parts = self._known_by(known[members])
                 parts += [self._fenced_by(int(lane), "cta") for lane in fences]
                 if len(parts) > 1:
                     changed[members] = self.order.number_of(Known.joined(parts).compact(self.order.threads))
         self.stand = Stand(self.stand.block, self.stand.lane, changed)
+
+    def _known_by(self, numbers: npt.NDArray[Any]) -> list[Known]:
+        """What lanes with these numbers know, once each."""
+        return [self.order.known[number] for number in _distinct(numbers)]
 
     def _part_of_a_warp(self, known: Any, members: Units, mask: Any, lanes: LaneSet, now: int) -> None:
         masks = np.broadcast_to(mask, (lanes.count,))[np.isin(lanes.index, members)]
@@ -238,9 +250,8 @@ class ChunkOrder:
                 self._join_lanes(known, group, [*mine, (warp, int(self.stand.lane[group].max()))])
 
     def _join_lanes(self, known: Any, members: Units, more: Any) -> None:
-        numbers = np.unique(known[members])
-        if numbers.size > 1 or len(more):
-            parts = [self.order.known[number] for number in numbers]
+        parts = self._known_by(known[members])
+        if len(parts) > 1 or len(more):
             known[members] = self.order.number_of(Known.joined([*parts, Known.of(more)]))
 
     def threads_of(self, index: Units) -> Units:
@@ -254,8 +265,7 @@ class ChunkOrder:
         slot = int(rows[0]) // self.warps
         pairs = [(key_of(WARP_OF, int(thread) // WARP), now) for thread in first]
         pairs.append((key_of(BLOCK_OF, int(self.chunk.block_ids[slot])), int(self.stand.block[slot])))
-        numbers = np.unique(self.stand.known.reshape(-1, WARP)[rows])
-        return Known.joined([Known.of(pairs), *(self.order.known[number] for number in numbers)])
+        return Known.joined([Known.of(pairs), *self._known_by(self.stand.known.reshape(-1, WARP)[rows])])
 
     def signal(self, lanes: LaneSet) -> dict[int, tuple[int, Known]]:
         """Lanes arrive at a barrier without waiting: the moment and what their warps know, by their numbers in the
@@ -375,7 +385,7 @@ class ChunkOrder:
             if others.size:
                 base = self.first_lane(slot) + first - begin
                 parts.append(Known((base + others) << 2 | THREAD, moments[others]))
-                parts.extend(self.order.known[int(n)] for n in np.unique(table[f"{reach} known"][first + others]))
+                parts.extend(self._known_by(table[f"{reach} known"][first + others]))
         return Known.joined(parts)
 
     def _all_of(self, lane: int, now: int, number: int) -> Known:
@@ -434,6 +444,13 @@ class ChunkOrder:
             order.publish(key, _Published(fewer if known is in_block else known.compact(order.threads), fewer, block))
         else:
             order.publish(key, None)
+
+
+def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
+    """The numbers in order, once each: np.unique takes longer for those of a few warps."""
+    if numbers.size > _MANY and (numbers == numbers.flat[0]).all():
+        return [int(numbers.flat[0])]
+    return sorted(set(numbers.ravel().tolist()))
 
 
 def fence(opcode: str) -> Callable[[LaneSet], None]:

@@ -108,12 +108,12 @@ class Barriers:
         count = group.lanes.count
         numbers = np.broadcast_to(operands[0], (count,)).astype(np.int64)
         threads = np.broadcast_to(operands[1], (count,)).astype(np.int64) if len(operands) > 1 else numbers * 0
-        pairs = np.unique(np.stack((numbers, threads)), axis=1).T
+        pairs = _distinct_pairs(numbers, threads)
         parts = [group]
         if len(pairs) > 1:
             parts = group.split([np.flatnonzero((numbers == n) & (threads == t)) for n, t in pairs])
         for part, (number, thread_count) in zip(parts, pairs, strict=True):
-            if self._arrive_at(int(number), int(thread_count), call.site, following, part):
+            if self._arrive_at(number, thread_count, call.site, following, part):
                 self.chunk.wait_at(following, part)
 
     def _arrive_at(self, number: int, threads: int, site: Site, following: int, group: Group) -> bool:
@@ -320,6 +320,13 @@ class Barriers:
                 )
 
 
+def _distinct_pairs(first: Any, second: Any) -> list[tuple[int, int]]:
+    """The pairs that lanes give, in order, once each."""
+    if (first == first[0]).all() and (second == second[0]).all():
+        return [(int(first[0]), int(second[0]))]
+    return sorted(set(zip(first.tolist(), second.tolist(), strict=True)))
+
+
 def signal_barrier(site: Site) -> Callable[..., None]:
     """bar.arrive: (lanes, barrier number, thread count)."""
 
@@ -327,7 +334,7 @@ def signal_barrier(site: Site) -> Callable[..., None]:
         barriers: Barriers = lanes.chunk.barriers
         numbers = np.broadcast_to(number, (lanes.count,)).astype(np.int64)
         counts = np.broadcast_to(threads, (lanes.count,)).astype(np.int64)
-        pairs = np.unique(np.stack((numbers, counts)), axis=1).T.tolist()
+        pairs = _distinct_pairs(numbers, counts)
         for one, count in pairs:
             part = lanes
             if len(pairs) > 1:
