@@ -13,10 +13,12 @@ from g4kv_cli.cases.case import Case, RunContext
 from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.standing import naming, words_of
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, MAX_TIME_LIMITS, Patience
+from g4kv_cli.compiler.cache import cache_directory
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.entries.table import entries
 from g4kv_cli.providers.load import load_providers
 from g4kv_cli.providers.manifest import HOST_KINDS
 from g4kv_cli.providers.read import read_manifest
@@ -67,6 +69,18 @@ def device_spec_of(device: Device) -> str:
 def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[Case], variant: str = "") -> None:
     """Compile every source that the cases need, so that a broken one is an error of the run, not of each case."""
     compile_sources(device, kernels_directory, (source for case in cases for source in case.sources), variant)
+
+
+def compile_libraries(device: Device, providers: Sequence[Path], cases: Sequence[Case]) -> None:
+    """Compile what the cases call of manifests' sources with host code, once and here: it may take longer than a case
+    may, and a source that does not compile is an error of the run. Raises CompileError."""
+    loaded = load_providers(providers)
+    names, dimensions = {case.entry for case in cases}, {case.geometry.head_dim for case in cases}
+    table = entries()
+    has_others = not names <= {entry.name for entry in table}  # such as a serving run, which calls any of them
+    for entry in table if loaded is not None and cache_directory() is not None else ():
+        if entry.name in names or (has_others and entry.head_dim in dimensions):
+            loaded.compile_libraries(entry, device)  # type: ignore[union-attr]
 
 
 class CaseRunner:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.dump import DumpSettings, prepare_directory
 from g4kv_cli.cases.isolate import run_cases, run_here
-from g4kv_cli.cases.run import RunSettings, compile_for, device_spec_of
+from g4kv_cli.cases.run import RunSettings, compile_for, compile_libraries, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import case_timeout_words, require_one_origin, require_two_files
 from g4kv_cli.device.open import open_device
@@ -105,6 +105,8 @@ def run_gate(
             options = dataclasses.replace(options, dumps=options.dumps.of(run))
         if not options.providers:
             compile_for(opened, options.kernels, cases, options.variant)
+        else:
+            compile_libraries(opened, options.providers, cases)
         spec = device_spec_of(opened)
         how = options.settings(spec, rerun)
         seconds_between = SECONDS_BETWEEN_RECORDS if len(cases) > MANY_CASES else 0.0

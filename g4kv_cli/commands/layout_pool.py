@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4kv_cli.commands.layout_coordinates import parse_coordinate
+from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.pool_layout import PoolDescription, lay_out, read_pool
 from g4kv_cli.providers.read import read_manifest
@@ -41,5 +42,10 @@ def add_pools(
 def _described(pool: Path | None, provider: Path | None) -> PoolDescription:
     if provider is None:
         return read_pool(Path(str(pool)))
-    order = read_manifest(provider).pool_order
-    return PoolDescription(str(provider), order, order.axes[0] == "kv")
+    described = read_manifest(provider).pool
+    if described is None:
+        raise UsageError(
+            f"{provider}: only a pool of whole axes can be shown, with K and V in one allocation; this manifest's "
+            "has pieces of axes, or [pool.k] and [pool.v]"
+        )
+    return described

@@ -8,7 +8,7 @@ from pathlib import Path
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.isolate import OneByOne
 from g4kv_cli.cases.prep.table import DEFAULT_SEED
-from g4kv_cli.cases.run import device_spec_of
+from g4kv_cli.cases.run import compile_libraries, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
 from g4kv_cli.commands.gate import GateOptions
@@ -42,6 +42,7 @@ class CasesUnderPytest:
         opened = open_device(device, require_gpu)
         try:
             run = collect_run_info(opened, None, DEFAULT_SEED, providers)
+            compile_libraries(opened, providers, self.cases)
             spec, kind = device_spec_of(opened), opened.info.kind
         finally:
             opened.close()

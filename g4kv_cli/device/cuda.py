@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from g4kv_cli.device.cuda_driver import (
     count_gpus,
     driver_error,
     first_line,
+    jit_complaint,
 )
 from g4kv_cli.device.cuda_graph import CapturedGraph
 from g4kv_cli.device.interface import (
@@ -59,6 +61,7 @@ PORTABLE_CLUSTER_BLOCKS = 8
 """CUDA C++ Programming Guide, thread block clusters: larger ones are not portable."""
 
 
+_PTX_VERSION = re.compile(rb"^\.version\s+(\d+\.\d+)", re.MULTILINE)
 _FIRST_PAUSE_SECONDS = 20e-6
 _LONGEST_PAUSE_SECONDS = 1e-3
 
@@ -212,8 +215,24 @@ class CudaDevice(Device):
             kernel = module.get_kernel(name)
             function = self._driver.CUfunction(int(kernel.handle))
         except Exception as error:  # cuda.core raises CUDAError with the driver's own name in its text
-            raise CompileError(f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}") from error
+            words = f"cannot load {name} from {image.name} for {image.arch}: {first_line(error)}"
+            raise CompileError(f"{words}{self._against_ptx(image, words)}") from error
         return LoadedKernel(name, image, _CudaKernel(module, kernel, function, {}))
+
+    def _against_ptx(self, image: KernelImage, said: str) -> str:
+        """What the driver's compiler has against PTX, and what to do where it is only too new; empty for the rest."""
+        version = _PTX_VERSION.search(image.data)
+        if image.kind != "ptx" or version is None:
+            return ""
+        if "UNSUPPORTED_PTX_VERSION" in said:
+            known = int(self._driver.cuDriverGetVersion()[1])
+            return (
+                f". The PTX is of version {version[1].decode()}, which this driver (CUDA {known // 1000}."
+                f"{known % 1000 // 10}) does not know: write PTX of an earlier version, or machine code (a cubin), or "
+                "take a newer driver"
+            )
+        why = jit_complaint(self._driver, image.data) if "PTX" in said else ""
+        return f"; its compiler says: {why}" if why else ""
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         """Queue one launch. A fault shows at the next synchronize or read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
@@ -70,3 +71,17 @@ def first_line(error: BaseException) -> str:
     """The first line of an exception's text without its full stop, or its type's name."""
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+def jit_complaint(driver: Any, ptx: bytes) -> str:
+    """What the driver's compiler says against PTX, its first line; empty if that says nothing."""
+    log = ctypes.create_string_buffer(4096)
+    kinds = driver.CUjit_option
+    options = [kinds.CU_JIT_ERROR_LOG_BUFFER, kinds.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    status, module = driver.cuModuleLoadDataEx(
+        ptx.rstrip(b"\0") + b"\0", len(options), options, [ctypes.addressof(log), len(log)]
+    )
+    if int(status) == 0:
+        driver.cuModuleUnload(module)
+    lines = (line.strip() for line in log.value.decode(errors="replace").splitlines())
+    return next((line for line in lines if line), "")

@@ -141,6 +141,13 @@ def read_pool(file: Path) -> PoolDescription:
     table = root.table("pool")
     if table is None:
         raise root.error("", 'has no [pool]; it begins with [pool] and axes = "layer page head slot dim"')
+    found = described_pool(table)
+    root.finish()
+    return found
+
+
+def described_pool(table: Table) -> PoolDescription:
+    """A [pool] of whole axes. Raises UsageError with file, line and key."""
     axes = table.text("axes")
     try:
         order = PoolOrder.parse(axes)
@@ -150,7 +157,7 @@ def read_pool(file: Path) -> PoolDescription:
     limits = {"low": 1, "high": INT32_MAX}
     strides = table.mapping("strides", lambda inner, key: _stride(inner, key))
     found = PoolDescription(
-        f"{file}",
+        f"{table.document.file}",
         order,
         apart,
         **{key: table.integer(key, **limits) if key in table else None
@@ -161,7 +168,6 @@ def read_pool(file: Path) -> PoolDescription:
         offsets=table.text("offsets", "int64", get_args(OffsetType)),  # type: ignore[arg-type]
     )  # fmt: skip
     table.finish()
-    root.finish()
     return found
 
 

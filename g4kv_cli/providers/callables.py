@@ -118,11 +118,13 @@ def _call_on_host(
             continue
         if not one.is_output:
             raise CallableFailed(f"{name} changed {key}, which is an input: it has to write to its outputs alone")
-        _store(device, one.array, new, changed)
+        store_changed(device, one.array, new, changed)
 
 
-def _store(device: Device, array: DeviceArray, new: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_]) -> None:
-    """Write the elements that changed, as a kernel's stores would."""
+def store_changed(
+    device: Device, array: DeviceArray, new: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_]
+) -> None:
+    """Write the bytes of the elements that changed to an emulated device, as a kernel's stores would."""
     size = array.dtype.itemsize
     elements = changed.reshape(-1, size).any(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], elements, [False]]))).reshape(-1, 2) * size

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from g4kv_cli.entries.entry import Entry
@@ -17,7 +17,7 @@ from g4kv_cli.providers.cudart.library import read_library, stand_in_for
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, Image, Manifest, Step
 from g4kv_cli.providers.manifest_provider import names_entry
-from g4kv_cli.providers.scope import BUILT_NAMES, names_of
+from g4kv_cli.providers.scope import BUILT_NAMES, input_arrays, names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +85,41 @@ def _once(problems: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _unknown_names(manifest: Manifest, spec: EntrySpec, entry: Entry) -> list[tuple[str, str]]:
-    known, arrays = (set(names) for names in names_of(entry))
+    known, arrays = (set(names) for names in names_of(entry, manifest.pool_form))
     known |= BUILT_NAMES
+    inputs = frozenset(input_arrays(entry))
     problems: list[tuple[str, str]] = []
 
-    def check(line: int, expressions: Iterable[Expression], more: frozenset[str] = frozenset()) -> None:
+    def check(line: int, expressions: Iterable[Expression], more: Collection[str] = frozenset()) -> None:
         for expression in expressions:
-            for name in sorted(expression.names - known - more):
+            for name in sorted(expression.names - known - frozenset(more)):
                 close = difflib.get_close_matches(name, [*known, *more], n=1, cutoff=0.4)
                 hint = f" (nearest: {close[0]})" if close else ""
                 problems.append((f"{line}: {expression.text!r}: no {name!r} here{hint}", entry.name))
 
-    check(spec.line, (condition for condition, _ in spec.only_if))
     for name in spec.requires:
         if name not in arrays:
             problems.append((f"{spec.line}: requires {name!r}, which the call never has", entry.name))
     for name, expression in spec.let:
-        check(spec.line, [expression])
+        check(spec.line, [expression], inputs)
         known.add(name)
-    for made in spec.arrays:
-        check(spec.line, [made.value])
+    check(spec.line, (condition for condition, _ in spec.only_if), inputs)
+    for made in (*spec.arrays, *spec.host):
+        if not made.is_of_addresses:
+            check(spec.line, [made.value], inputs)
         known.add(made.name)
         arrays.add(made.name)
     for made in spec.workspace:
         check(spec.line, [made.value])
         arrays.add(made.name)
+    for made in (*spec.arrays, *spec.host):
+        if made.is_of_addresses:
+            for kind, expression in _leaves(ArgumentSpec(made.kind, made.value, made.fields)):  # type: ignore[arg-type]
+                check(spec.line, [expression], arrays if kind == "ptr" else frozenset())
+    for name, expression in spec.results:
+        check(spec.line, [expression], [made.name for made in spec.workspace])
+        if name not in arrays:
+            problems.append((f"{spec.line}: results has {name!r}, which is no output of the call", entry.name))
     for step in spec.steps:
         texts = [text for text in (step.image, step.call, step.symbol) if text is not None]
         expressions = [part for text in texts for part in text.parts if isinstance(part, Expression)]
@@ -119,7 +129,7 @@ def _unknown_names(manifest: Manifest, spec: EntrySpec, entry: Entry) -> list[tu
         for argument in [*step.arguments, *(argument for _, argument in step.named)]:
             for kind, expression in _leaves(argument):
                 sees_arrays = kind == "ptr" or _image_kind(manifest, step) == "python"
-                check(step.line, [expression], frozenset(arrays) if sees_arrays else frozenset())
+                check(step.line, [expression], arrays if sees_arrays else frozenset())
         for name in step.writes:
             if name not in arrays:
                 problems.append((f"{step.line}: writes {name!r}, which is no array of the call", entry.name))
@@ -132,7 +142,7 @@ def _image_kind(manifest: Manifest, step: Step) -> str:
 
 
 def _leaves(argument: ArgumentSpec) -> list[tuple[str, Expression]]:
-    if argument.value is not None:
+    if not argument.fields and argument.value is not None:
         return [(argument.kind, argument.value)]
     return [leaf for field in argument.fields for leaf in _leaves(field)]
 

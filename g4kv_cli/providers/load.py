@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.contract import Contract
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import UsageError
 from g4kv_cli.providers.manifest_provider import ManifestProvider
@@ -18,7 +20,7 @@ class Providers:
     what all cases share: the order of the pool's axes."""
 
     def __init__(self, parts: Sequence[ManifestProvider]) -> None:
-        orders = {part.pool_order for part in parts}
+        orders = {part.pool_order for part in parts}  # a pool form is each part's own: it is copied a call
         if len(orders) != 1:
             said = "; ".join(f"{part.manifest.file}: {' '.join(part.pool_order.axes)}" for part in parts)
             raise UsageError(f"providers that run together must have one order of the pool's axes: {said}")
@@ -36,6 +38,13 @@ class Providers:
     def contract_of(self, entry: str) -> Contract:
         """What is stated of the kernels that serve an entry."""
         return self.part_of(entry).manifest.contract
+
+    def compile_libraries(self, entry: Entry, device: Device) -> None:
+        """Compile the sources that serve an entry and have host code. Raises CompileError."""
+        for part in self.parts:
+            if part.serves(entry.name):
+                part.compile_libraries(entry, device)
+                return
 
     def take_waived(self) -> tuple[str, ...]:
         """The waivers that tolerated something since the last call."""

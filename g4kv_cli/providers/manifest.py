@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args
 
 from g4kv_cli.device.arguments import ScalarKind
 from g4kv_cli.entries.contract import Contract
+from g4kv_cli.model.pool_layout import PoolDescription
 from g4kv_cli.model.pool_order import PoolOrder
 from g4kv_cli.providers.expression import Expression
+from g4kv_cli.providers.pool_form import PoolForm
 
 ImageKind = Literal["library", "ptx", "source", "cubin", "builder", "python"]
 IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
@@ -22,6 +24,11 @@ HOST_KINDS: tuple[ImageKind, ...] = ("library", "python")
 """Those whose code runs on the host, in the process that calls it."""
 SCALAR_KINDS: tuple[ScalarKind, ...] = get_args(ScalarKind)
 ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "bf16", "bool")
+BUILDER_SECONDS = 600
+"""How long a builder may take unless its image says more: compilers of whole attention kernels take minutes."""
+Returns = Literal["int", "bool", "void"]
+RETURNS: tuple[Returns, ...] = get_args(Returns)
+"""What a C function gives back: a status that is 0, true, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,8 @@ class Text:
 class Image:
     """Where code comes from. ``path`` is a file.
 
-    A builder has a command that gets ``constants``, and ``files`` that it reads; a Python function is ``module:name``.
-    A library whose ``path`` is a source is compiled by nvcc, with ``options`` beside its own.
+    A builder has a command that gets ``constants``, ``files`` that it reads and ``seconds`` to end in; a Python
+    function is ``module:name``. A library whose ``path`` is a source is compiled by nvcc, with its ``options`` too.
     """
 
     name: str
@@ -54,6 +61,7 @@ class Image:
     files: tuple[Path, ...] = ()
     function: str = ""
     is_compiled: bool = False
+    seconds: int = BUILDER_SECONDS
     options: tuple[str, ...] = ()
     line: int = 1
 
@@ -73,6 +81,12 @@ class ArgumentSpec:
     value: Expression | None = None
     fields: tuple[ArgumentSpec, ...] = ()
 
+    @property
+    def pointer_names(self) -> frozenset[str]:
+        """The names that a pointer in it is made from."""
+        own = self.value.names if self.kind == "ptr" and self.value is not None else frozenset()
+        return own.union(*(field.pointer_names for field in self.fields))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -90,15 +104,29 @@ class Step:
     arguments: tuple[ArgumentSpec, ...]
     named: tuple[tuple[str, ArgumentSpec], ...]
     writes: tuple[str, ...]
+    returns: Returns = "int"
+
+    @property
+    def pointer_names(self) -> frozenset[str]:
+        """The names that its pointers are made from."""
+        given = [*self.arguments, *(argument for _, argument in self.named)]
+        return frozenset(name for argument in given for name in argument.pointer_names)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeArray:
-    """Metadata in the engine's form, or scratch: element kind and an expression (values, or a number of elements)."""
+    """Metadata in the engine's form, or scratch: element kind and an expression (values, or a number of elements).
+    ``ptr``: addresses, as 64-bit numbers. A struct has ``fields``."""
 
     name: str
     kind: str
     value: Expression
+    fields: tuple[ArgumentSpec, ...] = ()
+
+    @property
+    def is_of_addresses(self) -> bool:
+        """Whether it is made from where other arrays lie, and so behind them."""
+        return self.kind in ("ptr", "struct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +141,15 @@ class EntrySpec:
     arrays: tuple[MadeArray, ...]
     workspace: tuple[MadeArray, ...]
     steps: tuple[Step, ...]
+    host: tuple[MadeArray, ...] = ()
+    results: tuple[tuple[str, Expression], ...] = ()
+    """Outputs that are not written where they belong: each as an expression over the arrays that the steps wrote."""
 
     @property
     def host_names(self) -> frozenset[str]:
         """The names that are read before anything is launched."""
         expressions = [*(one for one, _ in self.only_if), *(one for _, one in self.let)]
-        expressions += [made.value for made in (*self.arrays, *self.workspace)]
+        expressions += [made.value for made in (*self.arrays, *self.host, *self.workspace) if not made.is_of_addresses]
         return frozenset(name for expression in expressions for name in expression.names)
 
 
@@ -133,7 +164,8 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole manifest. ``digest`` is of its bytes and those of its images' files."""
+    """A whole manifest. ``digest`` is of its bytes and those of its images' files. ``pool_order`` is what calls have;
+    a ``pool_form``, where there is one, what kernels get in its place. ``pool``: a pool of whole axes, to be drawn."""
 
     name: str
     file: Path
@@ -143,3 +175,5 @@ class Manifest:
     contract: Contract
     waivers: tuple[Waiver, ...]
     entries: tuple[EntrySpec, ...]
+    pool_form: PoolForm | None = None
+    pool: PoolDescription | None = None

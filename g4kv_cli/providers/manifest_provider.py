@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries.contract import NO_PAGE_ORIGIN
+from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import DeviceFault, UsageError
 from g4kv_cli.providers.callables import call_function
-from g4kv_cli.providers.expression import ExpressionError
+from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.images import ImageStore
-from g4kv_cli.providers.manifest import EntrySpec, Manifest, Step, Waiver
-from g4kv_cli.providers.packing import element_type, extents_of, number_of, packed, python_arguments, values_of
-from g4kv_cli.providers.scope import PARTIAL_ARRAYS, addresses_of, optional_arrays, pool_shape, scope_of
+from g4kv_cli.providers.manifest import EntrySpec, MadeArray, Manifest, Step, Waiver
+from g4kv_cli.providers.packing import c_argument, element_type, extents_of, packed, python_arguments, values_of
+from g4kv_cli.providers.pool_form import StagedPool
+from g4kv_cli.providers.scope import (
+    PARTIAL_ARRAYS,
+    addresses_of,
+    input_arrays,
+    optional_arrays,
+    pool_shape,
+    scope_of,
+)
 
 POISON_BYTE = 0xFF
 
@@ -55,6 +66,28 @@ class ManifestProvider:
                 return spec
         raise NotCovered(f"{self.name} has no entry {entry}")
 
+    def compile_libraries(self, entry: Entry, device: Device) -> None:
+        """Compile the sources with host code that the entry calls, as far as their names follow from it. Raises
+        CompileError."""
+        for step in self.spec_of(entry.name).steps:
+            try:
+                name = step.image.format({"head_dim": entry.head_dim})
+            except ExpressionError:
+                continue
+            image = self.manifest.images.get(name)
+            if image is not None and image.is_compiled:
+                self.images.library(name, device)
+
+    def copies(self, entry: str) -> str:
+        """What of the entry's calls is copied through the host, in words; empty for nothing. Such a call can neither be
+        made twice nor recorded into a graph. Raises NotCovered."""
+        spec = self.spec_of(entry)
+        if self.manifest.pool_form is not None:
+            return "the pool is copied into the engine's form"
+        if spec.host_names.intersection(input_arrays(entry_named(entry))):
+            return "inputs are copied into the engine's form"
+        return "results are copied out of the engine's form" if spec.results else ""
+
     def launch(self, request: CheckedRequest) -> None:
         """Queue the entry's launches. Raises NotCovered, CompileError, DeviceFault, or UsageError with a line."""
         call = self.prepare(request)
@@ -69,24 +102,31 @@ class ManifestProvider:
         Raises NotCovered, or UsageError with a line.
         """
         spec = self.spec_of(request.entry.name)
-        scope = scope_of(request, self.pool_order, spec.host_names)
+        scope = scope_of(request, self.pool_order, spec.host_names, self.manifest.pool_form)
         if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
             raise NotCovered(NO_PAGE_ORIGIN)
-        for condition, why in spec.only_if:
-            if not self.evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
-                raise NotCovered(why)
+        made_here = {name for name, _ in spec.let}
+        self._require_covered(spec, scope, lambda condition: not condition.names & made_here)
         for name in spec.requires:
             if name not in request.arrays:
                 raise NotCovered(f"needs {name}, which the call does not have")
         for name, expression in spec.let:
             scope[name] = self.evaluated(spec.line, lambda value=expression: value.evaluate(scope))  # type: ignore[misc]
-        made = _Made(request.device)
+        self._require_covered(spec, scope, lambda condition: bool(condition.names & made_here))
+        made = _Made(request)
         try:
-            self._fill(spec, request.device, scope, made)
+            self._stage(made, spec)
+            self._fill(spec, scope, made)
         except BaseException:
             made.release()
             raise
         return PreparedCall(self, request, spec, scope, made)
+
+    def _require_covered(self, spec: EntrySpec, scope: dict[str, Any], chosen: Callable[[Expression], bool]) -> None:
+        """Raises NotCovered where one of the chosen conditions does not hold."""
+        for condition, why in spec.only_if:
+            if chosen(condition) and not self.evaluated(spec.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
+                raise NotCovered(why)
 
     def judge(self, fault: DeviceFault) -> None:
         """Raise what no waiver tolerates; the others are counted."""
@@ -112,16 +152,40 @@ class ManifestProvider:
         """An error at a line of the manifest."""
         return UsageError(f"{self.manifest.file}:{line}: {words}")
 
-    def _fill(self, spec: EntrySpec, device: Device, scope: dict[str, Any], made: _Made) -> None:
-        """Upload the engine's index arrays, and allocate scratch full of NaN."""
-        for array in spec.arrays:
-            values = self.evaluated(spec.line, lambda item=array: values_of(item, scope))  # type: ignore[misc]
-            scope[array.name] = values
-            made.keep(array.name, device.upload(values if values.size else np.zeros(1, values.dtype), array.name))
+    def _stage(self, made: _Made, spec: EntrySpec) -> None:
+        """Put the pool into the engine's form, where it has one."""
+        form, shape = self.manifest.pool_form, pool_shape(made.request)
+        if form is None or shape is None:
+            return
+        try:
+            made.stage(StagedPool(form, made.request, shape))
+        except UsageError as error:
+            raise self.error_at(spec.line, str(error)) from error
+
+    def _fill(self, spec: EntrySpec, scope: dict[str, Any], made: _Made) -> None:
+        """Upload the engine's index arrays, allocate scratch full of NaN, and last what is made of addresses."""
+        device = made.request.device
+        behind = [(array, False) for array in spec.arrays] + [(array, True) for array in spec.host]
+        for array, is_host in behind:
+            if not array.is_of_addresses:
+                self._make(spec, array, scope, made, is_host=is_host)
         for array in spec.workspace:
             count = self.evaluated(spec.line, lambda item=array: item.value.integer(scope))  # type: ignore[misc]
             scratch = made.keep(array.name, device.allocate((max(1, count),), element_type(array.kind), array.name))
             device.fill(scratch, POISON_BYTE)
+        for array, is_host in behind:
+            if array.is_of_addresses:
+                self._make(spec, array, scope, made, is_host=is_host)
+
+    def _make(self, spec: EntrySpec, array: MadeArray, scope: dict[str, Any], made: _Made, *, is_host: bool) -> None:
+        addresses = made.all_addresses(scope)
+        values = self.evaluated(spec.line, lambda: values_of(array, scope, addresses))
+        scope[array.name] = values
+        if is_host:
+            made.host[array.name] = values
+        else:
+            kept = values if values.size else np.zeros(1, values.dtype)
+            made.keep(array.name, made.request.device.upload(kept, array.name))
 
 
 class PreparedCall:
@@ -136,8 +200,8 @@ class PreparedCall:
         made: _Made,
     ) -> None:
         self._provider, self._request, self._spec, self._scope, self._made = provider, request, spec, scope, made
-        self._addresses = addresses_of(request, made.addresses, scope)
-        self._arrays = {**request.arrays, **made.arrays}
+        self._addresses = made.all_addresses(scope)
+        self._arrays = {**made.call_arrays, **made.arrays}
 
     def run(self) -> None:
         """Queue the steps in order."""
@@ -146,6 +210,13 @@ class PreparedCall:
             condition = step.condition
             if condition is None or provider.evaluated(step.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
                 self._step(step)
+        if self._made.staged is not None:
+            try:
+                self._made.staged.give_back()
+            except DeviceFault as fault:
+                provider.judge(fault)
+        for name, expression in self._spec.results:
+            self._result(name, expression)
         if provider.manifest.contract.lse == "log2" and "lse" in self._request.arrays:
             _to_natural(self._request.device, self._request.arrays["lse"])
 
@@ -162,10 +233,12 @@ class PreparedCall:
         if step.call is not None:
             function = provider.evaluated(step.line, lambda: step.call.format(scope))  # type: ignore[union-attr]
             given = provider.evaluated(
-                step.line, lambda: [number_of(item, scope, addresses) for item in step.arguments]
+                step.line, lambda: [c_argument(item, scope, addresses) for item in step.arguments]
             )
             self._require_stream(step)
-            provider.images.call(image, function, given, request.device, self._launch, self._padding(), self._reads())
+            provider.images.call(
+                image, function, given, step.returns, request.device, self._launch, self._padding(), self._reads()
+            )
             return
         pattern = step.symbol
         symbol = "" if pattern is None else provider.evaluated(step.line, lambda: pattern.format(scope))
@@ -185,16 +258,37 @@ class PreparedCall:
         )
         self._launch(kernel, launch)
 
+    def _result(self, name: str, expression: Expression) -> None:
+        """Fill an output from what the steps wrote elsewhere."""
+        provider, request, line = self._provider, self._request, self._spec.line
+        if name not in request.outputs:
+            if name in optional_arrays(request.entry):
+                return
+            raise provider.error_at(
+                line, f"results: {name!r} is no output of the call; it has {', '.join(request.outputs)}"
+            )
+        held = {
+            made: request.device.read(self._made.arrays[made]) for made in expression.names & self._made.arrays.keys()
+        }
+        values = np.asarray(provider.evaluated(line, lambda: expression.evaluate({**self._scope, **held})))
+        output = request.arrays[name]
+        if values.shape != output.shape:
+            raise provider.error_at(
+                line, f"results: {name} is {list(output.shape)}, and {expression.text!r} {list(values.shape)}"
+            )
+        request.device.write(output, np.ascontiguousarray(values.astype(output.dtype)))
+
     def _call_python(self, step: Step, image: str) -> None:
         """Call a Python function with the step's arguments by name."""
         provider, request = self._provider, self._request
         shape = pool_shape(request)
         # Of an index array a function sees what is in use, as the host knows it.
         shapes = {name: self._scope[name].shape for name in request.arrays if name in self._scope}
-        if shape is not None:
+        if shape is not None and self._made.staged is None:
             shapes["pool"] = provider.pool_order.physical_shape(shape)
         outputs = {*request.outputs, *(array.name for array in self._spec.workspace), *step.writes}
-        outputs |= {"pool"} if request.entry.writes_pool else set()
+        outputs |= {name for _, expression in self._spec.results for name in expression.names}
+        outputs |= {"pool", "k_pool", "v_pool"} if request.entry.writes_pool else set()
         outputs |= set(PARTIAL_ARRAYS) if request.entry.merge_kernels else set()
         absent = [name for name in optional_arrays(request.entry) if name not in self._arrays]
         self._written_by(step)
@@ -231,13 +325,16 @@ class PreparedCall:
     def _reads(self) -> tuple[PagedReads, ...]:
         """What may be read of the pool, where pages lie as the built-in kernels have them."""
         reads = self._request.paged_reads
-        return (reads,) if reads is not None and self._provider.pool_order.is_own else ()
+        is_own = self._provider.pool_order.is_own and self._made.staged is None
+        return (reads,) if reads is not None and is_own else ()
 
     def _padding(self) -> tuple[DeviceArray, ...]:
         """The memory of the padding page, where several blocks may store."""
         request, shape = self._request, pool_shape(self._request)
         if request.padding_page is None or shape is None:
             return ()
+        if self._made.staged is not None:
+            return self._made.staged.pieces_of_page(request.padding_page)
         pieces = self._provider.pool_order.page_pieces(request.padding_page, shape)
         return tuple(request.arrays["pool"].view((count,), offset_elems=begin) for begin, count in pieces)
 
@@ -254,13 +351,24 @@ def _tolerates(waiver: Waiver, kind: str, line: str) -> bool:
 class _Made:
     """Arrays that one call makes, freed behind it."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, request: CheckedRequest) -> None:
+        self.request = request
+        self.call_arrays: dict[str, DeviceArray] = dict(request.arrays)
+        """The call's own, with the pool in the engine's form where that is another."""
         self.arrays: dict[str, DeviceArray] = {}
+        self.host: dict[str, npt.NDArray[Any]] = {}
+        self.staged: StagedPool | None = None
 
-    @property
-    def addresses(self) -> dict[str, int]:
-        return {name: array.address for name, array in self.arrays.items()}
+    def all_addresses(self, scope: dict[str, Any]) -> Mapping[str, Any]:
+        """Where everything lies: the call's arrays, and what was made for it up to now."""
+        made = {name: array.address for name, array in self.arrays.items()}
+        made |= {name: values.ctypes.data for name, values in self.host.items()}
+        return addresses_of(self.request, self.call_arrays, made, scope)
+
+    def stage(self, staged: StagedPool) -> None:
+        self.staged = staged
+        del self.call_arrays["pool"]
+        self.call_arrays |= staged.arrays
 
     def keep(self, name: str, array: DeviceArray) -> DeviceArray:
         self.arrays[name] = array
@@ -268,7 +376,8 @@ class _Made:
 
     def release(self) -> None:
         try:
-            self._device.free_all(list(self.arrays.values()))
+            staged = self.staged.arrays.values() if self.staged is not None else ()
+            self.request.device.free_all([*self.arrays.values(), *staged])
         except DeviceFault:
             self.arrays.clear()  # after a fault the device goes, and its memory with it
 

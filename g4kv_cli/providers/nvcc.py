@@ -7,11 +7,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from g4kv_cli.errors import CompileError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 INSTALL_HINT = (
     "install its wheel with: python -m pip install 'nvidia-cuda-nvcc>=13,<14' 'nvidia-cuda-runtime>=13,<14' "
@@ -53,7 +59,9 @@ def compile_library(source: Path, options: Sequence[str], files: Sequence[Path],
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+    with _one_at_a_time(target.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=target.parent) as work:
+        if target.is_file():
+            return target  # another process has compiled it meanwhile
         made = Path(work) / target.name
         try:
             done = subprocess.run(
@@ -66,6 +74,18 @@ def compile_library(source: Path, options: Sequence[str], files: Sequence[Path],
             raise CompileError(f"nvcc refused {source.name}:", done.stderr or done.stdout)
         os.replace(made, target)
     return target
+
+
+@contextmanager
+def _one_at_a_time(file: Path) -> Iterator[None]:
+    """Held by one process at a time, and by none that has ended; where no file can be locked, by all."""
+    with file.open("w") as held:
+        if fcntl is not None:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)  # who waits for it holds on to it, and finds the library
 
 
 def _runtime_of(nvcc: Path) -> list[str]:

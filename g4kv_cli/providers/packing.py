@@ -1,7 +1,8 @@
-"""From expressions to what a launch or a C function takes: host values, extents, typed arguments, structs by value."""
+"""From expressions to what a launch or a C function takes: host values, extents, typed arguments, structs."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,24 +11,34 @@ import numpy as np
 
 from g4kv_cli.device.arguments import Argument, by_value, pointer, scalar
 from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.providers.builder import LaunchFacts
 from g4kv_cli.providers.callables import TensorArgument
 from g4kv_cli.providers.expression import Expression, ExpressionError
-from g4kv_cli.providers.images import LaunchFacts
 from g4kv_cli.providers.manifest import ELEMENT_KINDS, ArgumentSpec, MadeArray, Step
 
 Scope = Mapping[str, Any]
+_C_TYPES: dict[str, Any] = {
+    "i8": ctypes.c_int8, "u8": ctypes.c_uint8, "i16": ctypes.c_int16, "u16": ctypes.c_uint16, "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
+    "f64": ctypes.c_double, "ptr": ctypes.c_void_p,
+}  # fmt: skip
 
 
 def element_type(kind: str) -> np.dtype[Any]:
-    """The NumPy type of an element kind of manifests: ``i32``, ``u8``, ``f64``, ``bf16``, ``bool`` (a byte)."""
+    """The NumPy type of an element kind of manifests: ``i32``, ``u8``, ``f64``, ``bf16``, ``bool`` (a byte), ``ptr``
+    (u64)."""
+    kind = "u64" if kind == "ptr" else kind
     short = "u1" if kind == "bool" else f"{kind[0]}{int(kind[1:]) // 8}" if kind != "bf16" else ml_dtypes.bfloat16
     found: np.dtype[Any] = np.dtype(short)
     return found
 
 
-def values_of(array: MadeArray, scope: Scope) -> Any:
-    """Host values of an element kind. Raises ExpressionError if one does not fit it."""
-    values = np.asarray(array.value.evaluate(scope))
+def values_of(array: MadeArray, scope: Scope, addresses: Scope) -> Any:
+    """Host values of an element kind, or a struct's bytes. Raises ExpressionError if one does not fit it."""
+    if array.fields:
+        raw = _struct(ArgumentSpec("struct", fields=array.fields), scope, addresses)[0]
+        return np.frombuffer(raw, np.uint8).copy()
+    values = np.asarray(array.value.evaluate(addresses if array.kind == "ptr" else scope))
     kind = element_type(array.kind)
     if kind.kind in "iu":
         limits = np.iinfo(kind)
@@ -54,17 +65,18 @@ def packed(step: Step, facts: LaunchFacts, scope: Scope, addresses: Scope) -> tu
     return (*(_argument(named[name], scope, addresses) for name in facts.arguments), *facts.trailing)
 
 
-def number_of(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> tuple[str, float]:
-    """An argument of a C function: its kind and value. Raises ExpressionError."""
-    if spec.value is None:
-        raise ExpressionError("a C function takes numbers and pointers, not structs by value")
-    if spec.kind == "ptr":
-        return "ptr", spec.value.integer(addresses)
-    if spec.kind in ("f32", "f64"):
-        return spec.kind, float(spec.value.evaluate(scope))
-    value = spec.value.integer(scope)
-    scalar(spec.kind, value)  # type: ignore[arg-type]
-    return spec.kind, value
+def c_argument(spec: ArgumentSpec, scope: Scope, addresses: Scope) -> Any:
+    """An argument of a C function, as ctypes passes it. Raises ExpressionError, or ValueError for a number that does
+    not fit."""
+    data = _argument(spec, scope, addresses).data
+    return _c_type(spec).from_buffer_copy(data)
+
+
+def _c_type(spec: ArgumentSpec) -> Any:
+    if spec.kind != "struct":
+        return _C_TYPES[spec.kind]
+    fields = [(f"field{number}", _c_type(field)) for number, field in enumerate(spec.fields)]
+    return type("Struct", (ctypes.Structure,), {"_fields_": fields})
 
 
 def python_arguments(

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.attention_parameters import AttentionParameters
 from g4kv_cli.entries.attention_request import PARTIALS
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered, numbers_of
-from g4kv_cli.model.pool_order import PoolOrder, PoolShape
+from g4kv_cli.model.pool_order import POOL_AXES, PoolOrder, PoolShape
+from g4kv_cli.providers.pool_form import PoolForm
 
 Array = npt.NDArray[Any]
 BUILT_NAMES = frozenset(("built_threads", "built_shared"))
@@ -26,10 +28,8 @@ STREAM = "stream"
 TOKEN_WORDS = ("token_positions", "token_slots")
 """Words of the prep entries that write a pool, whatever index arrays they take."""
 
-_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse"))
-_OF_A_POOL = frozenset(
-    ("num_pages", "k_offset", "v_offset", *(f"stride_{axis}" for axis in ("page", "layer", "kv", "slot", "head")))
-)
+_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors"))
+_OF_OWN_POOL = frozenset(("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim")))
 _OF_A_MERGE = frozenset(("num_qo_heads", "num_kv_heads", "num_splits", "sm_scale", "scale_log2"))
 _ROWS = ("page_indices", "page_indptr", "page_origins")
 _PLAN = ("kv_lens", "last_page_len", "q_indptr", "positions", "token_requests", *_ROWS)
@@ -47,7 +47,14 @@ def optional_arrays(entry: Entry) -> tuple[str, ...]:
     return ("v",) if entry.is_prep else ("lse",)
 
 
-def names_of(entry: Entry) -> tuple[frozenset[str], frozenset[str]]:
+def input_arrays(entry: Entry) -> tuple[str, ...]:
+    """Arrays of a call that may be read on the host, to be handed on in another form; ``v`` may not be there."""
+    if entry.operation == "merge":
+        return PARTIAL_ARRAYS
+    return (*(name for name in _PREP_ARRAYS if name != "q_out"), "v") if entry.is_prep else ("q",)
+
+
+def names_of(entry: Entry, form: PoolForm | None = None) -> tuple[frozenset[str], frozenset[str]]:
     """What expressions of this entry may use: (numbers and host arrays, device arrays), as ``scope_of`` and
     ``addresses_of`` will have them, the optional ones among the latter."""
     metadata = frozenset(_METADATA[entry.metadata])
@@ -66,15 +73,19 @@ def names_of(entry: Entry) -> tuple[frozenset[str], frozenset[str]]:
     if entry.writes_pool:
         numbers |= frozenset(TOKEN_WORDS)
     if entry.has_pool:
-        return numbers | _OF_A_POOL, arrays | {"pool"}
+        of_pool, pools = (_OF_OWN_POOL, frozenset(("pool",))) if form is None else form.names()
+        return numbers | of_pool | {"num_pages"}, arrays | pools
     return numbers, arrays | {"k_out"}
 
 
-def scope_of(request: CheckedRequest, order: PoolOrder, wanted: frozenset[str] = frozenset()) -> dict[str, Any]:
+def scope_of(
+    request: CheckedRequest, order: PoolOrder, wanted: frozenset[str] = frozenset(), form: PoolForm | None = None
+) -> dict[str, Any]:
     """Numbers, host metadata, and what follows from both; see docs/providers.md for the list.
 
-    ``wanted``: the names that are read; TOKEN_WORDS are made only where they are. Raises NotCovered where the call's
-    index arrays contradict themselves, as trap cases hand them to a kernel: nothing follows from those.
+    ``wanted``: the names that are read; TOKEN_WORDS and copies of input arrays are made only where they are.
+    Raises NotCovered where the call's index arrays contradict themselves, as trap cases hand them to a kernel: nothing
+    follows from those.
     """
     numbers = dict(request.numbers)
     scope: dict[str, Any] = {**numbers, "head_dim": request.entry.head_dim}
@@ -82,19 +93,27 @@ def scope_of(request: CheckedRequest, order: PoolOrder, wanted: frozenset[str] =
     scope["k_eq_v"] = request.entry.value_source == "raw_k"
     scope["has_lse"] = "lse" in request.arrays
     scope.update({name: np.asarray(values, np.int64) for name, values in request.metadata().items()})
-    shape = pool_shape(request)
+    scope["multiprocessors"] = request.device.limits.multiprocessors
+    for name in wanted.intersection(input_arrays(request.entry), request.arrays) - scope.keys():
+        scope[name] = request.device.read(request.arrays[name])
+    shape, layer = pool_shape(request), int(numbers.get("layer", 0))
     if shape is not None:
-        strides = order.strides_elems(shape)
         scope["num_pages"] = shape[0]
-        scope.update({f"stride_{axis}": stride for axis, stride in strides.items() if axis != "dim"})
-        scope["k_offset"] = int(numbers["layer"]) * strides["layer"]
-        scope["v_offset"] = scope["k_offset"] + strides["kv"]
+        scope.update(_own_pool(order, shape, layer) if form is None else form.numbers(shape, layer))
     if shape is not None and request.entry.is_prep and wanted.intersection(TOKEN_WORDS):
         try:
             scope.update(zip(TOKEN_WORDS, _token_words(scope), strict=True))
         except IndexError as error:
             raise NotCovered(f"no slots follow from index arrays that contradict themselves: {error}") from error
     return scope
+
+
+def _own_pool(order: PoolOrder, shape: PoolShape, layer: int) -> dict[str, int]:
+    """Where K and V of the layer begin in a pool of whole axes, and strides (elements)."""
+    strides = order.strides_elems(shape)
+    begin = layer * strides["layer"]
+    found = {f"stride_{axis}": stride for axis, stride in strides.items() if axis != "dim"}
+    return {**found, "k_offset": begin, "v_offset": begin + strides["kv"]}
 
 
 def _token_words(scope: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -120,9 +139,11 @@ def pool_shape(request: CheckedRequest) -> PoolShape | None:
     return (pool.size // int(np.prod(rest, dtype=np.int64)), *rest)
 
 
-def addresses_of(request: CheckedRequest, made: Mapping[str, int], scope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scope of pointers: an array's name is its address."""
-    arrays: MutableMapping[str, Any] = {name: array.address for name, array in request.arrays.items()}
+def addresses_of(
+    request: CheckedRequest, arrays_at: Mapping[str, DeviceArray], made: Mapping[str, int], scope: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The scope of pointers: an array's name is its address. ``arrays_at``: the call's, or what stands in for them."""
+    arrays: MutableMapping[str, Any] = {name: array.address for name, array in arrays_at.items()}
     arrays[STREAM] = request.device.stream_handle
     nulls: MutableMapping[str, Any] = dict.fromkeys(optional_arrays(request.entry), 0)
     return ChainMap(dict(made), arrays, dict(scope), nulls)

@@ -99,11 +99,16 @@ class Mismatch:
     worst_row_equals: str = ""
 
 
+BLOCKS_DIFFER = "of the blocks that a device runs"
+
+
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """One case's outcome. ``mismatches`` only with status failed; ``reason`` only where it did not pass.
 
-    ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit.
+    ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit; or
+    BLOCKS_DIFFER,
+    where two devices do not run the same blocks.
     ``kernels`` are the names of those that were launched, in the order of their first launch.
     """
 

@@ -20,6 +20,7 @@ from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import CompileError, ContractError, DeviceUnavailable
+from g4kv_cli.records.run import KernelImage
 
 pytestmark = pytest.mark.gpu
 
@@ -110,6 +111,15 @@ def test_ptx_is_loaded_through_the_drivers_compiler(cuda_device: CudaDevice) -> 
     out = cuda_device.allocate((64,), np.float32, "out")
     cuda_device.launch(kernel, Launch((1, 1, 1), (64, 1, 1), _parameters(out, 64, 2.0)))
     np.testing.assert_array_equal(cuda_device.read(out), np.arange(64, dtype=np.float32) * 2)
+
+
+def test_ptx_that_the_drivers_compiler_refuses_is_told_in_its_words(cuda_device: CudaDevice) -> None:
+    """The first line of its log: a label that is not there. A version that no driver has is told apart."""
+    text = ".version {}\n.target sm_80\n.address_size 64\n.visible .entry probe()\n{{\n\tbra NOWHERE;\n}}\n"
+    for version, says in (("8.0", "its compiler says: .*NOWHERE"), ("99.0", "The PTX is of version 99.0, which this")):
+        image = KernelImage("ptx", "sm_80", "probe.ptx", text.format(version).encode(), version, "")
+        with pytest.raises(CompileError, match=says):
+            cuda_device.load(image, "probe")
 
 
 def test_a_parameter_struct_of_the_wrong_size_is_refused(cuda_device: CudaDevice) -> None:

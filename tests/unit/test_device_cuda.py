@@ -155,6 +155,21 @@ class StandInDriver:
         (self.opt_ins if attribute == 8 else self.allowed).append(value)
         return (Result.CUDA_SUCCESS,)
 
+    CUjit_option = SimpleNamespace(CU_JIT_ERROR_LOG_BUFFER=5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES=6)
+
+    def cuModuleLoadDataEx(
+        self, image: bytes, count: int, options: list[int], values: list[int]
+    ) -> tuple[Result, str | None]:
+        assert (count, options, image[-1:]) == (2, [5, 6], b"\0")
+        if b"good" in image:
+            return Result.CUDA_SUCCESS, "a module"
+        ctypes.memmove(values[0], b"\nptxas line 7; error: no such label\nand more\0", min(values[1], 45))
+        return Result.CUDA_ERROR_INVALID_VALUE, None
+
+    def cuModuleUnload(self, module: str) -> tuple[Result]:
+        self.destroyed.append(module)
+        return (Result.CUDA_SUCCESS,)
+
     def cuGetErrorString(self, status: Result) -> tuple[Result, bytes]:
         return Result.CUDA_SUCCESS, b"in the driver's words"
 
@@ -389,6 +404,32 @@ def test_an_image_is_loaded_once_and_a_missing_kernel_is_named(device: CudaDevic
     with pytest.raises(CompileError, match=r"cannot load missing from probe\.cu .*CUDA_ERROR_NOT_FOUND"):
         device.load(IMAGE, "missing")
     assert StandInObjectCode.loaded == [IMAGE.data]
+
+
+@pytest.mark.parametrize(
+    ("error", "ptx", "says"),
+    [
+        ("CUDA_ERROR_UNSUPPORTED_PTX_VERSION: an unsupported toolchain.", b".version 9.4\n",
+         r"UNSUPPORTED_PTX_VERSION: an unsupported toolchain\. The PTX is of version 9\.4, which this driver "
+         r"\(CUDA 13\.1\) does not know: write PTX of an earlier version, or machine code \(a cubin\), or take a newer "
+         r"driver$"),
+        ("CUDA_ERROR_INVALID_PTX: failed.", b".version 8.0\n",
+         r"INVALID_PTX: failed; its compiler says: ptxas line 7; error: no such label$"),
+        ("CUDA_ERROR_INVALID_PTX: failed.", b".version 8.0\n// good", r"INVALID_PTX: failed$"),
+        ("CUDA_ERROR_NOT_FOUND: no such kernel.", b".version 8.0\n", r"NOT_FOUND: no such kernel$"),
+    ],
+)  # fmt: skip
+def test_ptx_that_the_driver_refuses_is_told_with_its_reason(
+    device: CudaDevice, driver: StandInDriver, monkeypatch: pytest.MonkeyPatch, error: str, ptx: bytes, says: str
+) -> None:
+    def refuse(data: bytes, *, name: str = "") -> StandInObjectCode:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(StandInObjectCode, "from_ptx", refuse, raising=False)
+    image = KernelImage("ptx", "sm_90a", "probe.ptx", ptx, "0" * 64, "")
+    with pytest.raises(CompileError, match=r"cannot load probe from probe\.ptx for sm_90a: CUDA_ERROR_" + says):
+        device.load(image, "probe")
+    assert driver.destroyed == (["a module"] if b"good" in ptx else [])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Spy:
 
     def launch(self, request: CheckedRequest) -> None:
         self.numbers = frozenset(scope_of(request, OWN_ORDER, frozenset(TOKEN_WORDS)))
-        self.arrays = frozenset(addresses_of(request, {}, {}))
+        self.arrays = frozenset(addresses_of(request, request.arrays, {}, {}))
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)

@@ -30,6 +30,9 @@ TYPES = {
     "eps": "fp32", "scale_log2": "fp32", "stride_page": "i64", "stride_slot": "i64", "stride_head": "i64",
 }  # fmt: skip
 
+PTX_VERSION = 83
+"""Triton's own is that of the assembler it brings, which a driver's compiler may not know yet."""
+
 try:
     import triton
     import triton.language as tl
@@ -141,7 +144,8 @@ def compiled(kernel: str, constants: dict[str, int]) -> tuple[str, dict[str, obj
     aligned = [at for at, name in enumerate(names) if signature[name] in ("*bf16", "i64")]
     attributes = {(at,): [["tt.divisibility", 16]] for at in aligned}
     source = ASTSource(function, signature=signature, constexprs=values, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True})
+    options = {"num_warps": 4, "enable_fp_fusion": True, "ptx_version": PTX_VERSION}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if made.metadata.global_scratch_size:
         raise SystemExit(f"{kernel} needs scratch memory, which triton.toml does not give it")
     facts = {
@@ -151,8 +155,9 @@ def compiled(kernel: str, constants: dict[str, int]) -> tuple[str, dict[str, obj
         "arguments": [name for name in names if name not in constants],
         "null_pointers": 2,  # Triton's own: scratch memory, and a profiler's
     }
-    # Without debug sections, and without the folders of this machine.
-    return re.sub(r'"/[^"]*/', '"', made.asm["ptx"].partition("\t.section")[0]), facts
+    # Without debug sections and what refers to them, and without the folders of this machine.
+    ptx = re.sub(r", function_name [^\n]*", "", made.asm["ptx"].partition("\t.section")[0])
+    return re.sub(r'"/[^"]*/', '"', ptx), facts
 
 
 def _type_of(kernel: str, name: str) -> str:

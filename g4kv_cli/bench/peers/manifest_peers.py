@@ -17,7 +17,7 @@ from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.entries.provider import CheckedRequest
+from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.providers.load import load_each
@@ -80,6 +80,9 @@ class KeptCalls:
 
     def launch(self, request: CheckedRequest) -> None:
         """Queue the launches of the call with these arrays; its plan is that of its first time."""
+        copied = self._provider.copies(request.entry.name)
+        if copied:
+            raise NotCovered(f"{copied}, through the host: such a call is not timed")
         key = (request.entry.name, *((name, array.address) for name, array in request.arrays.items()))
         if key not in self._calls:
             self._calls[key] = self._provider.prepare(request)

@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 def run_ends(session: Session, case: AttentionCase, tensors: AttentionTensors, expected: ExpectedAttention) -> None:
     """Run the case; ``tensors`` and ``expected`` are those of ``case.ends``."""
     device, geometry = session.device, case.geometry
+    session.only_the_ends = True
     rows = _EndRows(session, case)
     pool = _upload_keys(session, case, tensors)
     shape = (case.num_tokens, geometry.num_qo_heads)

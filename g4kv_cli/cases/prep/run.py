@@ -129,6 +129,7 @@ def _metadata(run: _Run, placement: Placement) -> dict[str, Any]:
 def _run_ends(run: _Run, rows: EndRows) -> None:
     """The first and the last of many tokens."""
     case, device, problem = run.case, run.device, run.problem
+    run.only_the_ends = True
     inputs, place = problem.inputs, case.ends.placement
     arguments = _tables_on_device(run, inputs)
     given = {"q": inputs.q, "k": inputs.k} | ({} if inputs.v is None else {"v": inputs.v})

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from g4kv_cli.compiler.fatbin import ptx_texts
 from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
-from g4kv_cli.errors import CompileError, DeviceUnavailable, G4kvError
+from g4kv_cli.errors import CompileError, DeviceUnavailable
+from g4kv_cli.providers.c_function import LauncherRefused, function_of, last_error_of
+from g4kv_cli.providers.c_function import call as call_function
 from g4kv_cli.providers.cudart.card import (
     BLOCKS_OF_MULTIPROCESSOR,
     DEFAULT_SHARED_BYTES,
@@ -30,6 +32,7 @@ from g4kv_cli.providers.cudart.card import (
     properties_of,
 )
 from g4kv_cli.providers.cudart.library import stand_in_for
+from g4kv_cli.providers.manifest import Returns
 from g4kv_cli.records.run import KernelImage
 
 if TYPE_CHECKING:
@@ -58,10 +61,6 @@ _UNREGISTERED, _OF_HOST, _OF_DEVICE = 0, 1, 2  # cudaMemoryType
 _INVALID_DEVICE_ID = -2
 _SWIZZLE_BYTES = (0, 32, 64, 128)  # CUtensorMapSwizzle
 _TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
-
-
-class LauncherRefused(G4kvError):
-    """The engine's launcher returned an error code, with its own text where it has one."""
 
 
 @dataclass(slots=True)
@@ -113,34 +112,28 @@ class StandInRuntime:
         self,
         library: Path,
         function: str,
-        arguments: Sequence[ctypes._SimpleCData],  # type: ignore[type-arg]
+        arguments: Sequence[Any],
+        returns: Returns,
         device: EmulatedDevice,
         launch: Callable[[LoadedKernel, Launch], None],
         last_error: str = "",
     ) -> int:
         """Call ``function`` of the library; ``launch`` makes each of its launches. The number of launches.
 
-        Raises what a launch raised, LauncherRefused if the function returned another value than 0, and CompileError for
+        Raises what a launch raised, LauncherRefused if what the function returned says so, and CompileError for
         a library, image or runtime function that the stand-in cannot serve.
         """
         opened = self._open(library)
-        try:
-            target = getattr(opened, function)
-        except AttributeError as error:
-            raise CompileError(
-                f"{library} has no function {function!r}: nm -D --defined-only shows those it has"
-            ) from error
-        target.restype = ctypes.c_int
-        target.argtypes = [type(argument) for argument in arguments]
+        target = function_of(opened, library, function)
         self._call = call = _Call(device, launch, library.name)
         try:
-            returned = int(target(*arguments))
+            refusal = call_function(target, arguments, returns, opened)
         finally:
             self._call = None
         if call.error is not None:
             raise call.error
-        if returned != 0:
-            raise LauncherRefused(f"{function} returned {returned}{last_error_of(opened, last_error)}")
+        if refusal:
+            raise LauncherRefused(f"{function} {refusal}{last_error_of(opened, last_error)}")
         return call.launches
 
     # --- opening -----------------------------------------------------------------------------------------------------
@@ -397,19 +390,6 @@ def _kind_of(parameter: Any) -> ArgumentKind:
         return parameter.kind  # type: ignore[no-any-return]
     kinds: dict[int, ArgumentKind] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     return kinds[parameter.nbytes]
-
-
-def last_error_of(library: ctypes.CDLL, name: str) -> str:
-    """What the library's own function of this name says of its last error, for the end of a sentence."""
-    if not name:
-        return ""
-    try:
-        ask = getattr(library, name)
-    except AttributeError:
-        return f" (and it has no function {name!r} to ask why)"
-    ask.restype = ctypes.c_char_p
-    text = ask()
-    return f": {text.decode(errors='replace')}" if text else ""
 
 
 @functools.cache

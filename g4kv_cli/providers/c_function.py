@@ -1,0 +1,64 @@
+"""Calls of an engine's C functions: how arguments go in, and what says that a launcher refused."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from g4kv_cli.errors import CompileError, G4kvError
+from g4kv_cli.providers.manifest import Returns
+
+_RESULTS: dict[Returns, Any] = {"int": ctypes.c_int, "bool": ctypes.c_bool, "void": None}
+
+
+class LauncherRefused(G4kvError):
+    """The engine's launcher returned an error code, with its own text where it has one."""
+
+
+def function_of(library: ctypes.CDLL, path: object, name: str) -> Any:
+    """A function of an open library. Raises CompileError."""
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise CompileError(f"{path} has no function {name!r}: nm -D --defined-only shows those it has") from error
+
+
+def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctypes.CDLL) -> str:
+    """Call it; why it was refused, empty if it was not.
+
+    A status of 0, or true, is success. A function without a result leaves its errors to the runtime, which is asked.
+    """
+    target.restype = _RESULTS[returns]
+    target.argtypes = [type(argument) for argument in arguments]
+    if returns == "void":
+        _last_runtime_error(library)  # what others left there is not this call's
+    returned = target(*arguments)
+    if returns == "void":
+        return _last_runtime_error(library)
+    is_good = bool(returned) if returns == "bool" else returned == 0
+    return "" if is_good else f"returned {returned}"
+
+
+def last_error_of(library: ctypes.CDLL, name: str) -> str:
+    """What the library's own function of this name says of its last error, for the end of a sentence."""
+    if not name:
+        return ""
+    try:
+        ask = getattr(library, name)
+    except AttributeError:
+        return f" (and it has no function {name!r} to ask why)"
+    ask.restype = ctypes.c_char_p
+    text = ask()
+    return f": {text.decode(errors='replace')}" if text else ""
+
+
+def _last_runtime_error(library: ctypes.CDLL) -> str:
+    """The CUDA runtime's last error, which is taken; the library's own runtime is found through it."""
+    ask: Callable[[], int] | None = getattr(library, "cudaGetLastError", None)
+    number = 0 if ask is None else int(ask())
+    if number == 0:
+        return ""
+    words = library.cudaGetErrorString
+    words.restype = ctypes.c_char_p
+    return f"left the runtime's error {number} ({words(number).decode(errors='replace')})"

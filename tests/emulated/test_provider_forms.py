@@ -1,0 +1,132 @@
+"""What other engines' kernels need, through smoke's cases: pools with gaps, packed keys, K and V in forms of their own,
+buffers that are worked on in place, block tables from position 0, arrays of block addresses, lists of tokens, structs.
+And each turned into something else is found where it is wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from provider_helper import engine_in, run_cases_of, run_these
+
+from g4kv_cli.commands.asked import Asked
+from g4kv_cli.commands.smoke import Request, cases_of
+
+PREP = "prep/12b-local/decode/closed-form"
+PADDED = "prep/12b-local/decode/padding/shared-page"
+CHUNKS = "prep/12b-local/batch_prefill/closed-form"
+DECODE = "attention/12b-local/decode/pages/permuted"
+GAPS = '[pool]\naxes = "layer page head slot dim"\nalignment = 16\n[pool.strides]\nslot = 264\n\n[image.'
+
+
+def test_packed_keys_and_a_buffer_that_is_worked_on_in_place(tmp_path: Path) -> None:
+    cases = [PREP, PADDED, CHUNKS, DECODE]
+    results = run_cases_of([engine_in(tmp_path) / "packed.toml"], cases)
+    assert len(results) >= len(cases)
+    assert {result.status for result in results} == {"passed"}, results
+
+
+@pytest.mark.parametrize("name", ["pointers.toml", "tokens.toml"])
+def test_block_addresses_and_lists_of_tokens(tmp_path: Path, name: str) -> None:
+    results = run_cases_of([engine_in(tmp_path) / name], [DECODE])
+    assert {result.status for result in results} == {"passed"}, results
+
+
+@pytest.mark.parametrize("name", ["packed.toml", "pointers.toml", "tokens.toml"])
+def test_pages_in_front_of_the_window_that_are_gone(tmp_path: Path, name: str) -> None:
+    asked = Asked(None, "kv=70 window=40 heads=2/1 origin=1", "12b-local")
+    cases = [case for case in cases_of(Request(asked=asked)) if "/decode/" in case.id and "attention" in case.id]
+    results = run_these([engine_in(tmp_path) / name], cases)
+    by_form = {result.id.rpartition("/")[2]: result.status for result in results}
+    assert by_form == {"spread": "passed", "needles": "passed", "forms-agree": "not covered"}, results
+
+
+def test_a_store_of_attention_is_found(tmp_path: Path) -> None:
+    """One block, which alone reads what it stores to: nothing but the store itself is wrong."""
+    store = "if (!row) const_cast<T*>(where.v)[where.page(0, 1) * where.v_stride_page + 1] = where.v[0]; attend"
+    folder = engine_in(
+        tmp_path,
+        (
+            "others.cu",
+            "  attend<Packed, 256>",
+            f"  const int row = blockIdx.x + blockIdx.y + threadIdx.x;\n  {store}<Packed, 256>",
+        ),
+    )
+    asked = Asked(None, "kv=20 window=40 heads=1/1", "12b-local")
+    results = run_these(
+        [folder / "packed.toml"],
+        [case for case in cases_of(Request(asked=asked)) if "/decode/" in case.id and "spread" in case.id],
+    )
+    assert [result.status for result in results] == ["failed"]
+    assert results[0].reason.startswith("pool_write: attention stored to the pool, first at page "), results[0].reason
+
+
+def test_a_pool_with_gaps_gives_the_same_bits(tmp_path: Path) -> None:
+    manifest = engine_in(tmp_path) / "kernels.toml"
+    other = tmp_path / "gaps.toml"
+    other.write_text(manifest.read_text().replace("[image.", GAPS, 1))
+    own, gaps = (run_cases_of([file], [PREP, PADDED, DECODE]) for file in (manifest, other))
+    assert [result.status for result in gaps] == ["passed"] * 3, gaps
+    assert [result.output_digest for result in own] == [result.output_digest for result in gaps]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "case", "says"),
+    [
+        ("packed.toml", "dim/8 slot dim%8", "dim/8 dim%8 slot", PREP, "K in the pool"),
+        ("packed.toml", '"layer page head dim slot"', '"layer page slot head dim"', PREP, "V in the pool"),
+        ("packed.toml", "qkv[:, :num_qo_heads]", "qkv[:, 1:1 + num_qo_heads]", PREP, "q_out"),
+        ("packed.toml", "concatenate(q, k, v, axis=1)", "concatenate(q, v, k, axis=1)", PREP, "K in the pool"),
+        ("packed.toml", "cos[:, :half], sin[:, :half]", "sin[:, :half], cos[:, :half]", PREP, "q_out"),
+        ("packed.toml", "where(at < 0, 0, held)", "where(at < 0, 0, held + 1)", DECODE, "out"),
+        ("packed.toml", '"f32 sm_scale", "i32 window_left"', '"i32 window_left", "f32 sm_scale"', DECODE, "out"),
+        ("pointers.toml", "(k_offset + first)", "(v_offset + first)", DECODE, "out"),
+        ("tokens.toml", "at % page_size", "(at ^ 1) % page_size", DECODE, "out"),
+    ],
+)  # fmt: skip
+def test_a_form_that_is_another_is_found(tmp_path: Path, file: str, old: str, new: str, case: str, says: str) -> None:
+    (result,) = run_cases_of([engine_in(tmp_path, (file, old, new)) / file], [case])
+    assert result.status == "failed", result
+    told = [result.reason, *(one.operation for one in result.mismatches)]
+    assert any(says in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("change", "case", "status", "says"),
+    [
+        (("v_cache[page", "v_cache[page + 1", "others.cu"), PREP, "failed", "'v_pool' + "),
+        (('"layer page head dim slot"', '"layer page head dim slot"\nstrides = { head = 3 }', "packed.toml"), PREP,
+         "error", "packed.toml:15: the pool overlaps itself: one head is 3 elements"),
+        (("dim/8 slot dim%8", "dim/24 slot dim%24", "packed.toml"), PREP, "not covered",
+         "a pool with dim/24 needs a dim of a multiple of 24, got 256"),
+        (("qkv[:, :num_qo_heads]", "qkv[:, :num_kv_heads]", "packed.toml"), PREP, "error", "results: q_out is ["),
+        (('[entry.results]\nq_out', "[entry.results]\nk_out", "packed.toml"), PREP, "error",
+         "results: 'k_out' is no output of the call; it has q_out"),
+        (('axes = "layer page head dim slot"', 'axes = "layer page head dim slot"\noffsets = "int32"', "packed.toml"),
+         PREP, "passed", ""),
+    ],
+)  # fmt: skip
+def test_what_a_form_does_not_hold(
+    tmp_path: Path, change: tuple[str, str, str], case: str, status: str, says: str
+) -> None:
+    old, new, file = change
+    (result,) = run_cases_of([engine_in(tmp_path, (file, old, new)) / "packed.toml"], [case])
+    told = [result.reason, *(one.operation for one in result.mismatches)]
+    assert result.status == status, told
+    assert not says or any(says in text for text in told), told
+
+
+def test_a_store_into_a_gap_is_found(tmp_path: Path) -> None:
+    folder = engine_in(tmp_path, ("kernels.cu", "v_pool[place] = ", "v_pool[place + 8] = "))
+    manifest = folder / "kernels.toml"
+    manifest.write_text(manifest.read_text().replace("[image.", GAPS, 1))
+    (result,) = run_cases_of([manifest], [PREP])
+    assert result.status == "failed"
+    assert result.reason.startswith("pool_gap_write: "), result.reason
+    assert "elements stored where pool has a gap, the first at element" in result.reason
+
+
+def test_a_pool_that_is_too_large_to_be_copied_is_not_covered(tmp_path: Path) -> None:
+    (result,) = run_cases_of([engine_in(tmp_path) / "packed.toml"], ["prep/12b-local/decode/pool/past-uint32"])
+    assert (result.status, "too many to be copied into the engine's form" in result.reason) == ("not covered", True)
