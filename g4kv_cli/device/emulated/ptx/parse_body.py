@@ -104,6 +104,8 @@ class _BodyParser:
         self.module = module
         self.kernel = kernel
         self.source_name = source_name
+        self.own_parameters = "param::func" if kernel.name in module.functions else "param::entry"
+        """The space of this body's parameters in full (PTX 8.3); that of the kernel in a function is another one."""
         self.scopes = 0
         self.scope = _Scope(None, 0)
         self.location = Location()
@@ -191,7 +193,7 @@ class _BodyParser:
         if match is None:
             raise PtxSyntaxError(f"cannot read '{text}' at PTX line {line}")
         negated, guard_name, opcode, operand_text = match.groups()
-        opcode = ordered(opcode)
+        opcode = ordered(opcode.replace(self.own_parameters, "param"))
         guard = None
         if guard_name:
             guard = self.scope.register(guard_name)
