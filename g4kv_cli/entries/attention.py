@@ -17,8 +17,9 @@ On sm_90 forms (b) and (c) run in thread block clusters (entries/clusters.py), a
 warpgroups, where the pages allow it (a multiple of 16 tokens), elsewhere on the portable kernels;
 ``KernelLibrary(..., variant="portable")`` takes these everywhere, and ``variant="sm_90a"`` refuses what they would have
 to serve. Either way the bits are the form's own, and differ between the two. At head_dim 256 the keys of a short
-request are shared out between two warpgroups and merged in a fixed order; the request alone decides whether. The
-emulated device runs them if they are named; of prefill at head_dim 512 the form without clusters.
+request are shared out between the two blocks of a cluster and merged in a fixed order; the request alone decides
+whether and where. These blocks start while the launch before them ends, and wait for that before they read anything.
+The emulated device runs them if they are named; of prefill at head_dim 512 the form without clusters.
 
 Everything is checked on the host before the launch (ContractError; a card without the shared memory for a tile is
 told so by DeviceUnavailable). The kernels have no bounds checks: the plan's recorded bounds are the only ones.

@@ -308,9 +308,10 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
         grid=_grid(request.library, kernel, blocks, parameters),
         block=(kernel.threads, 1, 1),
         arguments=arguments,
-        cluster=(max(1, kernel.cluster_tiles), 1, 1),
+        cluster=(_cluster(kernel, parameters), 1, 1),
         dynamic_shared_bytes=kernel.shared_bytes,
         must_write=_written(request, must_write),
+        overlap=bool(kernel.resident_tiles),
         paged_reads=(request.paged_reads,),
         arch_specific=bool(kernel.arch),
     )
@@ -321,11 +322,18 @@ def _grid(
 ) -> tuple[int, int, int]:
     """One block a tile (or request) and KV head along x, in whole clusters, and a split along y; or as many as stay."""
     heads = parameters.num_kv_heads
+    cluster = _cluster(kernel, parameters)
     if kernel.resident_tiles:
-        units = -(-tiles // kernel.resident_tiles) * heads * (2 if parameters.num_splits else 1)
-        return min(units, library.device.limits.multiprocessors), 1, 1
-    cluster = max(1, kernel.cluster_tiles)
+        units = -(-tiles // kernel.resident_tiles) * heads * cluster
+        return min(-(-units // cluster), library.device.limits.multiprocessors // cluster) * cluster, 1, 1
     return -(-tiles // cluster) * cluster * heads, parameters.num_splits, 1
+
+
+def _cluster(kernel: KernelVariant, parameters: AttentionParameters) -> int:
+    """Blocks of a cluster. Of blocks that stay, two share out a short request's keys where the plan has one."""
+    if kernel.resident_tiles:
+        return 2 if parameters.num_splits else 1
+    return max(1, kernel.cluster_tiles)
 
 
 def _may_split(kernel: KernelVariant, bounds: PlanBounds) -> bool:

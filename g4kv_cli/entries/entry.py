@@ -60,8 +60,9 @@ class KernelVariant:
 
     ``cluster_tiles``: so many neighbouring tiles make a thread block cluster and share their copies of keys, which are
     read by tensor maps (entries/kv_boxes.py). ``resident_tiles``: blocks stay, one a multiprocessor, and take so many
-    neighbouring tiles at a time, read by tensor maps too, queries as well; they share out the keys of a request's tiles
-    if these times the KV heads are no more than ``split_tiles``. All are 0 for kernels that take pointers alone.
+    neighbouring tiles at a time, read by tensor maps too, queries as well; two of them, a cluster, share out the keys
+    of a request's tiles if these times the KV heads are no more than ``split_tiles``. All are 0 for kernels that take
+    pointers alone.
     ``on_request``: kinds of device where the kernel is taken only if it is asked for.
     """
 

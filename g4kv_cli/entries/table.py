@@ -60,7 +60,7 @@ _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                  page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
                  on_request=("emulated",)),)
-_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 231728, tile_rows=64, arch="sm_90a",
+_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 232080, tile_rows=64, arch="sm_90a",
                  page_multiple=BOX_SLOTS, resident_tiles=2, split_tiles=128, one_request_a_block=False,
                  on_request=("emulated",)),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)

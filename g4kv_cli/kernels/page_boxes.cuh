@@ -22,12 +22,14 @@ struct PageRow {
   int first_key;     // of the first and of the last box with such keys
   int last_key;
 
-  __device__ __forceinline__ PageRow(const AttentionParams& p, int request, int begin, int end) {
-    // page_indices[request row][logical page - origin]
-    pages = p.page_indices + p.page_indptr[request] - p.page_origins[request];
-    first_key = begin / kBoxKeys * kBoxKeys;
-    last_key = max(end - 1, begin) / kBoxKeys * kBoxKeys;
-  }
+  __device__ __forceinline__ PageRow(const int* pages, int begin, int end)
+      : pages(pages),
+        first_key(begin / kBoxKeys * kBoxKeys),
+        last_key(max(end - 1, begin) / kBoxKeys * kBoxKeys) {}
+
+  // page_indices[request row][logical page - origin]
+  __device__ __forceinline__ PageRow(const AttentionParams& p, int request, int begin, int end)
+      : PageRow(p.page_indices + p.page_indptr[request] - p.page_origins[request], begin, end) {}
 
   // Other keys are nobody's business: the nearest box takes their place, and whoever reads hides them.
   __device__ __forceinline__ BoxPlace place_of(const AttentionParams& p, int key) const {

@@ -27,6 +27,6 @@ G4KV_PREFILL_HOPPER(batch_prefill_paged_hd512_tile64_cluster1, 512, 1, 230120)
     g4kv::attend_pairs(params, key_map, value_map, query_map);                                                \
   }
 
-G4KV_PREFILL_PAIRS(batch_prefill_paged_hd256_tile64_pairs, 256, 231728)
+G4KV_PREFILL_PAIRS(batch_prefill_paged_hd256_tile64_pairs, 256, 232080)
 
 #endif

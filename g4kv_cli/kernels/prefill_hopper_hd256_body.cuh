@@ -5,8 +5,8 @@
 // different requests share no keys: the block then walks the one's and behind them the other's. Blocks of threads stay,
 // one a multiprocessor, and take pair after pair: copies for the next are on their way while this one ends.
 //
-// A short request's tiles leave most of the card idle. There both consumers serve one tile, every other block of keys
-// each, and what they found is merged at the end, in a fixed order (TileUnit, store_shared_rows).
+// A short request's tiles leave most of the card idle. There two blocks of threads, a cluster, serve a pair of tiles,
+// half of the keys each. What they found is merged at the end through each other's shared memory (TileUnit, PairPeer).
 //
 // In a consumer the scores of the next block are computed beside the sums of this one's weighted values.
 #pragma once
@@ -54,11 +54,15 @@ struct PairPrefill {
   static constexpr int kValuesLanded = kValuesUsed + kValueStages * 8;  // those that are not used before they are cleared
   static constexpr int kFirstKeysThere = kValuesLanded + 8;             // once
   static constexpr int kTaskSlots = 2;
-  static constexpr int kTaskThere = kFirstKeysThere + 8;  // [tile][slot], the tile's queries too
+  static constexpr int kTaskThere = kFirstKeysThere + 8;                // [tile][slot], the tile's queries too
   static constexpr int kTaskUsed = kTaskThere + kTiles * kTaskSlots * 8;
   static constexpr int kQueriesUsed = kTaskUsed + kTiles * kTaskSlots * 8;  // [tile]
-  static constexpr int kTasks = kQueriesUsed + kTiles * 8;                  // [tile][slot]
-  static constexpr int kTaskBytes = 544;
+  static constexpr int kPeerReady = kQueriesUsed + kTiles * 8;              // [tile]
+  static constexpr int kPeerSums = kPeerReady + kTiles * 8;                 // [tile]
+  static constexpr int kStates = kPeerSums + kTiles * 8;  // [tile][warp][8 pairs of rows][reference, sum, and again]
+  static constexpr int kStateBytes = kRows * 2 * 4;
+  static constexpr int kTasks = kStates + kTiles * kStateBytes;  // [tile][slot]
+  static constexpr int kTaskBytes = 368;
   static constexpr int kSharedBytes = kTasks + kTiles * kTaskSlots * kTaskBytes;
 
   static __device__ __forceinline__ int task_offset(int tile, int slot) {
@@ -68,11 +72,12 @@ struct PairPrefill {
 
 // What a consumer warpgroup has to know of a tile: a warp works it out beside the tiles before.
 struct TileTask {
-  int newest[PairPrefill::kRows];   // the last key that each row sees
-  int out_row[PairPrefill::kRows];  // in q, out and lse; -1: past the tile's last
-  int skip_before;                  // blocks that the walk has in front of the consumer's and behind them
+  int out_row[PairPrefill::kRows];           // in q, out and lse; -1: past the tile's last
+  unsigned char newer[PairPrefill::kRows];  // the last key that each row sees, from newest_whole on
+  int skip_before;                          // blocks that the walk has in front of the consumer's and behind them
   int skip_behind;
-  int stride;     // from one of its blocks to the next: 2 if the consumers share a tile; 0: no more tasks
+  bool is_end;    // no more tasks
+  bool is_split;  // the other block of the cluster has the same tile and the other keys
   int first_key;  // of its first and last block; none if the last is in front of the first
   int last_key;
   int oldest_whole;  // keys from here on to newest_whole are seen by all rows
@@ -84,7 +89,7 @@ static_assert(sizeof(TileTask) <= PairPrefill::kTaskBytes, "");
 // Keys [begin, end) of a request, walked in whole blocks. Those of [oldest, kv_len) are the request's and seen by some
 // query of it: what stands in other slots may be NaN.
 struct KeyWalk {
-  int request;
+  int first_page;  // where in page_indices the request's page 0 is, or would be
   int begin;
   int end;
   int oldest;
@@ -96,194 +101,221 @@ struct KeyWalk {
   }
 };
 
-// What a block of threads works on in one go: a pair of tiles, one a consumer, or one tile that the consumers share,
-// every other block of keys each. They share the tiles of requests that leave most of the card idle, and such a tile
-// has a unit of its own: it is the request alone that decides.
+// What a block of threads works on in one go: a pair of tiles, one a consumer, of which each has all its keys or half of
+// them. A cluster's two blocks have the halves of the same pairs in the same order. Keys of tiles of requests that leave
+// most of the card idle are halved: it is the request alone that decides whether and where.
+//
+// A warp works it out together, lane l what is tile l % 2's: a launch begins with this, and its instructions are fetched
+// one line after the other.
 struct TileUnit {
-  static constexpr int kSharedKeys = 512;  // fewer keys are not worth it
+  static constexpr int kSplitKeys = 512;  // fewer keys of a request's first token are not worth it
+  static constexpr int kAllKeys = 2;
 
   int kv_head;
+  int part;                       // of the keys: 0, 1 or kAllKeys
   bool has[PairPrefill::kTiles];  // a tile for this consumer
-  bool is_split;                  // one for both
   bool is_shared;                 // the consumers' keys are one request's, and walked once
-  RequestRows rows[PairPrefill::kTiles];
-  int indices[PairPrefill::kTiles];
 
-  // units[half of the pairs][pair, last first][kv_head]: the last tiles of a request see the most keys. A pair whose
-  // tiles have units of their own has one in each half; others have theirs in the first.
-  __device__ __forceinline__ TileUnit(const AttentionParams& p, int number) {
-    const int pairs = ceil_divide(p.num_tiles, PairPrefill::kTiles);
-    const int half = number >= pairs * p.num_kv_heads;
-    if (half) number -= pairs * p.num_kv_heads;
-    const int rank = number / p.num_kv_heads;
+  // Wholes [pair, last first][kv_head], and halves [pair, last first][kv_head][part], where a launch has clusters: the
+  // last tiles of a request see the most keys. A pair whose tiles are of both kinds is in both, with one tile each. Halves
+  // come behind the wholes, which take longer, unless there can be no wholes of many tiles.
+  __device__ __forceinline__ TileUnit(const AttentionParams& p, int number, int lane) {
+    // Each time anew: what the compiler works out ahead of all units takes registers.
+    int num_tiles = p.num_tiles;
+    asm volatile("" : "+r"(num_tiles));
+    const int pairs = ceil_divide(num_tiles, PairPrefill::kTiles), units = pairs * p.num_kv_heads;
+    part = kAllKeys;
+    if (p.num_splits > 0) {
+      const bool halves_first = num_tiles * p.num_kv_heads <= p.num_splits;
+      const int half = halves_first ? number : number - whole_numbers(units);
+      if (half >= 0 && half < 2 * units) {
+        part = half % 2;
+        number = half / 2;
+      } else if (halves_first) {
+        number -= 2 * units;
+      }
+    }
+    const int rank = (unsigned)number / (unsigned)p.num_kv_heads;
     kv_head = number - rank * p.num_kv_heads;
-    const int first = (pairs - 1 - rank) * PairPrefill::kTiles;
-    const bool has_second = first + 1 < p.num_tiles;
-    const int second = has_second ? first + 1 : first;
-    const int requests[2] = {p.tile_requests[first], p.tile_requests[second]};
-    indices[0] = p.tile_indices[first];
-    indices[1] = p.tile_indices[second];
-    rows[0] = rows[1] = load_request(p, requests[0]);
-    if (requests[1] != requests[0]) rows[1] = load_request(p, requests[1]);
-    const bool splits[2] = {is_split_request(p, rows[0]), has_second && is_split_request(p, rows[1])};
-    if (!splits[0] && !splits[1]) {
-      has[0] = !half;
-      has[1] = !half && has_second;
-      is_split = false;
-      is_shared = has_second && requests[0] == requests[1];
-    } else {
-      is_split = is_shared = half ? splits[1] : splits[0];
-      has[0] = half ? has_second && is_split : true;
-      has[1] = half ? has_second : is_split;
-      if (is_split && half) {
-        rows[0] = rows[1];
-        indices[0] = indices[1];
-      } else if (is_split) {
-        rows[1] = rows[0];
-        indices[1] = indices[0];
+    // Negative behind the last unit, where there is nothing.
+    const int tile = (pairs - 1 - rank) * PairPrefill::kTiles + lane % PairPrefill::kTiles;
+    const int nearest = min(max(tile, 0), num_tiles - 1);
+    index_ = p.tile_indices[nearest];
+    rows_ = load_request(p, p.tile_requests[nearest]);
+    oldest_ = p.window_left < 0 ? 0 : max(0, rows_.kv_len - rows_.q_len - p.window_left);
+    first_page_ = p.page_indptr[rows_.request] - p.page_origins[rows_.request];
+    const bool is_mine = tile == nearest && is_split_request(p) == (part != kAllKeys);
+    const unsigned tiles = __ballot_sync(kAllLanes, is_mine);
+    has[0] = tiles & 1;
+    has[1] = tiles & 2;
+    is_shared = has[0] && has[1] && of(rows_.request, 0) == of(rows_.request, 1);
+    // The middle is that of a pair which begins at an even tile of the request, whatever pair the tile is in here. Lanes
+    // 2 and 3 have that pair's keys.
+    const bool of_pair = part != kAllKeys && lane % 4 >= 2;
+    begin_ = tile_of(p, rows_, of_pair ? index_ & ~1 : index_, kv_head, PairPrefill::kRows).begin;
+    end_ = tile_of(p, rows_, of_pair ? index_ | 1 : index_, kv_head, PairPrefill::kRows).end;
+    if (part != kAllKeys) {
+      const int blocks = begin_ / PairPrefill::kKeys + ceil_divide(end_, PairPrefill::kKeys);
+      const int middle = (__shfl_sync(kAllLanes, blocks, lane | 2) + 1) / 2 * PairPrefill::kKeys;
+      if (part == 0) {
+        end_ = min(end_, middle);
+      } else {
+        begin_ = max(begin_, middle);
       }
     }
   }
 
   static __device__ __forceinline__ int count(const AttentionParams& p) {
-    return ceil_divide(p.num_tiles, PairPrefill::kTiles) * p.num_kv_heads * (p.num_splits > 0 ? 2 : 1);
+    const int units = ceil_divide(p.num_tiles, PairPrefill::kTiles) * p.num_kv_heads;
+    return p.num_splits > 0 ? whole_numbers(units) + 2 * units : units;
   }
 
   __device__ __forceinline__ int walks() const { return has[0] + (has[1] && !(has[0] && is_shared)); }
 
+  // All lanes of the warp come here, as below.
   __device__ __forceinline__ TileGeometry tile(const AttentionParams& p, int which) const {
-    return which ? tile_of(p, rows[1], indices[1], kv_head, PairPrefill::kRows)
-                 : tile_of(p, rows[0], indices[0], kv_head, PairPrefill::kRows);
+    const RequestRows rows = {of(rows_.request, which), of(rows_.first_token, which), of(rows_.q_len, which),
+                              of(rows_.kv_len, which)};
+    TileGeometry tile = tile_of(p, rows, of(index_, which), kv_head, PairPrefill::kRows);
+    tile.begin = of(begin_, which);
+    tile.end = of(end_, which);
+    return tile;
   }
 
   __device__ __forceinline__ KeyWalk walk(const AttentionParams& p, int number) const {
     const int which = has[0] ? number : 1;
-    const TileGeometry own = tile(p, which);
-    const int kv_len = which ? rows[1].kv_len : rows[0].kv_len;
-    KeyWalk walk = {own.request, own.begin, own.end, first_visible(own, own.first_position), kv_len};
-    if (is_shared && has[1] && !is_split) {
-      const TileGeometry other = tile(p, 1);
-      walk.begin = min(walk.begin, other.begin);
-      walk.end = max(walk.end, other.end);
+    KeyWalk walk = {of(first_page_, which), of(begin_, which), of(end_, which), of(oldest_, which),
+                    of(rows_.kv_len, which)};
+    if (is_shared) {
+      walk.begin = min(walk.begin, of(begin_, 1));
+      walk.end = max(walk.end, of(end_, 1));
     }
     return walk;
   }
 
  private:
-  // p.num_splits: tiles times KV heads of such a request at most.
-  static __device__ __forceinline__ bool is_split_request(const AttentionParams& p, const RequestRows& rows) {
-    const int tiles = ceil_divide(rows.q_len * (p.num_qo_heads / p.num_kv_heads), PairPrefill::kRows);
-    const int first_position = rows.kv_len - rows.q_len;
-    const int oldest = p.window_left < 0 ? 0 : max(0, first_position - p.window_left);
-    return tiles > 1 && tiles * p.num_kv_heads <= p.num_splits && rows.kv_len - oldest >= kSharedKeys;
+  // Of tile lane % 2; keys of the part.
+  RequestRows rows_;
+  int index_;
+  int first_page_;
+  int oldest_;  // that the request's first token sees
+  int begin_;
+  int end_;
+
+  static __device__ __forceinline__ int of(int value, int which) { return __shfl_sync(kAllLanes, value, which); }
+
+  // Even, so that each part is that of one block of the cluster.
+  static __device__ __forceinline__ int whole_numbers(int units) { return units + units % 2; }
+
+  // p.num_splits: tiles times KV heads of such a request at most. Each part of its keys then has some of every row.
+  __device__ __forceinline__ bool is_split_request(const AttentionParams& p) const {
+    const int tiles = ceil_divide(rows_.q_len * (p.num_qo_heads / p.num_kv_heads), PairPrefill::kRows);
+    const int seen_first = rows_.kv_len - rows_.q_len + 1 - oldest_;
+    return tiles > 1 && tiles * p.num_kv_heads <= p.num_splits && seen_first >= kSplitKeys;
+  }
+};
+
+// Where a producing warp is: the stage of its ring, and the phase of what else it waits for.
+struct ProducerPlace {
+  int stage = 0;
+  unsigned parity = 0;
+  unsigned other_parity = 0;
+  bool is_first = true;
+  template <int kStages>
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
 };
 
 // K, a stage: [column block][64 keys][64 columns]. Lane l copies 16 keys of one column block. The first block of all
 // (of both consumers) has the way for itself, with the queries: nothing can begin before it is there.
-__device__ __forceinline__ void produce_pair_keys(const AttentionParams& p, const TensorMap& map, unsigned shared,
-                                                  int lane) {
+__device__ __forceinline__ void copy_pair_keys(const AttentionParams& p, const TensorMap& map, const TileUnit& unit,
+                                               ProducerPlace& ring, unsigned shared, int lane) {
   using Shape = PairPrefill;
   const int box = lane % Shape::kBoxesOfKeys, column_block = lane / Shape::kBoxesOfKeys % Shape::kColumnBlocks;
   const unsigned place_in_stage = column_block * Shape::kKeyBlockBytes + box * Shape::kKeyBoxBytes;
-  RingPlace<Shape::kKeyStages> ring;
-  bool is_first = true;
-  int gate = 0;  // blocks until the first has to be there
 #pragma unroll 1
-  for (int number = blockIdx.x; number < TileUnit::count(p); number += gridDim.x) {
-    const TileUnit unit(p, number);
+  for (int which = 0; which < unit.walks(); ++which) {
+    const KeyWalk walk = unit.walk(p, which);
+    const PageRow row(p.page_indices + walk.first_page, walk.begin, walk.end);
+    const int first_column_block = unit.kv_head * Shape::kColumnBlocks + column_block;
+    int key = walk.first_key() + box * kBoxKeys;
 #pragma unroll 1
-    for (int which = 0; which < unit.walks(); ++which) {
-      const KeyWalk walk = unit.walk(p, which);
-      if (is_first) gate = unit.is_split ? min(2, walk.blocks()) : 1;
-      is_first = false;
-      const PageRow row(p, walk.request, walk.begin, walk.end);
-      const int first_column_block = unit.kv_head * Shape::kColumnBlocks + column_block;
-      int key = walk.first_key() + box * kBoxKeys;
-      BoxPlace place = row.place_of(p, key);
-#pragma unroll 1
-      for (int blocks = walk.blocks(); blocks > 0; --blocks) {
-        key += Shape::kKeys;
-        const BoxPlace next = row.place_of(p, key);  // early: the page id is on its way
-const unsigned there = shared + Shape::kKeysThere + ring.stage * 8;
-        barrier_wait(shared + Shape::kKeysUsed + ring.stage * 8, ring.parity ^ 1);
-        if (lane == 0) barrier_expect(there, Shape::kKeyStageBytes);
-        __syncwarp();
-        if (lane < Shape::kBoxesOfKeys * Shape::kColumnBlocks) {
-          // map[page][kv_head, column block][slot][column]
-          copy_box(shared + Shape::kKeyRing + ring.stage * Shape::kKeyStageBytes + place_in_stage, map, there, 0,
-                   place.slot, first_column_block, place.page);
-        }
-        if (gate != 0 && --gate == 0) {
-          barrier_wait(shared + Shape::kKeysThere, 0);
-          if (lane == 0) barrier_arrive(shared + Shape::kFirstKeysThere);
-        }
-        ring.advance();
-        place = next;
+    for (int blocks = walk.blocks(); blocks > 0; --blocks) {
+      const BoxPlace place = row.place_of(p, key);  // early: the page id is on its way
+      const unsigned there = shared + Shape::kKeysThere + ring.stage * 8;
+      barrier_wait(shared + Shape::kKeysUsed + ring.stage * 8, ring.parity ^ 1);
+      if (lane == 0) barrier_expect(there, Shape::kKeyStageBytes);
+      __syncwarp();
+      if (lane < Shape::kBoxesOfKeys * Shape::kColumnBlocks) {
+        // map[page][kv_head, column block][slot][column]
+        copy_box(shared + Shape::kKeyRing + ring.stage * Shape::kKeyStageBytes + place_in_stage, map, there, 0,
+                 place.slot, first_column_block, place.page);
       }
+      if (ring.is_first) {
+        barrier_wait(shared + Shape::kKeysThere, 0);
+        if (lane == 0) barrier_arrive(shared + Shape::kFirstKeysThere);
+        ring.is_first = false;
+      }
+      ring.advance<Shape::kKeyStages>();
+      key += Shape::kKeys;
     }
   }
 }
 
 // V, a stage: [16 keys four times][column block][16 keys][64 columns]. Lane l copies 16 keys. Rows that are
 // no visible key of the request are cleared before the stage counts as there: zero weights do not hide NaN.
-__device__ __forceinline__ void produce_pair_values(const AttentionParams& p, const TensorMap& map, unsigned shared,
-                                                    int lane) {
+__device__ __forceinline__ void copy_pair_values(const AttentionParams& p, const TensorMap& map, const TileUnit& unit,
+                                                 ProducerPlace& ring, unsigned shared, int lane) {
   using Shape = PairPrefill;
   const int box = lane % Shape::kBoxesOfKeys;
-  RingPlace<Shape::kValueStages> ring;
-  unsigned landed_parity = 0;
-  bool is_first = true;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < TileUnit::count(p); number += gridDim.x) {
-    const TileUnit unit(p, number);
+  for (int which = 0; which < unit.walks(); ++which) {
+    const KeyWalk walk = unit.walk(p, which);
+    const PageRow row(p.page_indices + walk.first_page, walk.begin, walk.end);
+    int first_key = walk.first_key();
 #pragma unroll 1
-    for (int which = 0; which < unit.walks(); ++which) {
-      const KeyWalk walk = unit.walk(p, which);
-      const PageRow row(p, walk.request, walk.begin, walk.end);
-      int first_key = walk.first_key();
-      BoxPlace place = row.place_of(p, first_key + box * kBoxKeys);
-#pragma unroll 1
-      for (int blocks = walk.blocks(); blocks > 0; --blocks) {
-        const BoxPlace next = row.place_of(p, first_key + Shape::kKeys + box * kBoxKeys);
-        const unsigned stage = shared + Shape::kValueRing + ring.stage * Shape::kValueStageBytes;
-        const unsigned there = shared + Shape::kValuesThere + ring.stage * 8;
-        const bool is_whole = first_key >= walk.oldest && first_key + Shape::kKeys <= walk.kv_len;
-        const unsigned counting = is_whole ? there : shared + Shape::kValuesLanded;
-        if (is_first) barrier_wait(shared + Shape::kFirstKeysThere, 0);
-        is_first = false;
-        barrier_wait(shared + Shape::kValuesUsed + ring.stage * 8, ring.parity ^ 1);
-        if (lane == 0) barrier_expect(counting, Shape::kValueStageBytes);
-        __syncwarp();
-        if (lane < Shape::kBoxesOfKeys) {
-          // map[page][kv_head, column block][slot][column]
-          copy_box(stage + box * Shape::kValueBoxBytes, map, counting, 0, place.slot,
-                   unit.kv_head * Shape::kColumnBlocks, place.page);
-        }
-        if (!is_whole) {
-          barrier_wait(counting, landed_parity);
-          landed_parity ^= 1;
-#pragma unroll 1
-          for (int slot = lane / 8; slot < Shape::kKeys; slot += kWarpSize / 8) {
-            const int key = first_key + slot;
-            if (key >= walk.oldest && key < walk.kv_len) continue;
-#pragma unroll
-            for (int column_block = 0; column_block < Shape::kColumnBlocks; ++column_block) {
-              // stage[box][column block][16 keys][8 chunks][16 bytes]
-              const unsigned at = stage + slot / kBoxKeys * Shape::kValueBoxBytes +
-                                  column_block * Shape::kValueBlockBytes + slot % kBoxKeys * kSwizzleRowBytes +
-                                  lane % 8 * kChunkBytes;
-              asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-            }
-          }
-          fence_async_copies();
-          __syncwarp();
-          if (lane == 0) barrier_arrive(there);
-        }
-        ring.advance();
-        first_key += Shape::kKeys;
-        place = next;
+    for (int blocks = walk.blocks(); blocks > 0; --blocks) {
+      const BoxPlace place = row.place_of(p, first_key + box * kBoxKeys);
+      const unsigned stage = shared + Shape::kValueRing + ring.stage * Shape::kValueStageBytes;
+      const unsigned there = shared + Shape::kValuesThere + ring.stage * 8;
+      const bool is_whole = first_key >= walk.oldest && first_key + Shape::kKeys <= walk.kv_len;
+      const unsigned counting = is_whole ? there : shared + Shape::kValuesLanded;
+      if (ring.is_first) barrier_wait(shared + Shape::kFirstKeysThere, 0);
+      ring.is_first = false;
+      barrier_wait(shared + Shape::kValuesUsed + ring.stage * 8, ring.parity ^ 1);
+      if (lane == 0) barrier_expect(counting, Shape::kValueStageBytes);
+      __syncwarp();
+      if (lane < Shape::kBoxesOfKeys) {
+        // map[page][kv_head, column block][slot][column]
+        copy_box(stage + box * Shape::kValueBoxBytes, map, counting, 0, place.slot,
+                 unit.kv_head * Shape::kColumnBlocks, place.page);
       }
+      if (!is_whole) {
+        barrier_wait(counting, ring.other_parity);
+        ring.other_parity ^= 1;
+#pragma unroll 1
+        for (int slot = lane / 8; slot < Shape::kKeys; slot += kWarpSize / 8) {
+          const int key = first_key + slot;
+          if (key >= walk.oldest && key < walk.kv_len) continue;
+#pragma unroll
+          for (int column_block = 0; column_block < Shape::kColumnBlocks; ++column_block) {
+            // stage[box][column block][16 keys][8 chunks][16 bytes]
+            const unsigned at = stage + slot / kBoxKeys * Shape::kValueBoxBytes +
+                                column_block * Shape::kValueBlockBytes + slot % kBoxKeys * kSwizzleRowBytes +
+                                lane % 8 * kChunkBytes;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+          }
+        }
+        fence_async_copies();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(there);
+      }
+      ring.advance<Shape::kValueStages>();
+      first_key += Shape::kKeys;
     }
   }
 }
@@ -294,59 +326,56 @@ __device__ __forceinline__ void write_task(TileTask& task, const AttentionParams
   using Shape = PairPrefill;
 #pragma unroll
   for (int row = lane; row < Shape::kRows; row += kWarpSize) {
-    task.newest[row] = position_of(tile, row);
+    task.newer[row] = position_of(tile, row) - position_of(tile, 0);
     // out[row][head_dim]
     task.out_row[row] =
         row < tile.num_rows ? (int)(query_offset<Shape::kHeadDim>(p, tile, row) / Shape::kHeadDim) : -1;
   }
-  if (lane != 0) return;
   const KeyWalk walk = unit.walk(p, 0);
+  const int blocks_behind = which == 0 && unit.has[1] && !unit.is_shared ? unit.walk(p, 1).blocks() : 0;
+  if (lane != 0) return;
   const int first_block = tile.begin / Shape::kKeys;
   const int last_block = max(ceil_divide(tile.end, Shape::kKeys) - 1, first_block);
-  task.stride = 1;
+  task.is_end = false;
+  task.is_split = unit.part != TileUnit::kAllKeys;
   task.first_key = first_block * Shape::kKeys;
   task.last_key = last_block * Shape::kKeys;
-  if (unit.is_split) {
-    const int own = (walk.blocks() - which + 1) / 2;
-    task.stride = 2;
-    task.skip_before = which;
-    task.skip_behind = own == 0 ? 0 : walk.blocks() - which - (2 * own - 1);
-    task.first_key += which * Shape::kKeys;
-    task.last_key = task.first_key + (own - 1) * 2 * Shape::kKeys;
-  } else if (unit.is_shared) {
+  if (unit.is_shared) {
     task.skip_before = first_block - walk.begin / Shape::kKeys;
     task.skip_behind = walk.blocks() - 1 - (last_block - walk.begin / Shape::kKeys);
   } else {
     task.skip_before = which == 1 && unit.has[0] ? walk.blocks() : 0;
-    task.skip_behind = which == 0 && unit.has[1] ? unit.walk(p, 1).blocks() : 0;
+    task.skip_behind = blocks_behind;
   }
   task.oldest_whole = first_visible(tile, position_of(tile, Shape::kRows - 1));
   task.newest_whole = position_of(tile, 0);
 }
 
-// Nothing but blocks of the other consumer's to pass over, or with a stride of 0 the end.
-__device__ __forceinline__ void write_no_task(TileTask& task, int stride, int blocks, int lane) {
+// Nothing but blocks of the other consumer's to pass over, or the end.
+__device__ __forceinline__ void write_no_task(TileTask& task, bool is_end, int blocks, int lane) {
   if (lane != 0) return;
-  task.stride = stride;
+  task.is_end = is_end;
+  task.is_split = false;
   task.skip_before = blocks;
   task.first_key = 0;
   task.last_key = -1;
 }
 
-// A tile's query rows to [column block][row][128 bytes], by one warp.
-__device__ __forceinline__ void copy_pair_queries(const AttentionParams& p, const TensorMap& map,
-                                                  const TileGeometry& tile, const TileTask& task, unsigned queries,
-                                                  unsigned there, int lane) {
+// A tile's query rows to [column block][row][128 bytes], by one copy, which `there` counts.
+__device__ __forceinline__ void copy_query_box(const TensorMap& map, const TileGeometry& tile, unsigned queries,
+                                               unsigned there, int lane) {
+  if (lane != 0) return;
+  barrier_expect_more(there, PairPrefill::kQueryBytes);
+  // map[column block][token][head][column]: rows past the tile's last are other tokens', or zeros
+  copy_box(queries, map, there, 0, tile.kv_head * tile.group, tile.first_token + tile.first_row / tile.group, 0);
+}
+
+// The same of a tile that begins inside of a token, row by row, by one warp: zeros past the last.
+__device__ __forceinline__ void copy_query_rows(const AttentionParams& p, const TileTask& task, unsigned queries,
+                                                int lane) {
   using Shape = PairPrefill;
-  if (Shape::kRows % tile.group == 0) {
-    if (lane != 0) return;
-    barrier_expect(there, Shape::kQueryBytes);
-    // map[column block][token][head][column]: rows past the tile's last are other tokens', or zeros
-    copy_box(queries, map, there, 0, tile.kv_head * tile.group, tile.first_token + tile.first_row / tile.group, 0);
-    return;
-  }
-  // The tile begins inside of a token: row by row, zeros past the last.
   const unsigned at = queries + lane / 8 * Shape::kQueryBlockBytes;
+  __syncwarp();
 #pragma unroll 1
   for (int row = 0; row < Shape::kRows; ++row) {
     const int out_row = task.out_row[row];
@@ -357,37 +386,52 @@ __device__ __forceinline__ void copy_pair_queries(const AttentionParams& p, cons
   commit_copies();
   wait_copies<0>();
   fence_async_copies();
-  __syncwarp();
-  if (lane == 0) barrier_arrive(there);
 }
 
-__device__ __forceinline__ void produce_tasks(const AttentionParams& p, const TensorMap& map, unsigned shared,
-                                              unsigned char* memory, int which, int lane) {
+// A consumer's tiles: what it has to know of each, and the queries.
+__device__ __forceinline__ void produce_task(const AttentionParams& p, const TensorMap& map, const TileUnit& unit,
+                                             bool is_end, ProducerPlace& slots, unsigned shared,
+                                             unsigned char* memory, int which, int lane) {
   using Shape = PairPrefill;
-  RingPlace<Shape::kTaskSlots> slots;
-  unsigned queries_parity = 1;
+  const int barrier = (which * Shape::kTaskSlots + slots.stage) * 8;
+  const unsigned there = shared + Shape::kTaskThere + barrier;
+  TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage));
+  barrier_wait(shared + Shape::kTaskUsed + barrier, slots.parity ^ 1);
+  slots.advance<Shape::kTaskSlots>();
+  if (is_end || !(which ? unit.has[1] : unit.has[0])) {
+    write_no_task(task, is_end, is_end ? 0 : unit.walk(p, 0).blocks(), lane);
+    barrier_arrive(there);
+    return;
+  }
+  const TileGeometry tile = unit.tile(p, which);
+  const unsigned queries = shared + Shape::kQueries + which * Shape::kQueryBytes;
+  barrier_wait(shared + Shape::kQueriesUsed + which * 8, slots.other_parity ^ 1);
+  slots.other_parity ^= 1;
+  const bool is_box = Shape::kRows % tile.group == 0;
+  if (is_box) copy_query_box(map, tile, queries, there, lane);
+  write_task(task, p, unit, tile, which, lane);
+  if (!is_box) copy_query_rows(p, task, queries, lane);
+  barrier_arrive(there);
+}
+
+// By the four warps that produce: K, V, and each consumer's tiles.
+__device__ __forceinline__ void produce_pairs(const AttentionParams& p, const TensorMap& key_map,
+                                              const TensorMap& value_map, const TensorMap& query_map, unsigned shared,
+                                              unsigned char* memory, int warp, int lane) {
+  ProducerPlace place;
 #pragma unroll 1
   for (int number = blockIdx.x;; number += gridDim.x) {
+    const TileUnit unit(p, number, lane);
     const bool is_end = number >= TileUnit::count(p);
-    const TileUnit unit(p, is_end ? 0 : number);
     if (!is_end && unit.walks() == 0) continue;
-    const int barrier = (which * Shape::kTaskSlots + slots.stage) * 8;
-    const unsigned there = shared + Shape::kTaskThere + barrier;
-    TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage));
-    barrier_wait(shared + Shape::kTaskUsed + barrier, slots.parity ^ 1);
-    slots.advance();
-    if (is_end || !(which ? unit.has[1] : unit.has[0])) {
-      write_no_task(task, is_end ? 0 : 1, is_end ? 0 : unit.walk(p, 0).blocks(), lane);
-      if (lane == 0) barrier_arrive(there);
-      if (is_end) return;
+    if (warp == 0) {
+      if (!is_end) copy_pair_keys(p, key_map, unit, place, shared, lane);
+    } else if (warp == 1) {
+      if (!is_end) copy_pair_values(p, value_map, unit, place, shared, lane);
     } else {
-      const TileGeometry tile = unit.tile(p, which);
-      write_task(task, p, unit, tile, which, lane);
-      __syncwarp();
-      barrier_wait(shared + Shape::kQueriesUsed + which * 8, queries_parity);
-      queries_parity ^= 1;
-      copy_pair_queries(p, map, tile, task, shared + Shape::kQueries + which * Shape::kQueryBytes, there, lane);
+      produce_task(p, query_map, unit, is_end, place, shared, memory, warp - 2, lane);
     }
+    if (is_end) return;
   }
 }
 
@@ -549,10 +593,8 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[4][4], const fl
 template <bool kMasked>
 __device__ __forceinline__ void step_block(float (&out)[32][4], unsigned (&weights)[4][4], PairRows& rows,
                                            const AttentionParams& p, float slack, unsigned shared, unsigned queries,
-                                           PairRings& rings, int stride, int first_key, unsigned queries_used,
-                                           int lane) {
+                                           PairRings& rings, int first_key, unsigned queries_used, int lane) {
   float scores[8][4];
-  if (stride == 2) skip_keys(shared, rings, lane);
   start_scores(scores, shared, queries, rings);
   start_sums(out, weights, shared, rings);
   wait_wgmma<1>();
@@ -566,7 +608,6 @@ __device__ __forceinline__ void step_block(float (&out)[32][4], unsigned (&weigh
   hold_order(out);
   hold_registers(weights, shared, p.num_tiles < 0);
   release_values(shared, rings, lane);
-  if (stride == 2) skip_values(shared, rings, lane);
   if (raised) scale_rows(out, factor[0], factor[1]);
   pack_weights(weights, scores);
 }
@@ -631,51 +672,93 @@ __device__ __forceinline__ void store_pair_rows(const AttentionParams& p, const 
   store_log_sums(p, out_rows, rows.reference, total, lane);
 }
 
-// Both consumers.
-__device__ __forceinline__ void synchronize_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(PairPrefill::kConsumerWarps * kWarpSize) : "memory");
-}
+// The consumer of the cluster's other block that has the same tile and the other keys. Each puts what it found of the
+// other's columns where that one's queries were, once they are not read any more.
+struct PairPeer {
+  unsigned own;    // this block's shared memory
+  unsigned other;  // and the other's
+  int which;
 
-// A tile that the consumers shared: consumer kWhich stores 128 columns, from what both found. It leaves the other's
-// columns where its queries were, and references and sums of weights in its task.
-template <int kWhich>
-__device__ __forceinline__ void store_shared_rows(const AttentionParams& p, TileTask& task, const TileTask& other,
-                                                  float (&out)[32][4], const PairRows& rows, unsigned char* queries,
-                                                  const unsigned char* other_queries, int warp, int lane) {
-  constexpr int kOwn = kWhich * 16, kOthers = 16 - kOwn;  // tiles of 8 columns
-  const int row = warp * kRowsPerTile + lane / 4;
+  __device__ __forceinline__ PairPeer(unsigned shared, int consumer)
+      : own(shared), other(shared_of_rank(shared, 1 - cluster_rank())), which(consumer) {}
+
+  // From here on the other may store there: this consumer's last scores are done.
+  __device__ __forceinline__ void let_store(int warp, int lane) const {
+    if (lane != 0) return;
+    if (warp == 0) barrier_expect(own + PairPrefill::kPeerSums + which * 8, kBytes);
+    barrier_arrive_at_rank(other + PairPrefill::kPeerReady + which * 8);
+  }
+
+  __device__ __forceinline__ void wait_until_ready(unsigned parity) const {
+    barrier_wait(own + PairPrefill::kPeerReady + which * 8, parity);
+  }
+
+  // queries[tile of 8 columns][thread][4], states[warp][8][4]
+  __device__ __forceinline__ void store_tile(int tile, const float (&sums)[4], int thread) const {
+    push(other + columns_at(tile, thread), make_float4(sums[0], sums[1], sums[2], sums[3]), there());
+  }
+
+  __device__ __forceinline__ void store_state(const float (&reference)[2], const float (&total)[2], int warp,
+                                              int lane) const {
+    if (lane % 4 != 0) return;
+    push(other + state_at(warp, lane), make_float4(reference[0], total[0], reference[1], total[1]), there());
+  }
+
+  __device__ __forceinline__ void wait_for_sums(unsigned parity) const {
+    barrier_wait(own + PairPrefill::kPeerSums + which * 8, parity);
+  }
+
+  __device__ __forceinline__ float4 tile(const unsigned char* memory, int tile, int thread) const {
+    return *reinterpret_cast<const float4*>(memory + columns_at(tile, thread));
+  }
+
+  __device__ __forceinline__ float4 state(const unsigned char* memory, int warp, int lane) const {
+    return *reinterpret_cast<const float4*>(memory + state_at(warp, lane));
+  }
+
+ private:
+  static constexpr int kBytes = PairPrefill::kRows * PairPrefill::kHeadDim / 2 * 4 + PairPrefill::kStateBytes;
+  static_assert(PairPrefill::kRows * PairPrefill::kHeadDim / 2 * 4 == PairPrefill::kQueryBytes, "");
+
+  __device__ __forceinline__ unsigned there() const { return other + PairPrefill::kPeerSums + which * 8; }
+  __device__ __forceinline__ int columns_at(int tile, int thread) const {
+    return PairPrefill::kQueries + which * PairPrefill::kQueryBytes + (tile * kWarpgroupSize + thread) * 16;
+  }
+  __device__ __forceinline__ int state_at(int warp, int lane) const {
+    return PairPrefill::kStates + which * PairPrefill::kStateBytes + (warp * 8 + lane / 4) * 16;
+  }
+};
+
+// A tile whose keys two blocks share out: the one of rank kRank stores 128 columns, from what both found.
+template <int kRank>
+__device__ __forceinline__ void store_merged_rows(const AttentionParams& p, const TileTask& task, const PairPeer& peer,
+                                                  float (&out)[32][4], const PairRows& rows,
+                                                  const unsigned char* memory, unsigned parity,
+                                                  unsigned queries_used, int warp, int lane) {
+  constexpr int kOwn = kRank * 16, kOthers = 16 - kOwn;  // tiles of 8 columns
+  const int row = warp * kRowsPerTile + lane / 4, thread = warp * kWarpSize + lane;
   const int out_rows[2] = {task.out_row[row], task.out_row[row + 8]};
   const float total[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])};
-  // queries[tile of 8 columns][thread][4]
-  const int thread = warp * kWarpSize + lane;
+  peer.wait_until_ready(parity);
+  peer.store_state(rows.reference, total, warp, lane);
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
-    const float(&tile)[4] = out[kOthers + n];
-    reinterpret_cast<float4*>(queries)[n * kWarpgroupSize + thread] = make_float4(tile[0], tile[1], tile[2], tile[3]);
-  }
-  __syncwarp();
-  if (lane % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      task.newest[row + i * 8] = __float_as_int(rows.reference[i]);
-      task.out_row[row + i * 8] = __float_as_int(total[i]);
-    }
-  }
-  synchronize_consumers();
+  for (int n = 0; n < 16; ++n) peer.store_tile(n, out[kOthers + n], thread);
+  peer.wait_for_sums(parity);
+  const float4 state = peer.state(memory, warp, lane);
+  const float other_reference[2] = {state.x, state.z}, other_total[2] = {state.y, state.w};
   float reference[2], all[2], inverse[2], own_factor[2], other_factor[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float other_reference = __int_as_float(other.newest[row + i * 8]);
-    reference[i] = fmaxf(rows.reference[i], other_reference);
+    reference[i] = fmaxf(rows.reference[i], other_reference[i]);
     const float finite = finite_max(reference[i]);
     own_factor[i] = exp2_approx((rows.reference[i] - finite) * p.scale_log2);
-    other_factor[i] = exp2_approx((other_reference - finite) * p.scale_log2);
-    all[i] = total[i] * own_factor[i] + __int_as_float(other.out_row[row + i * 8]) * other_factor[i];
+    other_factor[i] = exp2_approx((other_reference[i] - finite) * p.scale_log2);
+    all[i] = total[i] * own_factor[i] + other_total[i] * other_factor[i];
     inverse[i] = inverse_of(all[i]);
   }
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
-    const float4 found = reinterpret_cast<const float4*>(other_queries)[n * kWarpgroupSize + thread];
+    const float4 found = peer.tile(memory, n, thread);
     float(&tile)[4] = out[kOwn + n];
     tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];
     tile[1] = tile[1] * own_factor[0] + found.y * other_factor[0];
@@ -683,9 +766,10 @@ __device__ __forceinline__ void store_shared_rows(const AttentionParams& p, Tile
     tile[3] = tile[3] * own_factor[1] + found.w * other_factor[1];
   }
   fence_async_copies();  // before queries are copied there again
-  synchronize_consumers();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(queries_used);
   store_columns<kOwn, 16>(p, out, out_rows, inverse, lane);
-  if (kWhich == 0) store_log_sums(p, out_rows, reference, all, lane);
+  if (kRank == 0) store_log_sums(p, out_rows, reference, all, lane);
 }
 
 // A consumer's tile of every unit.
@@ -697,23 +781,25 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
   const unsigned queries_used = shared + Shape::kQueriesUsed + which * 8;
   const float slack = PairRows::kSlack / p.scale_log2;
   PairRings rings;
-  RingPlace<Shape::kTaskSlots> slots;
+  unsigned turn = 0, peer_parity = 0;
+  if (p.num_splits > 0) cluster_wait();  // from here on the other block may be stored to
 #pragma unroll 1
   for (;;) {
-    barrier_wait(shared + Shape::kTaskThere + (which * Shape::kTaskSlots + slots.stage) * 8, slots.parity);
-    TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slots.stage));
+    const int slot = turn % Shape::kTaskSlots;
+    barrier_wait(shared + Shape::kTaskThere + (which * Shape::kTaskSlots + slot) * 8, turn / Shape::kTaskSlots % 2);
+    const TileTask& task = *reinterpret_cast<TileTask*>(memory + Shape::task_offset(which, slot));
     const auto release_task = [&] {
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared + Shape::kTaskUsed + (which * Shape::kTaskSlots + slots.stage) * 8);
-      slots.advance();
+      if (lane == 0) barrier_arrive(shared + Shape::kTaskUsed + (which * Shape::kTaskSlots + slot) * 8);
+      ++turn;
       __syncwarp();
     };
-    const int stride = task.stride;
-    if (stride == 0) return;
+    if (task.is_end) return;
+    const bool is_split = task.is_split;
     skip_blocks(task.skip_before, shared, rings, lane);
     int first_key = task.first_key;
     const int last_key = task.last_key;
-    if (last_key < first_key && stride == 1) {
+    if (last_key < first_key) {
       release_task();
       continue;
     }
@@ -721,58 +807,54 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
     PairRows rows;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows.newest[i] = task.newest[first_row + lane / 4 + i * 8];
+      rows.newest[i] = task.newest_whole + task.newer[first_row + lane / 4 + i * 8];
       rows.reference[i] = minus_infinity();
       rows.sum[i] = 0.0f;
     }
-    if (first_key <= last_key) {
-      const unsigned used = stride == 1 ? queries_used : 0;
-      const int oldest_whole = task.oldest_whole, newest_whole = task.newest_whole;
-      unsigned weights[4][4];
-      {
-        float scores[8][4];
-        start_scores(scores, shared, queries, rings);
-        hold_order(out);  // zeros now, beside the products
-        wait_wgmma<0>();
-        hold_order(scores);
-        release_keys(shared, rings, first_key < last_key ? 0 : used, lane);
-        float factor[2];  // of nothing
-        weigh_block<true>(scores, rows, factor, p, slack, first_key, lane);
-        pack_weights(weights, scores);
-      }
-      // A loop for the blocks that all of the tile's rows see whole, one for those that some row does not.
-      const int step = stride * Shape::kKeys;
-#pragma unroll 1
-      while (first_key < last_key) {
-#pragma unroll 1
-        while (first_key < last_key && first_key + step >= oldest_whole &&
-               first_key + step + Shape::kKeys - 1 <= newest_whole) {
-          first_key += step;
-          step_block<false>(out, weights, rows, p, slack, shared, queries, rings, stride, first_key,
-                            first_key < last_key ? 0 : used, lane);
-        }
-        if (first_key < last_key) {
-          first_key += step;
-          step_block<true>(out, weights, rows, p, slack, shared, queries, rings, stride, first_key,
-                           first_key < last_key ? 0 : used, lane);
-        }
-      }
-      start_sums(out, weights, shared, rings);
+    const unsigned used = is_split ? 0 : queries_used;
+    const int oldest_whole = task.oldest_whole, newest_whole = task.newest_whole;
+    unsigned weights[4][4];
+    {
+      float scores[8][4];
+      start_scores(scores, shared, queries, rings);
+      hold_order(out);  // zeros now, beside the products
       wait_wgmma<0>();
-      hold_order(out);
-      release_values(shared, rings, lane);
+      hold_order(scores);
+      release_keys(shared, rings, first_key < last_key ? 0 : used, lane);
+      float factor[2];  // of nothing
+      weigh_block<true>(scores, rows, factor, p, slack, first_key, lane);
+      pack_weights(weights, scores);
     }
-    skip_blocks(task.skip_behind, shared, rings, lane);
-    if (stride == 2) {
-      unsigned char* own_queries = memory + Shape::kQueries + which * Shape::kQueryBytes;
-      unsigned char* other_queries = memory + Shape::kQueries + (1 - which) * Shape::kQueryBytes;
-      const TileTask& other = *reinterpret_cast<const TileTask*>(memory + Shape::task_offset(1 - which, slots.stage));
-      if (which == 0) {
-        store_shared_rows<0>(p, task, other, out, rows, own_queries, other_queries, warp, lane);
-      } else {
-        store_shared_rows<1>(p, task, other, out, rows, own_queries, other_queries, warp, lane);
+    // A loop for the blocks that all of the tile's rows see whole, one for those that some row does not.
+#pragma unroll 1
+    while (first_key < last_key) {
+#pragma unroll 1
+      while (first_key < last_key && first_key + Shape::kKeys >= oldest_whole &&
+             first_key + Shape::kKeys + Shape::kKeys - 1 <= newest_whole) {
+        first_key += Shape::kKeys;
+        step_block<false>(out, weights, rows, p, slack, shared, queries, rings, first_key,
+                          first_key < last_key ? 0 : used, lane);
       }
-      if (lane == 0) barrier_arrive(queries_used);
+      if (first_key < last_key) {
+        first_key += Shape::kKeys;
+        step_block<true>(out, weights, rows, p, slack, shared, queries, rings, first_key,
+                         first_key < last_key ? 0 : used, lane);
+      }
+    }
+    if (is_split) PairPeer(shared, which).let_store(warp, lane);
+    start_sums(out, weights, shared, rings);
+    wait_wgmma<0>();
+    hold_order(out);
+    release_values(shared, rings, lane);
+    skip_blocks(task.skip_behind, shared, rings, lane);
+    if (is_split) {
+      const PairPeer peer(shared, which);
+      if (cluster_rank() == 0) {
+        store_merged_rows<0>(p, task, peer, out, rows, memory, peer_parity, queries_used, warp, lane);
+      } else {
+        store_merged_rows<1>(p, task, peer, out, rows, memory, peer_parity, queries_used, warp, lane);
+      }
+      peer_parity ^= 1;
     } else {
       store_pair_rows(p, task, out, rows, first_row, lane);
     }
@@ -803,26 +885,22 @@ __device__ __forceinline__ void attend_pairs(const AttentionParams& p, const Ten
     barrier_init(shared + Shape::kFirstKeysThere, 1);
     for (int tile = 0; tile < Shape::kTiles; ++tile) {
       barrier_init(shared + Shape::kQueriesUsed + tile * 8, Shape::kWarpsOfGroup);
+      barrier_init(shared + Shape::kPeerReady + tile * 8, Shape::kWarpsOfGroup);
+      barrier_init(shared + Shape::kPeerSums + tile * 8, 1);
       for (int slot = 0; slot < Shape::kTaskSlots; ++slot) {
-        barrier_init(shared + Shape::kTaskThere + (tile * Shape::kTaskSlots + slot) * 8, 1);
+        barrier_init(shared + Shape::kTaskThere + (tile * Shape::kTaskSlots + slot) * 8, kWarpSize);
         barrier_init(shared + Shape::kTaskUsed + (tile * Shape::kTaskSlots + slot) * 8, Shape::kWarpsOfGroup);
       }
     }
     fence_barrier_init();
   }
   __syncthreads();
+  if (p.num_splits > 0) cluster_arrive();
+  allow_next_launch();
+  wait_for_launch_before();
   if (group == Shape::kTiles) {
     give_registers<Shape::kProducerRegisters>();
-    switch (warp % Shape::kWarpsOfGroup) {
-      case 0:
-        produce_pair_keys(p, key_map, shared, lane);
-        break;
-      case 1:
-        produce_pair_values(p, value_map, shared, lane);
-        break;
-      default:
-        produce_tasks(p, query_map, shared, memory, warp % Shape::kWarpsOfGroup - 2, lane);
-    }
+    produce_pairs(p, key_map, value_map, query_map, shared, memory, warp % Shape::kWarpsOfGroup, lane);
   } else {
     take_registers<Shape::kConsumerRegisters>();
     consume_pairs(p, shared, memory, group, warp % Shape::kWarpsOfGroup, lane);

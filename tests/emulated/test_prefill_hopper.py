@@ -1,7 +1,7 @@
 """The warpgroup kernels of prefill on the emulated device, whole and with one fault each.
 
-The emulated device has no clusters, so what runs here at head_dim 512 is the form whose blocks stand alone; the one in
-clusters has the same source and runs on a GPU (tests/gpu).
+At head_dim 512 what runs here is the form whose blocks stand alone; the one in clusters has the same source and runs on
+a GPU (tests/gpu).
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ FAULTS = (
           "rings.keys.parity);\n  fence_wgmma();", "  fence_wgmma();", "large-tile/group/2", "FAILED"),
     Fault("pairs: V not waited for", PAIRS, "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, "
           "rings.values.parity);\n  fence_wgmma();", "  fence_wgmma();", "large-tile/group/2", "FAILED"),
-    Fault("pairs: queries' bytes expected by half", PAIRS, "barrier_expect(there, Shape::kQueryBytes);",
-          "barrier_expect(there, Shape::kQueryBytes / 2);", "large-tile/group/2", "FAILED"),
+    Fault("pairs: queries' bytes expected by half", PAIRS, "barrier_expect_more(there, PairPrefill::kQueryBytes);",
+          "barrier_expect_more(there, PairPrefill::kQueryBytes / 2);", "large-tile/group/2", "FAILED"),
     Fault("pairs: queries of the token after", PAIRS, "tile.first_token + tile.first_row / tile.group, 0);",
           "tile.first_token + tile.first_row / tile.group + 1, 0);", "large-tile/group/2"),
     Fault("pairs: queries row by row not fenced", PAIRS, "  wait_copies<0>();\n  fence_async_copies();\n",
@@ -145,14 +145,14 @@ FAULTS = (
           "oldest, rows.newest[i] + 1, first_key", "large-tile/group/2"),
     Fault("pairs: blocks at the window's edge not masked", PAIRS, "task.oldest_whole = first_visible(tile, "
           "position_of(tile, Shape::kRows - 1));", "task.oldest_whole = 0;", "large-tile/needle/window333"),
-    Fault("pairs: the first row's newest key for the whole tile", PAIRS, "task.newest_whole = position_of(tile, 0);",
-          "task.newest_whole = position_of(tile, Shape::kRows - 1);", "large-tile/needle/window333"),
+    Fault("pairs: the last row's newest key for the whole tile", PAIRS, "newest_whole = task.newest_whole;",
+          "newest_whole = task.newest_whole + task.newer[Shape::kRows - 1];", "large-tile/needle/window333"),
     Fault("pairs: V of nobody kept", PAIRS, "if (key >= walk.oldest && key < walk.kv_len) continue;", "continue;",
           "large-tile/group/2"),
     Fault("pairs: V at the window's edge kept", PAIRS, "const bool is_whole = first_key >= walk.oldest && first_key",
           "const bool is_whole = first_key", "large-tile/chunk-past-the-window"),
-    Fault("pairs: pages of the block before", PAIRS, "        first_key += Shape::kKeys;\n        place = next;",
-          "        first_key += Shape::kKeys;", "page-size/64"),
+    Fault("pairs: pages of the block before", PAIRS, "row.place_of(p, first_key + box * kBoxKeys);",
+          "row.place_of(p, first_key - Shape::kKeys + box * kBoxKeys);", "page-size/64"),
     Fault("pairs: output not rescaled", PAIRS, "  if (raised) scale_rows(out, factor[0], factor[1]);\n", "",
           "large-tile/chunk-past-the-window"),
     Fault("pairs: sums not rescaled", PAIRS, "        rows.sum[i] *= factor[i];\n", "",
@@ -178,8 +178,8 @@ def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys:
 
 @dataclass(frozen=True)
 class Batch:
-    """(kv_len, q_len) of requests with one KV head, for two blocks. Of those of 2 to ``split_tiles`` tiles and 512 keys
-    the keys are shared out."""
+    """(kv_len, q_len) of requests with one KV head, for two blocks. Of those of 2 to ``split_tiles`` tiles whose first
+    token sees 512 keys the blocks, a cluster then, have half of the keys each."""
 
     chunks: tuple[tuple[int, int], ...]
     window: int
@@ -189,9 +189,11 @@ class Batch:
 
 PAIR_AFTER_PAIR = Batch(((353, 20), (383, 35), (666, 35)), window=333)
 """Five tiles of three requests, so three pairs, the first and the second of different requests."""
-SHARED_OUT = Batch(((600, 40), (260, 100), (530, 33)), window=1024, split_tiles=3, check="alone")
-"""Eight tiles: two of a request that is split, four of one that is not, two of one that is; each request once more
-alone, to the same bits."""
+SHARED_OUT = Batch(((600, 80), (260, 100), (641, 33)), window=1024, split_tiles=3, check="alone")
+"""Nine tiles: three of a request that is split, four of one that is not, two of one that is, so that two pairs are of
+both kinds; each request once more alone, to the same bits."""
+ALL_SHARED_OUT = Batch(((800, 80), (700, 50), (560, 33)), window=845, split_tiles=3)
+"""Three, two and two tiles of requests that are split: four pairs for the cluster, two of them of two requests."""
 
 
 def _run_on_two_multiprocessors(kernels: Path | None, batch: Batch) -> CaseResult:
@@ -217,8 +219,9 @@ def test_a_block_takes_pair_after_pair() -> None:
     assert _run_on_two_multiprocessors(None, PAIR_AFTER_PAIR).status == "passed"
 
 
-def test_consumers_share_out_the_keys_of_a_short_request_whatever_its_companions() -> None:
-    assert _run_on_two_multiprocessors(None, SHARED_OUT).status == "passed"
+@pytest.mark.parametrize("batch", [SHARED_OUT, ALL_SHARED_OUT])
+def test_two_blocks_share_out_the_keys_of_a_short_request_whatever_its_companions(batch: Batch) -> None:
+    assert _run_on_two_multiprocessors(None, batch).status == "passed"
 
 
 @pytest.mark.seeded_faults
@@ -233,7 +236,7 @@ def test_consumers_share_out_the_keys_of_a_short_request_whatever_its_companions
         ),
         pytest.param(
             PAIR_AFTER_PAIR,
-            "task.skip_behind = which == 0 && unit.has[1] ? unit.walk(p, 1).blocks() : 0;",
+            "task.skip_behind = blocks_behind;",
             "task.skip_behind = 0;",
             id="the second tile's blocks not skipped by the first",
         ),
@@ -245,27 +248,75 @@ def test_consumers_share_out_the_keys_of_a_short_request_whatever_its_companions
         ),
         pytest.param(
             PAIR_AFTER_PAIR,
-            "      barrier_wait(shared + Shape::kQueriesUsed + which * 8, queries_parity);\n",
+            "  barrier_wait(shared + Shape::kQueriesUsed + which * 8, slots.other_parity ^ 1);\n",
             "",
             id="queries copied over those in use",
         ),
         pytest.param(
             SHARED_OUT,
-            "float(&tile)[4] = out[kOwn + n];\n    tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];",
-            "float(&tile)[4] = out[kOwn + n];\n    tile[0] = tile[0] * own_factor[0] + found.x;",
+            "tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];",
+            "tile[0] = tile[0] * own_factor[0] + found.x;",
             id="shared out: the other's sums relative to its own maximum",
         ),
         pytest.param(
             SHARED_OUT,
-            "  synchronize_consumers();\n  float reference[2]",
-            "  float reference[2]",
+            "tile[3] = tile[3] * own_factor[1] + found.w * other_factor[1];",
+            "tile[3] = tile[3] * own_factor[1];",
+            id="shared out: a part of the other's sums not added",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "total[i] * own_factor[i] + other_total[i] * other_factor[i];",
+            "total[i] * own_factor[i];",
+            id="shared out: the other's weights not added",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "  peer.wait_for_sums(parity);\n",
+            "",
             id="shared out: the other's sums not waited for",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "  peer.wait_until_ready(parity);\n",
+            "",
+            id="shared out: stored over queries in use",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "  if (p.num_splits > 0) cluster_wait();  // from here on the other block may be stored to\n",
+            "",
+            id="shared out: the other block's barriers used before they are there",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "PairPrefill::kHeadDim / 2 * 4 + PairPrefill::kStateBytes;",
+            "PairPrefill::kHeadDim / 2 * 4;",
+            id="shared out: maxima not counted",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "peer.store_tile(n, out[kOthers + n], thread);",
+            "peer.store_tile(n, out[kOwn + n], thread);",
+            id="shared out: the wrong half of the columns",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "begin_ = max(begin_, middle);",
+            "begin_ = max(begin_, middle - PairPrefill::kKeys);",
+            id="shared out: keys of the middle counted twice",
         ),
         pytest.param(
             SHARED_OUT,
             "tiles > 1 && tiles * p.num_kv_heads <= p.num_splits &&",
             "tiles > 1 && p.num_tiles * p.num_kv_heads <= p.num_splits &&",
             id="shared out: by all tiles of the batch",
+        ),
+        pytest.param(
+            SHARED_OUT,
+            "of_pair ? index_ | 1 : index_",
+            "of_pair ? index_ | lane % 2 : index_",
+            id="shared out: at the middle of a pair of the batch",
         ),
     ],
 )

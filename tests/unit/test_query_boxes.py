@@ -10,7 +10,7 @@ import pytest
 
 from g4kv_cli.device.arguments import Argument, TensorMapShape
 from g4kv_cli.entries.attention_parameters import AttentionParameters
-from g4kv_cli.entries.attention_request import _grid, _may_split
+from g4kv_cli.entries.attention_request import _cluster, _grid, _may_split
 from g4kv_cli.entries.kv_boxes import query_box_map
 from g4kv_cli.entries.table import kernel_variants
 
@@ -57,11 +57,20 @@ def test_keys_may_be_shared_out_if_the_shortest_request_leaves_blocks_idle(
 
 
 @pytest.mark.parametrize(
-    ("tiles", "split_tiles", "blocks"), [(16, 128, 128), (16, 0, 64), (17, 0, 72), (400, 128, 132)]
+    ("multiprocessors", "tiles", "split_tiles", "blocks"),
+    [
+        (132, 16, 128, 128),
+        (132, 16, 0, 64),
+        (132, 17, 0, 72),
+        (132, 400, 128, 132),
+        (67, 400, 128, 66),
+        (67, 400, 0, 67),
+    ],
 )
-def test_blocks_that_stay_are_no_more_than_their_units_and_multiprocessors(
-    tiles: int, split_tiles: int, blocks: int
+def test_blocks_that_stay_are_no_more_than_their_units_and_multiprocessors_in_whole_clusters(
+    multiprocessors: int, tiles: int, split_tiles: int, blocks: int
 ) -> None:
-    library: Any = SimpleNamespace(device=SimpleNamespace(limits=SimpleNamespace(multiprocessors=132)))
+    library: Any = SimpleNamespace(device=SimpleNamespace(limits=SimpleNamespace(multiprocessors=multiprocessors)))
     parameters = AttentionParameters(num_kv_heads=8, num_splits=split_tiles)
     assert _grid(library, PAIRS, tiles, parameters) == (blocks, 1, 1)
+    assert _cluster(PAIRS, parameters) == (2 if split_tiles else 1)
