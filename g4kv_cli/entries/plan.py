@@ -230,15 +230,17 @@ class PrefillPagedPlan:
 
 
 def plan_tiles(device: Device, shape: object) -> tuple[int, ...]:
-    """The cta_tile_q that the device can run at the shape's head_dim; the usual ones where that is no head_dim."""
+    """The cta_tile_q that the device can run at the shape's head_dim, in order of preference for its page size; the
+    usual ones where these are no numbers."""
     try:
         head_dim = operator.index(getattr(shape, "head_dim", None))  # type: ignore[arg-type]
+        page_size = operator.index(getattr(shape, "page_size", None))  # type: ignore[arg-type]
     except TypeError:
         return CTA_TILES_Q
     # Late: the table's functions take plans.
-    from g4kv_cli.entries.table import prefill_tiles
+    from g4kv_cli.entries.table import preferred_tiles
 
-    return prefill_tiles(head_dim, Target.of(device)) or CTA_TILES_Q
+    return preferred_tiles(head_dim, Target.of(device), page_size) or CTA_TILES_Q
 
 
 def require_plan(device: Device, plan: object) -> tuple[PlanBounds, dict[str, DeviceArray]]:

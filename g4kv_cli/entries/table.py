@@ -271,3 +271,24 @@ def prefill_tiles(head_dim: int, target: Target) -> tuple[int, ...]:
             }
         )
     )
+
+
+def preferred_tiles(head_dim: int, target: Target, page_size: int) -> tuple[int, ...]:
+    """The same in the order in which a plan tries them: smallest first, but behind the others those, less the smallest,
+    that have no kernel made for the device where a larger one has.
+
+    On an H200 at head_dim 512, 32 requests of 32 rows behind 4096 keys (31b-global) take 262 us in tiles of 64, 337 us
+    in tiles of 32 and 350 us in tiles of 16; 16 of 32 rows behind 8192 (12b-global) 242, 623 and 304 us.
+    """
+    tiles = prefill_tiles(head_dim, target)
+    made = {
+        kernel.tile_rows
+        for entry in entries("attention", head_dim=head_dim)
+        if entry.takes_tile
+        for kernel in entry.kernels
+        if kernel.arch
+        and target.kind not in kernel.on_request
+        and not (kernel.lacking(target) or kernel.refuses(page_size, None, None))
+    }
+    last = [tile for tile in tiles[1:] if tile not in made and tile < max(made, default=0)]
+    return (*(tile for tile in tiles if tile not in last), *last)

@@ -124,19 +124,20 @@ class CheckedPlan:
 
 
 def derive_cta_tile_q(packed_rows: int, num_requests: int, tiles: Sequence[int]) -> int:
-    """Packed query rows of a tile: the smallest of ``tiles`` that holds a request of average length, else the largest.
+    """Packed query rows of a tile: the first of ``tiles`` that holds a request of average length, else the largest.
 
     Integer arithmetic, as FlashInfer's FA2DetermineCtaTileQ decides by the average too. ``tiles`` are those that the
-    device has the shared memory for (entries/table.py), smallest first.
+    device has the shared memory for, in the order of entries/table.py (preferred_tiles): smallest first, but for those
+    that a larger one is faster than.
     """
     average = -(-packed_rows // num_requests)
-    return next((tile for tile in tiles if average <= tile), tiles[-1])
+    return next((tile for tile in tiles if average <= tile), max(tiles))
 
 
 def check_requests(
     requests: object, shape: object, tiles: Sequence[int] = CTA_TILES_Q, padding_page: object = None
 ) -> CheckedPlan:
-    """Validate everything that needs no arrays. ``tiles``: the cta_tile_q to choose from, smallest first.
+    """Validate everything that needs no arrays. ``tiles``: the cta_tile_q to choose from, in order of preference.
 
     Raises ContractError: those of check_shape, and argument_type, integer, fits_i32, extent_positive, start_pos, q_len,
     page_list_not_empty, page_id_range, last_page_len, page_origin, length_equation, window_pages.

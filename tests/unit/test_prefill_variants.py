@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from g4kv_cli.device.interface import DeviceLimits
-from g4kv_cli.entries.entry import choose_variant
-from g4kv_cli.entries.table import entry_named, kernel_variants
+from g4kv_cli.entries.entry import Target, choose_variant
+from g4kv_cli.entries.table import entry_named, kernel_variants, preferred_tiles
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.records.run import DeviceInfo
 
@@ -78,6 +78,22 @@ def test_names_stand_in_the_order_of_preference() -> None:
     alone = "batch_prefill_paged_hd512_tile64_cluster1"
     assert chosen(HOPPER, forced=f"{alone},sm_90a") == alone
     assert cluster_tiles(HOPPER, forced=f"portable,{alone}") == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "page_size", "tiles"),
+    [
+        (HOPPER, 16, (16, 64, 32)),
+        (HOPPER, 48, (16, 64, 32)),
+        (HOPPER, 100, (16, 32, 64)),
+        (EMULATED, 16, (16, 32, 64)),
+        (card("cuda", "sm_100a", 227), 16, (16, 32, 64)),
+        (card("cuda", "sm_80", 163), 16, (16, 32, 64)),
+    ],
+)
+def test_a_tile_that_a_larger_one_is_faster_than_is_tried_last(device: Any, page_size: int, tiles: Any) -> None:
+    assert preferred_tiles(512, Target.of(device), page_size) == tiles
+    assert preferred_tiles(256, Target.of(device), page_size) == (16, 64)
 
 
 @pytest.mark.parametrize("device", OTHERS, ids=lambda device: device.info.arch)
