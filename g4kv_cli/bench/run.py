@@ -21,6 +21,7 @@ from g4kv_cli.bench.workloads import (
     Variant,
     Workload,
     decode_shape,
+    mixed_batches,
     shapes_of,
     variants_of,
     with_baseline,
@@ -69,7 +70,7 @@ class Plan:
     cells: tuple[Measurement, ...]
     variants: Mapping[str, Mapping[str, Variant]]
     asked: Mapping[str, Asked] = field(default_factory=dict)
-    """The user's own batches by shape id."""
+    """Batches of unequal requests by shape id."""
 
 
 def make_plan(request: Request, target: Target = H200) -> Plan:
@@ -85,6 +86,9 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     for geometry in request.geometries if not request.asked else ():
         require_served(geometry)
         shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
+        for mixed in mixed_batches(geometry, request.preset) if request.workload in ("prefill", "all") else ():
+            shapes.append(workload_shape(mixed))
+            asked[shapes[-1].id] = mixed
     if not shapes:
         names = ", ".join(geometry.name for geometry in request.geometries)
         raise UsageError(f"no {request.workload} shape of {names} stays within its max_positions: give --kv-len")

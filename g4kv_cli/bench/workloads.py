@@ -9,8 +9,9 @@ from typing import Literal
 from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry, Target
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
+from g4kv_cli.errors import UsageError
 from g4kv_cli.model import workload as asked
-from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.records.bench import Shape
 
@@ -60,6 +61,12 @@ _PREFILL: dict[Preset, tuple[tuple[int, int], ...]] = {
     "full": ((128, 8192), (512, 0), (512, 8192), (512, 32768), (2048, 8192), (8192, 0), (8192, 8192), (8192, 32768)),
 }
 """(new tokens of the chunk, tokens of history)."""
+_MIXED: dict[Preset, tuple[tuple[int, int, int], ...]] = {
+    "quick": ((64, 8192, 32),),
+    "decode-forms": ((2, 8192, 32), (16, 8192, 32), (64, 8192, 32), (256, 8192, 32)),
+    "full": tuple((chunk, history, 32) for history in (1024, 8192, 32768) for chunk in (2, 4, 16, 64, 128, 256)),
+}
+"""(new tokens of the chunk, tokens of history, requests beside it that decode behind as many)."""
 _PREP_TOKENS: dict[Preset, tuple[int, ...]] = {
     "quick": (1, 64, 8192),
     "decode-forms": (1, 64, 8192),
@@ -88,6 +95,39 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Sh
         found += [prep_shape(geometry, entry, tokens) for entry in entries_for(geometry, "prep") for tokens in
                   _PREP_TOKENS[preset] if tokens <= geometry.max_positions]  # fmt: skip
     return found
+
+
+def mixed_batches(geometry: Geometry, preset: Preset) -> list[asked.Workload]:
+    """Batches of a server's step: a chunk of one request's prompt, and requests that decode one token each."""
+    return [
+        mixed_batch(geometry, chunk, history, decoding)
+        for chunk, history, decoding in _MIXED[preset]
+        if chunk + history <= geometry.max_positions
+    ]
+
+
+def mixed_batch(geometry: Geometry, chunk: int, history: int, decoding: int) -> asked.Workload:
+    """A request of ``chunk`` new tokens and ``decoding`` of one, each behind ``history`` tokens, on permuted pages."""
+
+    def fault(key: str, words: str) -> UsageError:
+        return UsageError(f"{geometry.name}, a chunk of {chunk} behind {history}: {key}: {words}")
+
+    lengths = [(history + chunk, chunk), *[(history + 1, 1)] * decoding]
+    spec = asked.WorkloadSpec(
+        name=f"chunk{chunk}+decode{decoding}/history{history}",
+        requests=tuple(asked.RequestSpec(kv_len, q_len, "permuted", None, fault) for kv_len, q_len in lengths),
+        page_size=DEFAULT_PAGE_SIZE_TOKENS,
+        splits=asked.DEFAULT_SPLITS,
+        padding=0,
+        released=True,
+        page_seed=chunk,
+        num_pages=None,
+        num_layers=1,
+        sm_scale=ATTENTION_SCALE,
+        values=None,
+        fault=fault,
+    )
+    return asked.lay_out(spec, geometry)
 
 
 def decode_shape(geometry: Geometry, batch: int, kv_len: int) -> Shape:

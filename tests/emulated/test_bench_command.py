@@ -54,7 +54,8 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(workloads, "_PREP_TOKENS", {"quick": (3,)})
     monkeypatch.setattr(workloads, "_PREFILL", {"quick": ((5, 20),)})
-    for workload, count in (("prep", 3), ("prefill", 3)):
+    monkeypatch.setattr(workloads, "_MIXED", {"quick": ((3, 20, 2),)})
+    for workload, count in (("prep", 3), ("prefill", 5)):
         result = invoke(workload, "--geometry", "12b-global", "--preset", "quick", "--json", f"{workload}.json")
         assert result.return_value == 0, result.stdout
         record = read_bench_record(Path(f"{workload}.json"), "--from")

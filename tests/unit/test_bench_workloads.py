@@ -152,6 +152,23 @@ def test_one_override_keeps_the_preset_s_other_axis() -> None:
     assert [(shape.batch, shape.kv_len) for shape in plan.shapes] == [(2, 128), (2, 1024)]
 
 
+def test_prefill_has_chunks_beside_requests_that_decode() -> None:
+    plan = make_plan(Request("prefill", (L12, G12), "decode-forms"))
+    mixed = [shape for shape in plan.shapes if shape.requests]
+    assert {shape.tokens for shape in mixed} == {2, 16, 64, 256}
+    for shape in mixed:
+        assert shape.requests == ((8192 + shape.tokens, shape.tokens), *[(8193, 1)] * 32)
+        assert plan.asked[shape.id].num_pages >= 33 * (64 if shape.geometry == "12b-local" else 512)
+        # Decode's tile is tried too: most of the rows may be its.
+        assert "tile16" in plan.variants[shape.id]
+    # A token of the window sees 1024 keys; without one the chunk's i-th sees 8192 + i, and the others 8193.
+    pairs = {shape.geometry: shape.flops for shape in mixed if shape.tokens == 16}
+    assert pairs["12b-local"] == 4 * 256 * 16 * (16 + 32) * 1024
+    assert pairs["12b-global"] == 4 * 512 * 16 * (16 * 8192 + 136 + 32 * 8193)
+    assert len({shape.id for shape in plan.shapes}) == len(plan.shapes)
+    assert not [shape for shape in make_plan(Request("decode", (L12,), "quick")).shapes if shape.requests]
+
+
 def test_where_records_go(tmp_path) -> None:  # type: ignore[no-untyped-def]
     directory = record_directory(tmp_path, "NVIDIA H200", "2026-11-29T18:50:00+00:00", "a1b2c3d4e5f6-dirty")
     assert directory == tmp_path / "nvidia-h200" / "2026-11-29-a1b2c3d-dirty"
