@@ -38,7 +38,8 @@ _DTYPES: dict[str, Any] = {
 def mismatch(dtype: np.dtype[Any], kind: CxxType) -> str:
     """Why elements of ``dtype`` are not what a pointer of this type points to; empty if they may be.
 
-    Signed and unsigned integers of one size are the same bytes, and so are complex numbers and pairs of floats.
+    Signed and unsigned integers of one size are the same bytes, and so are complex numbers and pairs of floats; a
+    vector (``uint4``, ``float2``) may carry any smaller elements.
     """
     pointee = kind.pointee
     wanted = None if pointee is None else _DTYPES.get(pointee.name)
@@ -47,7 +48,8 @@ def mismatch(dtype: np.dtype[Any], kind: CxxType) -> str:
     want = np.dtype(wanted)
     base = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
     both_integers = want.kind in "iub" and base.kind in "iub" and want.itemsize == base.itemsize
-    if base == want or both_integers:
+    carries = pointee is not None and pointee.name[-1] in "234" and base.itemsize < want.itemsize
+    if base == want or both_integers or carries:
         return ""
     return f"it takes {kind}, which is {want} on the host; got {dtype}: pass a.astype({_numpy_name(want)})"
 

@@ -45,7 +45,8 @@ class Report:
 
     @property
     def notes(self) -> tuple[Fault, ...]:
-        """What looks like a broken rule and does no harm: kinds ``equal_stores`` and ``unused_undefined``."""
+        """What looks like a broken rule and does no harm: kinds ``equal_stores``, ``unused_undefined`` and
+        ``harmless_race``."""
         return self.counts.notes
 
     @property

@@ -149,6 +149,28 @@ RIGHT_GROUPS = (
         lambda grid, block: np.array([5, 6]),
     ),
     Program(
+        "a plain look before an atomic maximum",
+        "if (in[b * 64 + t] > *aux) atomicMax(aux, in[b * 64 + t]); if (t == 0) out[b] = b;",
+        3,
+        64,
+        "",
+        lambda grid, block: np.arange(grid),
+        notes=("harmless_race",),
+    ),
+    Program(
+        "a frontier that atomics move on",
+        """
+  int i = b * 32 + t;
+  if (aux[i] != 1) {  // there is no other level than 0 and 2
+    if (i < 40 && atomicCAS(aux + 2 * i + 1, 0, 2) == 0) atomicAdd(out, 1);
+  }""",
+        3,
+        32,
+        "",
+        filled(lambda grid, block: 39),
+        notes=("harmless_race",),
+    ),
+    Program(
         "one lane learns who is last, and tells its warp",
         LEARNS.replace("FENCE", "__threadfence();"),
         6,
@@ -232,6 +254,9 @@ WRONG_GROUPS = (
     Program("a plain load of what others swap, and nothing makes sure of it", """
   if (t < 3) atomicCAS(aux, 0, t + 1);
   out[t] = *aux;""", 1, 32, kinds=("global_race",)),
+    Program("a plain flag that an atomic sets", """
+  if (b == 0) { if (t == 0) atomicExch(aux, 1); }
+  else if (*aux) out[t] = 1;""", 2, 32, kinds=("global_race",)),
     Program("a breakpoint", 'if (in[t] == 5) asm volatile("brkpt;");', 1, 32, kinds=("trap",),
             words="a breakpoint (brkpt), and there is no debugger"),
 )  # fmt: skip

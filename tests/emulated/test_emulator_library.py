@@ -96,6 +96,15 @@ def test_every_kind_of_argument_arrives(module: Module) -> None:
     np.testing.assert_array_equal(where.read(), [-1, -1, -1, -1, -1, 0, 0, 0])
 
 
+def test_vectors_carry_smaller_elements() -> None:
+    source = "__global__ void swap(uint4* x, const float2* y) { x[threadIdx.x] = x[threadIdx.x ^ 1]; }"
+    x, y = np.arange(16).astype(ml_dtypes.bfloat16), np.zeros(16, np.float16)
+    emulator.load(source).launch("swap", 1, 2, [x, y], policy={"global_race": "ignore"})
+    assert x.tolist() == [*range(8, 16), *range(8)]
+    with pytest.raises(emulator.ArgumentError, match="uint32 on the host; got float64"):
+        emulator.load(source).launch("swap", 1, 2, [y.astype(float), y])
+
+
 def test_bfloat16_arrays_null_pointers_and_one_array_twice(module: Module) -> None:
     x = np.linspace(-2, 2, 32).astype(ml_dtypes.bfloat16)
     kept = x.copy()

@@ -186,6 +186,12 @@ def test_the_heap(arch: str) -> None:
     assert program.report is not None
     assert [note.kind for note in program.report.notes] == ["unused_undefined"]
     assert not program.machine._launcher._heap.live, "a launch that ran twice leaves what one run leaves"
+    program = Program("calls", "heap_beside_a_race", arch)
+    out, most, _ = program.run(np.zeros(32, np.uint64), ints(1), 3 * np.arange(32, dtype=np.int32))
+    assert program.report is not None
+    assert [note.kind for note in program.report.notes] == ["harmless_race"]
+    assert most.tolist() == [93]
+    assert [program.machine.read(int(at), 4).view(np.int32)[0] for at in out] == list(range(0, 96, 3))
     (out,) = run("calls", "heap_mistake", arch, ints(32), 5, block=1)
     assert out[:4].tolist() == [1, 1, 1, 1]
 

@@ -38,9 +38,11 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
 }
 """Kinds that hardware would not notice: the launch runs to its end and raises then."""
 FAULT_KINDS = FATAL_KINDS | CHECKED_KINDS
-NOTE_KINDS = frozenset({"equal_stores", "unused_undefined"})
+RACED_READ = "raced_read"
+"""A plain read beside atomics that nothing orders: a ``global_race`` if anything depends on its moment."""
+NOTE_KINDS = frozenset({"equal_stores", "unused_undefined", "harmless_race"})
 """Kinds that do no harm and are counted: stores of one value to one place that nothing orders; bytes that nobody wrote
-and that were read, but on which nothing depends."""
+and that were read, but on which nothing depends; reads beside atomics, on whose moment nothing depends."""
 
 
 class EmulatorError(Exception):

@@ -17,9 +17,10 @@ from .interpreter.chunk import unravel
 from .interpreter.run import Run
 from .mode import Mode, emulator_mode
 from .request import LaunchOutcome, LaunchRequest
-from .state.heap import Heap
+from .state.heap import Heap, Mark
 from .state.lanes import WARP
 from .state.memory import GLOBAL_BASE, DeviceMemory
+from .state.store_log import merge_ranges
 from .state.undo import PAGE_BYTES, Changes
 
 
@@ -132,6 +133,8 @@ class Launcher:
         """What the interpreter makes of a launch; run twice if it reads bytes that nobody wrote."""
         memory, heap = self._memory, self._heap.mark()
         first = self._interpret_once(request)
+        if first.raced:
+            first = self._judge_raced(request, first, heap)
         if not first.undefined:
             if not first.faults:
                 mark_written(memory, request.must_write)
@@ -157,6 +160,48 @@ class Launcher:
         notes = [replace(each, kind="unused_undefined", message=_UNUSED + each.message) for each in first.undefined]
         return replace(first, notes=(*first.notes, *notes))
 
+    def _judge_raced(self, request: LaunchRequest, first: LaunchOutcome, heap: Mark) -> LaunchOutcome:
+        """The launch again, in which the reads beside atomics find what was there before it, as they might; and both
+        ways block by block. Where each time the same comes of it, their moment does not matter."""
+        raced = [replace(each, kind="global_race") for each in first.raced]
+        if first.undefined or any(fault.is_fatal for fault in first.faults):
+            return replace(first, faults=[*first.faults, *raced], found=(*first.found, *raced))
+        most = _LONGER * first.thread_instructions + request.threads * request.blocks
+        stale = replace(request, stale_sites=first.stale_sites, max_instructions=most, keeps_changes=True)
+        kept, has_allocated = _changes(first), self._heap.mark() != heap
+        kept.exchange(self._memory)  # memory is as before
+        self._heap.rewind(heap)
+        is_harmless = self._ends_alike(stale, first, kept, heap)
+        if is_harmless and request.blocks > 1:
+            one_by_one = replace(request, chunk_threads=1, keeps_changes=True)
+            apart = self._tried(one_by_one, heap)
+            again = replace(stale, chunk_threads=1)
+            is_harmless = not apart.faults and self._ends_alike(again, apart, _changes(apart), heap)
+        if has_allocated:
+            self._interpret_once(request)  # as before, with what it takes of the heap
+        else:
+            kept.exchange(self._memory)
+        if not is_harmless:
+            return replace(first, faults=[*first.faults, *raced])
+        notes = [replace(each, kind="harmless_race", message=_MOMENT + each.message) for each in first.raced]
+        return replace(first, notes=(*first.notes, *notes))
+
+    def _ends_alike(self, request: LaunchRequest, other: LaunchOutcome, changes: Changes, heap: Mark) -> bool:
+        """Whether the same comes of a launch as of another, which left these changes; memory is as before it."""
+        found = self._tried(request, heap)
+        both = np.concatenate([found.ranges, other.ranges])
+        ranges = merge_ranges(*both[np.argsort(both[:, 0], kind="stable")].T)
+        differs, _ = differing(self._memory, _changes(found), changes, ranges, [(0, self._memory.used_bytes)])
+        return not differs and not found.faults and found.printed == other.printed
+
+    def _tried(self, request: LaunchRequest, heap: Mark) -> LaunchOutcome:
+        """What comes of a launch, which is taken back."""
+        found = self._interpret_once(request)
+        if found.changes is not None:
+            found.changes.exchange(self._memory)
+            self._heap.rewind(heap)
+        return found
+
     def _interpret_once(self, request: LaunchRequest) -> LaunchOutcome:
         self._active = run = Run(
             self._memory,
@@ -173,6 +218,7 @@ class Launcher:
             FILLS[request.fill],
             request.cluster,
             self._heap,
+            request.stale_sites,
         )
         reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)
@@ -186,7 +232,9 @@ class Launcher:
             tuple(collector.undefined_reads),
             tuple(collector.found),
             run.trace,
-            run.undo.changes() if collector.has_undefined else None,
+            run.undo.changes() if collector.has_undefined or collector.stale_sites or request.keeps_changes else None,
+            tuple(collector.raced_reads),
+            collector.stale_sites,
         )
 
     def _compared(self, engine: Engine, request: LaunchRequest, native: LaunchOutcome) -> LaunchOutcome:
@@ -215,6 +263,9 @@ class Launcher:
 
 
 _UNUSED = "nothing depends on a "
+_MOMENT = "nothing depends on the moment of a read: "
+_LONGER = 4
+"""Times the instructions of a launch that it may take where reads find what is older."""
 
 
 def _changes(outcome: LaunchOutcome) -> Changes:

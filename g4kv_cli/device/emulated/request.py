@@ -37,6 +37,10 @@ class LaunchRequest:
     fill: int = 0
     """Which of ``FILLS`` is found where nobody wrote (checks/undefined.py)."""
     cluster: tuple[int, int, int] = (1, 1, 1)
+    stale_sites: frozenset[int] = frozenset()
+    """Numbers of sites whose loads find what was there before the launch."""
+    keeps_changes: bool = False
+    """Whether the outcome says what the launch changed, so that it can be taken back."""
 
     @property
     def threads(self) -> int:
@@ -71,6 +75,9 @@ class LaunchOutcome:
     trace: int = 0
     """A digest of the addresses of all accesses since the first such read."""
     changes: Changes | None = None
+    raced: tuple[Fault, ...] = ()
+    """Reads beside atomics, with the sites of the reads."""
+    stale_sites: frozenset[int] = frozenset()
 
     def ends_like(self, other: LaunchOutcome) -> bool:
         """Whether two runs took the same way and found the same; what they stored is compared elsewhere."""

@@ -159,6 +159,10 @@ extern "C" __global__ void lists(int* out, int4* copies, int count) {
   }
   out[threadIdx.x] = sum;
 }
+extern "C" __global__ void heap_beside_a_race(int** out, int* most, const int* in) {
+  if (in[threadIdx.x] > *most) atomicMax(most, in[threadIdx.x]);
+  out[threadIdx.x] = new int(in[threadIdx.x]);
+}
 extern "C" __global__ void heap_mistake(int* out, int which) {
   int* p = (int*)malloc(16);
   if (which == 0) p[4] = 1;

@@ -66,6 +66,8 @@ class Conflict:
     place: int
     count: int
     is_equal: bool
+    read_sites: frozenset[int]
+    """Numbers of the sites of the reads, if each conflict is of a read and an atomic; else empty."""
 
     @property
     def is_within_warp(self) -> bool:
@@ -315,6 +317,10 @@ def _grouped(accesses: Sequence[Access], table: _Table, first: Units, second: Un
             lanes = np.unique(table.entry[second[here]] << 32 | table.lane[second[here]])
             in_time = here[np.lexsort((table.lane[second[here]], table.entry[second[here]]))]
             one, other = first[in_time[0]], second[in_time[0]]
+            rows = np.concatenate([first[here], second[here]])
+            is_read = table.kind[rows] == READ
+            is_beside = (np.sort(table.kind[rows].reshape(2, -1), axis=0) == [[READ], [ATOMIC]]).all()
+            readers = {accesses[entry].site.number for entry in np.unique(table.entry[rows[is_read]])}
             conflicts.append(
                 Conflict(
                     accesses[table.entry[other]],
@@ -324,6 +330,7 @@ def _grouped(accesses: Sequence[Access], table: _Table, first: Units, second: Un
                     int(table.place[other]) << shift,
                     lanes.size,
                     is_equal,
+                    frozenset(readers if is_beside else ()),
                 )
             )
     return sorted(conflicts, key=lambda conflict: (conflict.is_equal, conflict.later.serial))

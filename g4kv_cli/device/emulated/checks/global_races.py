@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..faults import RACED_READ
 from ..ptx.sites import Site
 from ..state.lanes import WARP, Collector, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory
@@ -118,6 +119,9 @@ class GlobalLog:
             words = f"{conflict.hazard} race: {who} without a __syncwarp between them: {place}"
         if conflict.is_equal:
             kind, words = "equal_stores", f"{who} store the same value: {place}"
+        if conflict.read_sites:
+            kind = RACED_READ
+            collector.stale_sites |= conflict.read_sites
         collector.add(kind, words, later.site, later.lanes, conflict.lane, conflict.count, address, label, offset)
 
 

@@ -59,7 +59,9 @@ class Run:
         fill: Fill = FILLS[0],
         cluster: tuple[int, int, int] = (1, 1, 1),
         heap: Heap | None = None,
+        stale_sites: frozenset[int] = frozenset(),
     ) -> None:
+        self.stale_sites = stale_sites
         self.memory = memory
         self.heap = Heap(memory) if heap is None else heap
         self.kernel = kernel

@@ -229,6 +229,8 @@ def load_global(site: Site, offset: int, element: Element, register_bytes: tuple
             else:
                 for piece in range(element.pieces):
                     check_initialised(lanes, units[piece :: element.pieces], shift, allocation, site)
+        if site.number in run.stale_sites:
+            return element.unpack(run.undo.before(units, shift), register_bytes)
         return element.unpack(run.memory.data.of[shift].take(units), register_bytes)
 
     return load

@@ -9,6 +9,8 @@ from .memory import GLOBAL_BASE, DeviceMemory
 HEAP_BYTES = 8 << 20
 """cudaLimitMallocHeapSize as it is if nobody sets it."""
 _GRAIN_BYTES = 16
+Mark = tuple[int, dict[int, int], int]
+"""Where a heap stands: end of the memory in use, live allocations, bytes taken."""
 
 
 def _taken(nbytes: int) -> int:
@@ -45,11 +47,11 @@ class Heap:
         self.memory.end(address)
         return ""
 
-    def mark(self) -> tuple[int, dict[int, int], int]:
+    def mark(self) -> Mark:
         """Where the heap stands."""
         return self.memory.used_bytes, dict(self.live), self.used_bytes
 
-    def rewind(self, mark: tuple[int, dict[int, int], int]) -> None:
+    def rewind(self, mark: Mark) -> None:
         """Take back what was allocated and freed since, so that a launch can be run again."""
         taken, live, used_bytes = mark
         for address in live.keys() - self.live.keys():

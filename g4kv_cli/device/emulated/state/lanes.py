@@ -224,6 +224,8 @@ class Masked:
 class Collector(Protocol):
     """Takes the faults of a launch (reports.py)."""
 
+    stale_sites: frozenset[int]
+
     def add(
         self,
         kind: str,
@@ -281,6 +283,8 @@ class RunState(Protocol):
     def memory(self) -> DeviceMemory: ...
     @property
     def heap(self) -> Heap: ...
+    @property
+    def stale_sites(self) -> frozenset[int]: ...
     @property
     def collector(self) -> Collector: ...
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..faults import FATAL_KINDS, NOTE_KINDS, UNDEFINED_KINDS, Fault
+from ..faults import FATAL_KINDS, NOTE_KINDS, RACED_READ, UNDEFINED_KINDS, Fault
 from ..ptx.sites import Site
 from .lanes import LaneSet
 
@@ -22,11 +22,18 @@ class FaultCollector:
         self._notes: dict[tuple[str, int], Fault] = {}
         self.has_undefined = False
         """Whether bytes were read that nobody wrote."""
+        self.stale_sites: frozenset[int] = frozenset()
+        """Numbers of the sites of reads beside atomics."""
 
     @property
     def faults(self) -> list[Fault]:
-        """The rules that were broken, but for undefined bytes."""
+        """The rules that were broken, but for undefined bytes and reads beside atomics."""
         return [fault for fault in self.found if fault.kind not in UNDEFINED_KINDS]
+
+    @property
+    def raced_reads(self) -> list[Fault]:
+        """Conflicts of reads and atomics."""
+        return [fault for fault in self._faults.values() if fault.kind == RACED_READ]
 
     @property
     def undefined_reads(self) -> list[Fault]:
@@ -36,7 +43,7 @@ class FaultCollector:
     @property
     def found(self) -> list[Fault]:
         """Both, in the order found."""
-        return list(self._faults.values())
+        return [fault for fault in self._faults.values() if fault.kind != RACED_READ]
 
     @property
     def notes(self) -> list[Fault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ class UndoLog:
         self._is_kept = np.zeros(self._page_count, np.bool_)
         self._pages: list[int] = []
         self._contents: list[npt.NDArray[np.uint8]] = []
+        self._place: dict[int, int] = {}
+        """Page number -> position in both."""
 
     @property
     def _page_count(self) -> int:
@@ -55,9 +58,20 @@ class UndoLog:
         memory = self._memory
         for number in np.unique(fresh).tolist():
             part = slice(number * PAGE_BYTES, (number + 1) * PAGE_BYTES)
+            self._place[number] = len(self._pages)
             self._pages.append(number)
             self._contents.append(np.stack([memory.data.of[0][part], memory.state.of[0][part]]))
             self._is_kept[number] = True
+
+    def before(self, units: npt.NDArray[np.int64], shift: int) -> npt.NDArray[Any]:
+        """Units of 1 << shift bytes as they were before the launch."""
+        found: npt.NDArray[Any] = self._memory.data.of[shift].take(units)
+        pages = units >> (PAGE_SHIFT - shift)
+        for number in np.unique(pages[self._is_kept[pages]]).tolist():
+            kept = np.ascontiguousarray(self._contents[self._place[number]][0]).view(found.dtype)
+            here = pages == number
+            found[here] = kept[units[here] & ((1 << (PAGE_SHIFT - shift)) - 1)]
+        return found
 
     def changes(self) -> Changes:
         """All that was kept."""
