@@ -24,11 +24,13 @@ class Unsupported:
 @dataclass(frozen=True, slots=True)
 class KernelSupport:
     """One kernel; ``unsupported`` is empty if the emulated device can run it. ``interpreted_for`` says what the native
-    engine does not know of it, for which the interpreter runs it, more slowly."""
+    engine does not know of it, for which the interpreter runs it, more slowly; ``called_for`` the opcodes for which the
+    engine calls the interpreter's functions, and leaves large launches to it."""
 
     kernel: str
     unsupported: tuple[Unsupported, ...]
     interpreted_for: tuple[str, ...] = ()
+    called_for: tuple[str, ...] = ()
 
 
 def kernel_support(ptx: str, name: str) -> tuple[KernelSupport, ...]:
@@ -45,7 +47,8 @@ def kernel_support(ptx: str, name: str) -> tuple[KernelSupport, ...]:
 
 def _support(module: Module, name: str) -> KernelSupport:
     try:
-        return KernelSupport(name, (), module.kernel(name).not_native_for)
+        kernel = module.kernel(name)
+        return KernelSupport(name, (), kernel.not_native_for, kernel.called_for)
     except UnsupportedKernel as error:
         return KernelSupport(name, tuple(_as_record(problem) for problem in error.problems))
     except UnsupportedOpcode as error:

@@ -25,6 +25,8 @@ def print_check(name: str, found: Sequence[tuple[str, KernelSupport]]) -> None:
             out.print(Text.assemble(("  ok    ", "green"), title))
             if support.interpreted_for:
                 print_line(out, "        ", f"interpreted, which is slower, for {', '.join(support.interpreted_for)}")
+            if support.called_for:
+                print_line(out, "        ", f"large launches are interpreted for {', '.join(support.called_for)}")
             continue
         out.print(Text.assemble(("  no    ", "bold red"), title))
         for thing in support.unsupported:

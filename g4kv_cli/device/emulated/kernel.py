@@ -73,6 +73,11 @@ class Kernel:
         return GRID_WORKSPACE in self.device_variables
 
     @property
+    def called_for(self) -> tuple[str, ...]:
+        """Opcodes for which its program calls the interpreter's functions."""
+        return tuple(call.opcode for call in self.program.calls) if self.program is not None else ()
+
+    @property
     def contracted(self) -> int:
         """Sums whose bits the PTX leaves open: ptxas takes a product into each, and so does the emulator."""
         return self.parsed.contracted

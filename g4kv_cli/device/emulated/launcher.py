@@ -83,7 +83,7 @@ class Launcher:
         # The engine runs block after block, which is no way to run a cluster.
         alone = request.cluster == (1, 1, 1)
         program: Program | None = request.kernel.program if engine is not None and alone else None
-        if engine is None or program is None:
+        if engine is None or program is None or not program.pays(request.blocks * -(-request.threads // WARP)):
             counts.interpreted += 1
             return self._interpret(request)
         self._active = run = EngineRun(engine, self._memory, program, request)

@@ -16,6 +16,7 @@ from ..ptx.instruction import Location
 from ..request import LaunchOutcome, LaunchRequest
 from ..state.memory import GLOBAL_BASE, DeviceMemory
 from ..state.store_log import Ranges, gaps, merge_ranges
+from .callbacks import Caller
 from .library import Library
 from .program import Program
 from .state import EngineState
@@ -52,6 +53,9 @@ class Engine:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.state = EngineState()
+        self.caller = Caller()
+        self.state.point("called", self.caller.places)
+        self.state.launch.call = ctypes.cast(self.caller.entry, ctypes.c_void_p).value
 
     def exchange(self) -> None:
         """Take the last launch back; or, called again, do it once more."""
@@ -140,12 +144,16 @@ class EngineRun:
         library.begin(address, begin + -begin % _FRAME_ALIGN)
 
     def _run(self) -> None:
-        state, library, deadline = self.engine.state, self.engine.library, self.request.deadline
+        state, library, caller = self.engine.state, self.engine.library, self.engine.caller
+        deadline = self.request.deadline
         address = ctypes.addressof(state.launch)
+        caller.calls = self.program.calls
         while True:
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlinePassed(self.standing())
-            why = library.run(address)  # between two calls Python handles signals
+            with np.errstate(all="ignore"):
+                why = library.run(address)  # between two calls Python handles signals
+            caller.settle()
             if why == RUN_LOGS_FULL:
                 state.grow_logs(self.program.most_stores)
             elif why == RUN_CLOCKS_FULL:

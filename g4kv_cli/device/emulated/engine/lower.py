@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..arithmetic.opcodes import ELEMENTWISE
+from ..arithmetic.operation import Op
 from ..interpreter.emit import (
     ENVIRONMENT_HALVES,
     GRID_WORKSPACE,
@@ -14,10 +15,11 @@ from ..interpreter.emit import (
     KernelContext,
     real_bits,
 )
-from ..interpreter.emit_basic import FENCES, NO_OPERATION
+from ..interpreter.emit_basic import COMPARE, FENCES, NO_OPERATION
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
 from ..ptx.instruction import (
+    CARRY,
     Address,
     Immediate,
     Instruction,
@@ -28,8 +30,9 @@ from ..ptx.instruction import (
     Symbol,
     Vector,
 )
+from .callbacks import MOST_OPERANDS, MOST_RESULTS, Call
 from .handlers import COMBINATIONS, HANDLERS
-from .operations import SLOT_KIND, Constant, LoweredBlock, NotLowered, Operation, Slot, Variable
+from .operations import SLOT_BYTES, SLOT_KIND, Constant, LoweredBlock, NotLowered, Operation, Slot, Variable
 
 Family = Callable[["Lowering", Instruction], bool]
 """Lowers an instruction if it belongs to it, and says whether it did."""
@@ -80,6 +83,8 @@ class Lowering:
         self.after: list[Operation] = []
         self.site_count = 0
         self.granule_shift = 4
+        self.calls: dict[str, Call] = {}
+        """Opcodes without a handler, in the order of their numbers."""
         self.missing: dict[str, None] = {}
         """What the engine does not know of the kernel."""
         self.read: set[Register] = set()
@@ -290,7 +295,8 @@ def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
     plain = combined.group(1) + combined.group(3) if combined else opcode
     steps, operation = HANDLERS.get(plain), ELEMENTWISE[opcode]
     if steps is None or "carry" in (*operation.results, *operation.operands):
-        raise NotLowered(opcode)
+        _lower_call(lowering, instruction, operation)
+        return
     targets = list(_targets(operands[0]))
     has_complement = len(targets) == 2 and opcode.startswith("setp.") and combined is None
     if len(operands) - 1 != len(operation.operands) or (len(targets) != 1 and not has_complement):
@@ -314,6 +320,41 @@ def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
         slot = result if final else lowering.fresh("b32")
         lowering.emit(step, slot, *sources)
         sources = [slot]
+
+
+def _passed(kinds: Sequence[str]) -> tuple[str, ...]:
+    return tuple("pred" if kind == "carry" else kind for kind in kinds)
+
+
+def _lower_call(lowering: Lowering, instruction: Instruction, operation: Op) -> None:
+    """An opcode that has no handler: the table's function, in Python."""
+    opcode, operands = instruction.opcode, instruction.operands
+    kinds = [kind for kind in operation.results if kind != "carry"]
+    wanted = [kind for kind in operation.operands if kind != "carry"]
+    targets = list(_targets(operands[0]))
+    complement = targets.pop() if len(targets) == 2 and COMPARE.fullmatch(opcode) else None
+    if len(targets) != len(kinds) or len(operands) - 1 != len(wanted):
+        raise NotLowered(f"{opcode} with these operands")
+    sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], wanted, strict=True)]
+    results = [
+        lowering.target(register, kind, operation.sign_extends) for register, kind in zip(targets, kinds, strict=True)
+    ]
+    if "carry" in operation.operands:
+        sources.append(lowering.register(CARRY))
+    if "carry" in operation.results:
+        results.append(lowering.register(CARRY))
+    if complement is not None:
+        lowering.after.append(Operation("not_pred", [lowering.register(complement), results[0]]))
+    if opcode not in lowering.calls:
+        passed = _passed(operation.results), _passed(operation.operands)
+        lowering.calls[opcode] = Call(opcode, operation.function, *passed)
+    missing = [MOST_RESULTS - len(results), MOST_OPERANDS - len(sources)]
+    if min(missing) < 0:
+        raise NotLowered(f"{opcode} with these operands")
+    places: list[int | Slot] = [*results, *[0] * missing[0], *sources, *[0] * missing[1]]
+    sizes = [SLOT_BYTES[place.kind] if isinstance(place, Slot) else 0 for place in places]
+    number = list(lowering.calls).index(opcode)
+    lowering.emit("call", *places, number, lowering.site(), *sizes, outs=tuple(range(len(results))))
 
 
 def _targets(operand: Operand | None) -> tuple[Register | None, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ..ptx.instruction import Instruction, Register
+from .callbacks import Call
 
 SLOT_BYTES = {"b32": 128, "b64": 256, "pred": 4}
 """Bytes of a slot in the frame: a value for each of 32 lanes, or one bit."""
@@ -102,5 +103,7 @@ class Lowered:
     learns: bool
     """Whether threads may learn of others by what they find in memory, which the engine does not follow."""
     local_bytes: int
+    calls: list[Call]
+    """Opcodes that have no handler."""
     constants: dict[Slot, None] = field(default_factory=dict)
     """Slots filled before the launch: constants, parameters and addresses of variables."""

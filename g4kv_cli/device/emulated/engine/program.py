@@ -57,6 +57,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
             for each in block.body
         ),
         context.local_bytes,
+        list(lowering.calls.values()),
         lowering.constants,
     )
 
@@ -77,6 +78,10 @@ class Program:
         self.has_shared_atomics = kernel.has_shared_atomics
         self.learns = kernel.learns
         self.local_bytes = kernel.local_bytes
+        self.calls = kernel.calls
+        operations = [operation.handler for block in kernel.blocks for operation in block.operations]
+        self._calls_each = operations.count("call")
+        self._instructions = sum(block.size for block in kernel.blocks)
         self.clears_frames = kernel.reads_unset_registers
         self.most_stores = max(block.store_count for block in kernel.blocks)
         frame = lay_out(kernel)
@@ -95,6 +100,11 @@ class Program:
                 view[:] = slot.key.bits
             elif isinstance(slot.key, Parameter | Variable):
                 self._late.append((view, slot.key))
+
+    def pays(self, warps: int) -> bool:
+        """Whether so many warps are run sooner here than by the interpreter, loops left aside: it executes an
+        instruction for all of them in about the time of one call."""
+        return warps * self._calls_each <= self._instructions
 
     def _bind(self, number: int, block: LoweredBlock, frame: Frame, library: Library) -> None:
         row = self.blocks[number]

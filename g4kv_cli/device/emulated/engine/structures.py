@@ -70,6 +70,10 @@ BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4}
 RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL = range(5)
 
 
+CALL = ctypes.CFUNCTYPE(c_int32, c_int32, c_uint32)
+"""The type of ``Launch.call``."""
+
+
 class _Barrier(ctypes.Structure):
     _fields_ = [
         ("waiting", c_uint32),
@@ -110,6 +114,7 @@ class Launch(ctypes.Structure):
         ("owned", c_void_p),
         ("owned_count", c_int64),
         *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "square")),
+        *((name, c_void_p) for name in ("call", "called")),
         ("blocks", c_void_p),
         *((name, c_int64) for name in ("block_count", "entry", "image_bytes", "frame_bytes", "copies_each")),
         ("image", c_void_p),

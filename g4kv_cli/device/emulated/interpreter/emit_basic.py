@@ -12,7 +12,7 @@ from .emit import WINDOWS, BlockEmitter
 _MOV = re.compile(r"mov\.(?:b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64|pred)")
 _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}
 _CVTA = re.compile(r"cvta(\.to)?\.(global|shared|local|const|param)\.u64")
-_COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
+COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
 """setp without a combining predicate: a second result is the complement of the first."""
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
 
@@ -82,7 +82,7 @@ def _emit_elementwise(emitter: BlockEmitter, number: int, instruction: Instructi
     results = [kind for kind in operation.results if kind != "carry"]
     sources = [kind for kind in operation.operands if kind != "carry"]
     targets = _targets(emitter, instruction, operands[0]) if operands else []
-    has_complement = len(targets) == 2 and _COMPARE.fullmatch(instruction.opcode) is not None
+    has_complement = len(targets) == 2 and COMPARE.fullmatch(instruction.opcode) is not None
     if has_complement:
         results = ["pred", "pred"]
     if len(targets) != len(results) or len(operands) - 1 != len(sources):

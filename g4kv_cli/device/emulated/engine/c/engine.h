@@ -198,6 +198,9 @@ struct Launch {
   // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
   const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table;
   const u16 *square_table;
+  // What runs an opcode without a handler (call.c), and where operands and results pass.
+  i32 (*call)(i32 number, Mask lanes);
+  u8 *called;
   // The kernel and the grid.
   const Block *blocks;
   i64 block_count, entry, image_bytes, frame_bytes, copies_each;
