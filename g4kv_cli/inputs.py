@@ -68,11 +68,13 @@ def make_inputs(
     rotary_dim: int,
     table_positions: int,
     with_v: bool,
+    folded: bool = False,
 ) -> PrepInputs:
-    """The inputs of one call. ``positions`` [tokens], each below ``table_positions``; ``rotary_dim`` even."""
+    """The inputs of one call. ``positions`` [tokens], each below ``table_positions``; ``rotary_dim`` even. ``folded``:
+    for rows of K that are folded, which only pairs that the geometry turns may turn."""
     at = np.asarray(positions, dtype=np.int64)
     if kind == "closed-form":
-        return _closed_form(geometry, at, rotary_dim, table_positions, with_v)
+        return _closed_form(geometry, at, rotary_dim, table_positions, with_v, folded)
     random = np.random.Generator(np.random.PCG64([seed, len(at), geometry.head_dim, INPUT_KINDS.index(kind)]))
     scale = _scales(kind, len(at))
     head_dim = geometry.head_dim
@@ -104,6 +106,11 @@ def rope_rows(geometry: Geometry, positions: npt.NDArray[np.int64], rotary_dim: 
     # float64 functions of the float32 angle: the bf16 result then does not depend on a math library's last bit.
     wide = np.concatenate([angles, angles], axis=-1).astype(np.float64)
     return np.cos(wide).astype(np.float32).astype(BF16), np.sin(wide).astype(np.float32).astype(BF16)
+
+
+def turning_columns(geometry: Geometry) -> npt.NDArray[np.intp]:
+    """The columns of a head whose pair has a frequency, ascending: those that a folded row of K keeps."""
+    return np.flatnonzero(np.tile(geometry.inv_freq(), 2))
 
 
 def table_of(rows: Array, positions: npt.NDArray[np.int64], table_positions: int) -> Array:
@@ -150,9 +157,17 @@ def closed_form_weight(head_dim: int) -> npt.NDArray[np.float32]:
     return (1 + (np.arange(head_dim) % 128) / 128).astype(np.float32)
 
 
+def closed_form_k_weight(head_dim: int, *, folded: bool) -> npt.NDArray[np.float32]:
+    """K's: the negated weights; of folded rows negated powers of two, so that Q's weight times K's is exact in bf16."""
+    if not folded:
+        return -closed_form_weight(head_dim)
+    return -np.exp2((np.arange(head_dim) % 5) - 2).astype(np.float32)
+
+
 def _closed_form(
-    geometry: Geometry, positions: npt.NDArray[np.int64], rotary_dim: int, table_positions: int, with_v: bool
-) -> PrepInputs:
+    geometry: Geometry, positions: npt.NDArray[np.int64], rotary_dim: int, table_positions: int, with_v: bool,
+    folded: bool,
+) -> PrepInputs:  # fmt: skip
     """Rows of one magnitude each, so that mean(x^2) is exact; the norm erases it and the signs carry the identity."""
     tokens = len(positions)
 
@@ -168,12 +183,15 @@ def _closed_form(
     turn = positions % ROPE_PERIOD
     cos = np.choose(turn, [1.0, 0.0, -1.0])[:, None] * np.ones(rotary_dim)
     sin = np.choose(turn, [0.0, 1.0, 0.0])[:, None] * np.ones(rotary_dim)
+    if folded:
+        still = np.arange(rotary_dim) % (rotary_dim // 2) >= geometry.num_rotated_pairs
+        cos[:, still], sin[:, still] = 1.0, 0.0
     return PrepInputs(
         q=rows(q_signs),
         k=rows(k_signs),
         v=rows(-k_signs) if with_v else None,
         q_weight=weight.astype(BF16),
-        k_weight=(-weight).astype(BF16),
+        k_weight=closed_form_k_weight(geometry.head_dim, folded=folded).astype(BF16),
         cos=cos.astype(np.float32).astype(BF16),
         sin=sin.astype(np.float32).astype(BF16),
         positions=positions,

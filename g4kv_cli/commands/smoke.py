@@ -27,6 +27,7 @@ from g4kv_cli.commands.options import (
     dump_settings,
     geometry_option,
     kernels_option,
+    kv_format_option,
     provider_option,
     shard_option,
     variant_option,
@@ -34,6 +35,7 @@ from g4kv_cli.commands.options import (
 from g4kv_cli.entries.table import arithmetic_of
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, names_file, select_geometries
+from g4kv_cli.model.kv_format import KvFormat
 from g4kv_cli.records.run import BLOCKS_DIFFER, CaseResult, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole
 from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, WORKLOAD, EarlierRun, read_record
@@ -57,6 +59,7 @@ class Request:
     model_golden: Path | None = None
     same_bits_as: Path | None = None
     asked: Asked = NOTHING_ASKED
+    kv_format: KvFormat | None = None
 
     def rerun(self) -> list[str]:
         """The words that choose the same table."""
@@ -98,6 +101,9 @@ class Request:
     "--seed", type=click.IntRange(0, 2**32), default=DEFAULT_SEED, show_default=True, help="First seed of random data."
 )
 @click.option("--page-size", type=int, metavar="TOKENS", help="Use this page size in place of 16 and of the sweep.")
+@kv_format_option(
+    "Only cases of that format, all of them.  [default: those of split, and some of folded where a geometry has it]"
+)
 @asked_options
 @kernels_option
 @provider_option
@@ -141,6 +147,7 @@ def smoke(
     list_only: bool,
     seed: int,
     page_size: int | None,
+    kv_format: KvFormat | None,
     workload_path: Path | None,
     shape: str | None,
     kernels: Path | None,
@@ -163,7 +170,7 @@ def smoke(
     Exit codes: 0 all passed; 1 a kernel is wrong; 2 the request or a tool failed.
     """
     asked = Asked(workload_path, shape, geometry, tp)
-    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as, asked)
+    request = Request(geometry, tp, case, seed, page_size, golden, model_golden, same_bits_as, asked, kv_format)
     cases = cases_of(request)
     part = None
     if shard is not None:
@@ -190,6 +197,9 @@ def smoke(
 
 def cases_of(request: Request) -> list[Case]:
     """The table that a request chooses. Raises UsageError."""
+    recorded_or_asked = bool(request.asked) or request.golden is not None or request.model_golden is not None
+    if request.kv_format is not None and (recorded_or_asked or any(is_end_to_end(text) for text in request.case)):
+        raise UsageError("--kv-format chooses among the cases of geometries; drop it here")
     if request.asked:
         return _asked_cases(request)
     if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
@@ -224,7 +234,8 @@ def _of_any_geometry(request: Request) -> list[Case]:
 
 
 def _of_table(geometries: Sequence[Geometry], request: Request) -> list[Case]:
-    table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case))
+    table = gate_cases(geometries, seed=request.seed, page_size=request.page_size, every_trap=bool(request.case),
+                       kv_format=request.kv_format, whole=bool(request.case))  # fmt: skip
     return select_cases(table, request.case)
 
 

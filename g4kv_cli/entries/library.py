@@ -9,7 +9,8 @@ from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device, LoadedKernel
 from g4kv_cli.entries.contract import STRICT, Contract
-from g4kv_cli.entries.provider import Provider
+from g4kv_cli.entries.provider import NotCovered, Provider
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 
 
@@ -41,6 +42,11 @@ class KernelLibrary:
     def contract_of(self, entry: str) -> Contract:
         """What the kernels that serve an entry promise. Raises NotCovered if none do."""
         return STRICT if self.provider is None else self.provider.contract_of(entry)
+
+    def require_format(self, kv_format: KvFormat) -> None:
+        """Raises NotCovered for rows of K and V that another's kernels do not take."""
+        if self.provider is not None and kv_format != SPLIT:
+            raise NotCovered(f"{self.provider.name}: its kernels take {SPLIT} rows of K and V, not {kv_format} ones")
 
     @property
     def pool_order(self) -> PoolOrder:

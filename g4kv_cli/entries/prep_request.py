@@ -33,6 +33,7 @@ from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.provider import CheckedRequest, host_copy, numbers_of, plan_metadata
 from g4kv_cli.model import rules
 from g4kv_cli.model.checked import CheckedGeometry, check_pool, finite_f32, require_i32, require_sequence, require_type
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.page_rows import PageRows, check_page_rows
 from g4kv_cli.model.plan_use import check_plan_use
 from g4kv_cli.model.prefill_plan import PlanBounds
@@ -40,6 +41,7 @@ from g4kv_cli.model.rules import rule
 
 EPS = rule("eps", "must be finite in float32 and not negative")
 ROTARY_DIM = rule("rotary_dim", "must be even, at least 2 and at most head_dim")
+FOLDED_ROTATION = rule("folded_rotation", "must be head_dim for folded rows: pairs (d, d + head_dim / 2)")
 ROPE_TABLES_APART = rule("rope_tables_apart", "lies in the other table's memory: sines are no cosines")
 ROPE_TABLE = rule("rope_table", "is shorter than cos_max_pos rows of rotary_dim")
 PAGE_INDPTR = rule("page_indptr", "must start at 0, never fall, and end at the number of page indices")
@@ -65,6 +67,7 @@ class PrepRequest:
     parameters: PrepParameters
     bounds: PlanBounds | None = None
     padding_page: int | None = None
+    kv_format: KvFormat = SPLIT
 
 
 def first_wide_token_count(entry: Entry, num_qo_heads: int, num_kv_heads: int) -> int:
@@ -167,6 +170,14 @@ def _check_pool(request: PrepRequest, pool: PagedPool, layer: int) -> CheckedGeo
         head_dim=request.entry.head_dim,
         num_kv_heads=request.num_kv_heads,
         kv_formats=request.entry.kv_formats,
+    )
+    request.kv_format = checked.layout.kv_format
+    rotary_dim = request.parameters.rotary_dim
+    FOLDED_ROTATION.require(
+        request.kv_format == SPLIT or rotary_dim == request.entry.head_dim,
+        "rotary_dim",
+        rotary_dim,
+        request.entry.head_dim,
     )
     request.outputs["pool"] = data
     parameters = request.parameters
@@ -338,13 +349,14 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
     if request.tokens == 0:
         return
     if request.library.provider is not None:
+        request.library.require_format(request.kv_format)
         request.library.provider.launch(_handed_on(request))
         return
     entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads
     wide = request.tokens >= first_wide_token_count(entry, num_qo_heads, num_kv_heads)
-    few, many = sorted(kernel.rows_per_warp for kernel in entry.kernels)
+    few, many = sorted({kernel.rows_per_warp for kernel in entry.kernels})
     rows = many if wide else few
-    kernel = choose_variant(entry, request.library.device, rows_per_warp=rows)
+    kernel = choose_variant(entry, request.library.device, rows_per_warp=rows, kv_format=request.kv_format)
     groups = -(-num_qo_heads // rows) + entry.kv_bands * -(-num_kv_heads // rows)
     blocks = -(-groups // (kernel.threads // WARP_THREADS))
     warps = -(-groups // blocks)  # the same in every block of a token, but for the last

@@ -15,7 +15,7 @@ from g4kv_cli.entries.entry import Entry, KernelVariant, Metadata, Operation, Ta
 from g4kv_cli.entries.kv_boxes import BOX_SLOTS
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_format import FOLDED
+from g4kv_cli.model.kv_format import FOLDED, SPLIT
 
 _V = KernelVariant
 _PREFILL, _DECODE, _HOPPER = "prefill.cu", "decode.cu", "prefill_hopper.cu"
@@ -27,6 +27,11 @@ _MERGE_AFTER = {
     head_dim: _V(f"merge_splits_after_hd{head_dim}", "decode_hopper.cu", 128, arch="sm_90a", on_request=("emulated",))
     for head_dim in (256, 512)
 }
+
+
+def _of_folded(symbol: str, source: str, threads: int, shared_bytes: int, tile_rows: int) -> KernelVariant:
+    """A kernel for folded rows of K alone."""
+    return _V(symbol, source, threads, shared_bytes, tile_rows, kv_formats=(FOLDED,))
 
 
 def _alone(symbol: str, max_group: int, shared_bytes: int) -> KernelVariant:
@@ -54,7 +59,10 @@ def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
 _ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        _PREFILL, 128,  81920, tile_rows=64),)
 _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824, tile_rows=64),
              _V("batch_prefill_paged_hd512_tile64_keys32", _PREFILL, 256, 135680, tile_rows=64),
-             _V("batch_prefill_paged_hd512_tile32",        _PREFILL, 128, 100608, tile_rows=32))
+             _V("batch_prefill_paged_hd512_tile32",        _PREFILL, 128, 100608, tile_rows=32),
+             _of_folded("batch_prefill_paged_folded_hd512_tile64",        _PREFILL, 256, 222208, 64),
+             _of_folded("batch_prefill_paged_folded_hd512_tile64_keys32", _PREFILL, 256, 111104, 64),
+             _of_folded("batch_prefill_paged_folded_hd512_tile32",        _PREFILL, 128,  76032, 32))
 _HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
                   device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
 _ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
@@ -65,10 +73,14 @@ _PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 2320
                  on_request=("emulated",)),)
 _KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
 _KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
-             _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16))
+             _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16),
+             _of_folded("paged_decode_folded_hd512_groups4",  _DECODE,  256, 180736, 16),
+             _of_folded("paged_decode_folded_hd512_groups2",  _DECODE,  128,  82176, 16))
 _PART_256 = (_V("paged_decode_split_hd256_groups4",        _DECODE,  128,  74240, tile_rows=16),)
 _PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376, tile_rows=16),
-             _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16))
+             _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16),
+             _of_folded("paged_decode_split_folded_hd512_groups4", _DECODE, 256, 180736, 16),
+             _of_folded("paged_decode_split_folded_hd512_groups2", _DECODE, 128,  82176, 16))
 _HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           8,  74064),
                     _alone("paged_decode_hopper_hd256_heads16",         16,  70224))
 _HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           8,  73904),
@@ -85,13 +97,19 @@ _HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 1394
 
 
 def _prep(name: str, head_dim: int, form: str, value_source: ValueSource, what: str, kernels_of: str = "") -> Entry:
-    """A prep entry. Its kernels have its name, or that of the entry ``kernels_of``, and 1 or more head rows a warp."""
+    """A prep entry. Its kernels have its name, or that of the entry ``kernels_of``, and 1 or more head rows a warp.
+
+    Where V is made of raw K there are as many for folded rows.
+    """
     function, metadata = _PREP_FORMS[form]
     many = 8 if head_dim == 256 and metadata in ("batch", "plan") else 4
     kernels = tuple(
-        _V(f"{kernels_of or name}_rows{rows}", "prep.cu", 128 if rows == 8 else 256, rows_per_warp=rows)
+        _V(f"{kernels_of or name}{word}_rows{rows}", "prep.cu", 128 if rows == 8 else 256, rows_per_warp=rows,
+           kv_formats=(kv_format,))
+        for kv_format, word in ((SPLIT, ""), (FOLDED, "_folded"))
+        if kv_format == SPLIT or value_source == "raw_k"
         for rows in (1, many)
-    )
+    )  # fmt: skip
     return Entry(name, function, "prep", form, head_dim, metadata, kernels, value_source, what=what)
 
 

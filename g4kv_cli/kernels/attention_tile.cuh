@@ -93,6 +93,33 @@ __device__ __forceinline__ void load_k(unsigned (&fragment)[4], unsigned tile, i
   load_matrix(fragment, tile + swizzled<kColumns>(row, column16 * 2 + ((lane >> 3) & 1)));
 }
 
+// Where 16 columns of K stand, by their number in the head: in K's tile, where a row holds all of them (split) or those
+// that turn, both halves of the pairs one behind the other (folded). A folded row's other columns are V's own.
+template <int kHeadDim, int kKeyDim>
+struct KeyColumns {
+  static constexpr int kHalf = kHeadDim / 32;
+  static constexpr int kTurned = kKeyDim / 32;  // of each half
+  static_assert(kHeadDim % 32 == 0 && kKeyDim % 32 == 0, "whole fragments");
+  static __device__ __forceinline__ constexpr bool in_keys(int column16) { return column16 % kHalf < kTurned; }
+  static __device__ __forceinline__ constexpr int place(int column16) {
+    return column16 / kHalf * kTurned + column16 % kHalf;
+  }
+};
+
+// B fragments of 16 columns of K of either format: from the tiles of K and of V.
+template <int kHeadDim, int kKeyDim>
+__device__ __forceinline__ void load_key_columns(unsigned (&fragment)[4], unsigned keys, unsigned values, int first_key,
+                                                 int column16, int lane) {
+  using Columns = KeyColumns<kHeadDim, kKeyDim>;
+  if constexpr (kKeyDim == kHeadDim) {
+    load_k<kHeadDim>(fragment, keys, first_key, column16, lane);
+  } else if (Columns::in_keys(column16)) {
+    load_k<kKeyDim>(fragment, keys, first_key, Columns::place(column16), lane);
+  } else {
+    load_k<kHeadDim>(fragment, values, first_key, column16, lane);
+  }
+}
+
 // B fragments of V (16 keys x 16 columns, columns are the n side): [0], [1] serve columns 0..7, [2], [3] 8..15.
 template <int kColumns>
 __device__ __forceinline__ void load_v(unsigned (&fragment)[4], unsigned tile, int first_key, int column16, int lane) {
@@ -176,15 +203,43 @@ __device__ __forceinline__ long long query_offset(const AttentionParams& p, cons
   return ((long long)token * p.num_qo_heads + head) * kHeadDim;
 }
 
+// The page that key j of the request lies in.
+__device__ __forceinline__ int page_of_key(const AttentionParams& p, const TileGeometry& tile, int logical_page) {
+  // page_indices[request row][logical page - origin]
+  return p.page_indices[p.page_indptr[tile.request] + logical_page - p.page_origins[tile.request]];
+}
+
 // Element offset of key j's K row, -1 where j is not in [begin, end).
 __device__ __forceinline__ long long key_offset(const AttentionParams& p, const TileGeometry& tile, int key, int begin,
                                                 int end) {
   if (key < begin || key >= end) return -1;
   const int logical_page = key / p.layout.page_size;
   const int slot = key - logical_page * p.layout.page_size;
-  // page_indices[request row][logical page - origin]
-  const int page = p.page_indices[p.page_indptr[tile.request] + logical_page - p.page_origins[tile.request]];
+  const int page = page_of_key(p, tile, logical_page);
   return kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head);
+}
+
+// Where a key's rows lie whose K and V are of unequal length: their number in the blocks of a page, -1 for no page.
+struct FoldedPlace {
+  int page;
+  int row;
+};
+
+__device__ __forceinline__ FoldedPlace folded_place(const AttentionParams& p, const TileGeometry& tile, int key,
+                                                    int begin, int end) {
+  FoldedPlace place = {-1, 0};
+  if (key >= begin && key < end) {
+    const int logical_page = key / p.layout.page_size;
+    place.page = page_of_key(p, tile, logical_page);
+    // block[slot][head][..]
+    place.row = (key - logical_page * p.layout.page_size) * p.layout.num_kv_heads + tile.kv_head;
+  }
+  return place;
+}
+
+__device__ __forceinline__ long long folded_offset(const AttentionParams& p, const FoldedPlace& place, bool is_v) {
+  // block[slot][head][..]: a row's number is its slot and head in one
+  return place.page < 0 ? -1 : kv_row_offset(p.layout, place.page, p.layer, is_v, 0, place.row);
 }
 
 // How kThreads threads copy kRows K or V rows: eight neighbouring threads take 128 bytes of a row at a time, so a
@@ -220,6 +275,44 @@ struct RowCopy {
         // row[step][8 threads][8]: the swizzle stays within 128 bytes
         copy_async(at + step * kThreadsPerRow * kChunkBytes, source + step * kThreadsPerRow * 8, valid);
       }
+    }
+  }
+};
+
+// Rows of K and of V of a tile's keys. A lane knows where one key's lie: by the offset of its row of K where V's are as
+// long and a block behind (split), or by its FoldedPlace.
+template <int kHeadDim, int kKeyDim, int kThreads, int kRows>
+struct KeyCopy {
+  using Keys = RowCopy<kKeyDim, kThreads, kRows>;
+  using Values = RowCopy<kHeadDim, kThreads, kRows>;
+
+  // Of no key where `is_there` is false.
+  static __device__ __forceinline__ auto place(const AttentionParams& p, const TileGeometry& tile, int key,
+                                               bool is_there = true) {
+    if constexpr (kKeyDim == kHeadDim) {
+      return is_there ? key_offset(p, tile, key, tile.begin, tile.end) : -1ll;
+    } else {
+      return is_there ? folded_place(p, tile, key, tile.begin, tile.end) : FoldedPlace{-1, 0};
+    }
+  }
+
+  template <typename Place>
+  static __device__ __forceinline__ void keys(const AttentionParams& p, const Place& place, unsigned to, int warp,
+                                              int lane) {
+    if constexpr (kKeyDim == kHeadDim) {
+      Keys::run(p.pool, place, 0, to, warp, lane);
+    } else {
+      Keys::run(p.pool, folded_offset(p, place, false), 0, to, warp, lane);
+    }
+  }
+
+  template <typename Place>
+  static __device__ __forceinline__ void values(const AttentionParams& p, const Place& place, unsigned to, int warp,
+                                                int lane) {
+    if constexpr (kKeyDim == kHeadDim) {
+      Values::run(p.pool, place, p.layout.kv_block_len, to, warp, lane);
+    } else {
+      Values::run(p.pool, folded_offset(p, place, true), 0, to, warp, lane);
     }
   }
 };

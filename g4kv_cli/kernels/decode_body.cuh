@@ -1,6 +1,8 @@
 // Attention of one tile of up to 16 packed query rows, its keys spread over the warps of a block and, with splits,
 // over blocks. Serves the prefill entry's smallest tile, non-partitioned decode and split-KV decode.
 //
+// Rows of K hold the whole head, or the kKeyDim columns that turn; then the others are read from V's tile.
+//
 // A warp group (one warp at head_dim 256, two at 512, each with half of the output columns) takes every kGroups-th
 // tile of 16 keys through its own ring of kStages stages: no block-wide barrier inside the loop. The groups' partial
 // results are merged in group order, so the same input gives the same bits.
@@ -13,16 +15,18 @@ namespace g4kv {
 constexpr int kKeysPerTile = 16;
 constexpr int kHalfColumns = 256;  // output columns of one warp: 128 accumulator registers a lane
 
-template <int kHeadDim, int kGroups, int kStages>
+template <int kHeadDim, int kGroups, int kStages, int kKeyDim = kHeadDim>
 struct DecodeShape {
   static constexpr int kHalves = kHeadDim / kHalfColumns;
   static constexpr int kThreads = kGroups * kHalves * kWarpSize;
   static constexpr int kQueryBytes = kRowsPerTile * kHeadDim * 2;
-  static constexpr int kTileBytes = kKeysPerTile * kHeadDim * 2;  // of K, and the same of V
-  static constexpr int kRingBytes = kGroups * kStages * 2 * kTileBytes;
+  static constexpr int kKeyBytes = kKeysPerTile * kKeyDim * 2;     // of a tile of K
+  static constexpr int kValueBytes = kKeysPerTile * kHeadDim * 2;  // and of V
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kStagesBytes = kGroups * kStages * kStageBytes;
   static constexpr int kMergeBytes = kGroups * kRowsPerTile * kHeadDim * 4;
+  static constexpr int kRingBytes = kStagesBytes > kMergeBytes ? kStagesBytes : kMergeBytes;
   static constexpr int kStateBytes = 2 * kGroups * kRowsPerTile * 4;
-  static_assert(kMergeBytes <= kRingBytes, "the groups' outputs are merged in the ring's memory");
   static constexpr int kSharedBytes = kQueryBytes + kRingBytes + kStateBytes;
 };
 
@@ -37,14 +41,15 @@ __device__ __forceinline__ void sync_group(int group) {
 }
 
 // Scores of 16 rows and 16 keys over the whole head, in two chains of sums to shorten the wait for each.
-template <int kHeadDim>
-__device__ __forceinline__ void score_tile(float (&scores)[2][4], unsigned queries, unsigned keys, int lane) {
+template <int kHeadDim, int kKeyDim>
+__device__ __forceinline__ void score_tile(float (&scores)[2][4], unsigned queries, unsigned keys, unsigned values,
+                                           int lane) {
   float chain[2][2][4] = {};
 #pragma unroll
   for (int column16 = 0; column16 < kHeadDim / 16; ++column16) {
     unsigned a[4], b[4];
     load_a<kHeadDim>(a, queries, 0, column16, lane);
-    load_k<kHeadDim>(b, keys, 0, column16, lane);
+    load_key_columns<kHeadDim, kKeyDim>(b, keys, values, 0, column16, lane);
     multiply_accumulate(chain[column16 % 2][0], a, b[0], b[1]);
     multiply_accumulate(chain[column16 % 2][1], a, b[2], b[3]);
   }
@@ -55,16 +60,16 @@ __device__ __forceinline__ void score_tile(float (&scores)[2][4], unsigned queri
   }
 }
 
-template <int kHeadDim, int kGroups, int kStages, bool kSplit>
+template <int kHeadDim, int kGroups, int kStages, bool kSplit, int kKeyDim = kHeadDim>
 __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
-  using Shape = DecodeShape<kHeadDim, kGroups, kStages>;
+  using Shape = DecodeShape<kHeadDim, kGroups, kStages, kKeyDim>;
   constexpr int kHalves = Shape::kHalves;
-  using Copy = RowCopy<kHeadDim, kHalves * kWarpSize, kKeysPerTile>;
+  using Copy = KeyCopy<kHeadDim, kKeyDim, kHalves * kWarpSize, kKeysPerTile>;
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int group = warp / kHalves, half = warp % kHalves;
   const unsigned queries = shared_address(shared);
-  const unsigned ring = queries + Shape::kQueryBytes + group * (kStages * 2 * Shape::kTileBytes);
+  const unsigned ring = queries + Shape::kQueryBytes + group * (kStages * Shape::kStageBytes);
 
   const TileGeometry tile = locate_tile(p, blockIdx.x / p.num_kv_heads, blockIdx.x % p.num_kv_heads, kRowsPerTile);
   // Key tiles stand on multiples of 16, so a key's tile does not depend on where the window begins.
@@ -78,20 +83,20 @@ __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
 
   copy_queries<kHeadDim>(p, tile, queries, warp, kGroups * kHalves, kRowsPerTile, lane);
   commit_copies();
-  const auto offset_of = [&](int key_tile) {
-    const int key = key_tile * kKeysPerTile + Copy::row_of_lane(half, lane);
-    return key_tile < last_tile ? key_offset(p, tile, key, tile.begin, tile.end) : -1ll;
+  const auto place_of = [&](int key_tile) {
+    const int key = key_tile * kKeysPerTile + Copy::Keys::row_of_lane(half, lane);
+    return Copy::place(p, tile, key, key_tile < last_tile);
   };
-  const auto copy_keys_and_values = [&](unsigned keys, long long lane_offset) {
-    Copy::run(p.pool, lane_offset, 0, keys, half, lane);
-    Copy::run(p.pool, lane_offset, p.layout.kv_block_len, keys + Shape::kTileBytes, half, lane);
+  const auto copy_keys_and_values = [&](unsigned keys, const auto& lane_place) {
+    Copy::keys(p, lane_place, keys, half, lane);
+    Copy::values(p, lane_place, keys + Shape::kKeyBytes, half, lane);
   };
-  const auto stage_keys = [&](int stage) { return ring + stage * 2 * Shape::kTileBytes; };
+  const auto stage_keys = [&](int stage) { return ring + stage * Shape::kStageBytes; };
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     const int key_tile = first_tile + group + stage * kGroups;
     if (key_tile < last_tile) {
-      copy_keys_and_values(stage_keys(stage), offset_of(key_tile));
+      copy_keys_and_values(stage_keys(stage), place_of(key_tile));
     }
     commit_copies();
   }
@@ -105,12 +110,12 @@ __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
 #pragma unroll 1
   for (int key_tile = first_tile + group; key_tile < last_tile; key_tile += kGroups) {
     const int next_tile = key_tile + kStages * kGroups;
-    const long long next_offset = offset_of(next_tile);  // early: its page id is on the way while this tile computes
+    const auto next_place = place_of(next_tile);  // early: its page id is on the way while this tile computes
     wait_copies<kStages - 1>();
     sync_group<kHalves>(group);
-    const unsigned keys = stage_keys(stage), values = keys + Shape::kTileBytes;
+    const unsigned keys = stage_keys(stage), values = keys + Shape::kKeyBytes;
     float scores[2][4];
-    score_tile<kHeadDim>(scores, queries, keys, lane);
+    score_tile<kHeadDim, kKeyDim>(scores, queries, keys, values, lane);
     mask(scores, tile, common, 0, key_tile * kKeysPerTile, lane);
     const float factor0 = weigh(scores, rows, 0, row_max(lane_max(scores, 0)), p.scale_log2);
     const float factor1 = weigh(scores, rows, 1, row_max(lane_max(scores, 1)), p.scale_log2);
@@ -120,7 +125,7 @@ __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
     accumulate_values<kHeadDim, 1, kHalfColumns>(out, weights, values, 0, half * (kHalfColumns / 16), lane);
     sync_group<kHalves>(group);  // the stage may be filled again
     if (next_tile < last_tile) {
-      copy_keys_and_values(keys, next_offset);
+      copy_keys_and_values(keys, next_place);
     }
     commit_copies();
     stage = stage + 1 == kStages ? 0 : stage + 1;

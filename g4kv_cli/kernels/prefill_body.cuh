@@ -4,14 +4,16 @@
 // kColumnWarps warps own kRowTiles * 16 rows together: each scores its share of the keys over the whole head, they
 // exchange row maxima and weights through shared memory, and each sums its share of the output columns. So a K or V
 // fragment read from shared memory serves kRowTiles tensor-core tiles, and the accumulators fit the registers. K and
-// V are one tile each: the next K tile is on its way while V is used, and the other way round.
+// V are one tile each: the next K tile is on its way while V is used, and the other way round. Folded rows of K need V
+// for their scores as well (attention_tile.cuh): both come together, and where there is memory V has a second tile.
 #pragma once
 
 #include "attention_tile.cuh"
 
 namespace g4kv {
 
-template <int kHeadDim, int kRowGroups, int kRowTiles, int kColumnWarps, int kKeys>
+template <int kHeadDim, int kRowGroups, int kRowTiles, int kColumnWarps, int kKeys, int kKeyDim = kHeadDim,
+          int kValueTiles = 1>
 struct PrefillShape {
   static constexpr int kWarps = kRowGroups * kColumnWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
@@ -19,16 +21,17 @@ struct PrefillShape {
   static constexpr int kRows = kRowGroups * kGroupRows;
   static constexpr int kColumns = kHeadDim / kColumnWarps;
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kTileBytes = kKeys * kHeadDim * 2;  // of K, and the same of V
+  static constexpr int kKeyBytes = kKeys * kKeyDim * 2;     // of the tile of K
+  static constexpr int kValueBytes = kKeys * kHeadDim * 2;  // of a tile of V
   static constexpr int kWeightBytes = kColumnWarps == 1 ? 0 : kRows * kKeys * 2;
   static constexpr int kStateBytes = kColumnWarps == 1 ? 0 : kColumnWarps * kRows * 4;
-  static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes + kWeightBytes + kStateBytes;
+  static constexpr int kSharedBytes = kQueryBytes + kKeyBytes + kValueTiles * kValueBytes + kWeightBytes + kStateBytes;
 };
 
 // scores[row tile][rows][kScoreTiles * 8 keys from first_key on] = Q K^T over the whole head.
-template <int kHeadDim, int kRowTiles, int kScoreTiles>
+template <int kHeadDim, int kKeyDim, int kRowTiles, int kScoreTiles>
 __device__ __forceinline__ void score_rows(float (&scores)[kRowTiles][kScoreTiles][4], unsigned queries, int first_row,
-                                           unsigned keys, int first_key, int lane) {
+                                           unsigned keys, unsigned values, int first_key, int lane) {
   // The fragments of the next 16 columns are on their way while the tensor cores work on these.
   unsigned a[2][kRowTiles][4], b[2][kScoreTiles / 2][4];
   const auto load = [&](int column16) {
@@ -38,7 +41,7 @@ __device__ __forceinline__ void score_rows(float (&scores)[kRowTiles][kScoreTile
     }
 #pragma unroll
     for (int n = 0; n < kScoreTiles / 2; ++n) {
-      load_k<kHeadDim>(b[column16 % 2][n], keys, first_key + n * 16, column16, lane);
+      load_key_columns<kHeadDim, kKeyDim>(b[column16 % 2][n], keys, values, first_key + n * 16, column16, lane);
     }
   };
   load(0);
@@ -57,10 +60,12 @@ __device__ __forceinline__ void score_rows(float (&scores)[kRowTiles][kScoreTile
   }
 }
 
-template <int kHeadDim, int kRowGroups, int kRowTiles, int kColumnWarps, int kKeys>
+template <int kHeadDim, int kRowGroups, int kRowTiles, int kColumnWarps, int kKeys, int kKeyDim = kHeadDim,
+          int kValueTiles = 1>
 __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
-  using Shape = PrefillShape<kHeadDim, kRowGroups, kRowTiles, kColumnWarps, kKeys>;
-  using Copy = RowCopy<kHeadDim, Shape::kThreads, kKeys>;
+  using Shape = PrefillShape<kHeadDim, kRowGroups, kRowTiles, kColumnWarps, kKeys, kKeyDim, kValueTiles>;
+  using Copy = KeyCopy<kHeadDim, kKeyDim, Shape::kThreads, kKeys>;
+  constexpr bool kFolded = kKeyDim != kHeadDim;
   constexpr bool kExchange = kColumnWarps > 1;
   constexpr int kWarps = Shape::kWarps, kRows = Shape::kRows, kColumns = Shape::kColumns;
   constexpr int kScoreTiles = kKeys / kColumnWarps / 8;
@@ -68,22 +73,23 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int first_row = warp / kColumnWarps * Shape::kGroupRows, part = warp % kColumnWarps;
   const unsigned queries = shared_address(shared);
-  const unsigned keys = queries + Shape::kQueryBytes, values = keys + Shape::kTileBytes;
-  const unsigned shared_weights = values + Shape::kTileBytes;
-  unsigned char* weight_rows = shared + Shape::kQueryBytes + 2 * Shape::kTileBytes;
+  const unsigned keys = queries + Shape::kQueryBytes, first_values = keys + Shape::kKeyBytes;
+  const unsigned shared_weights = first_values + kValueTiles * Shape::kValueBytes;
+  unsigned char* weight_rows = shared + Shape::kQueryBytes + Shape::kKeyBytes + kValueTiles * Shape::kValueBytes;
   float* part_rows = reinterpret_cast<float*>(weight_rows + Shape::kWeightBytes);  // [kColumnWarps][kRows]
 
   // The last tiles of a request see the most keys: they start first.
   const int rank = blockIdx.x / p.num_kv_heads;
   const TileGeometry tile = locate_tile(p, p.num_tiles - 1 - rank, blockIdx.x % p.num_kv_heads, kRows);
   const int begin = tile.begin / 16 * 16;
-  const auto offset_of = [&](int first_key) {
-    return key_offset(p, tile, first_key + Copy::row_of_lane(warp, lane), tile.begin, tile.end);
+  const auto place_of = [&](int first_key) {
+    return Copy::place(p, tile, first_key + Copy::Keys::row_of_lane(warp, lane));
   };
 
-  long long offset = offset_of(begin);
+  auto place = place_of(begin);
   copy_queries<kHeadDim>(p, tile, queries, warp, kWarps, kRows, lane);
-  Copy::run(p.pool, offset, 0, keys, warp, lane);
+  Copy::keys(p, place, keys, warp, lane);
+  if constexpr (kFolded) Copy::values(p, place, first_values, warp, lane);
   commit_copies();
 
   const CommonKeys common = common_keys(tile, first_row, Shape::kGroupRows);
@@ -91,17 +97,20 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
 #pragma unroll
   for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) rows[row_tile] = empty_rows();
   float out[kRowTiles][kColumns / 8][4] = {};
+  unsigned values = first_values;
 #pragma unroll 1
   for (int first_key = begin; first_key < tile.end; first_key += kKeys) {
     wait_copies<0>();
-    __syncthreads();  // K is there, and V's memory is free
-    Copy::run(p.pool, offset, p.layout.kv_block_len, values, warp, lane);
-    commit_copies();
-    offset = offset_of(first_key + kKeys);  // early: the page id is on its way while this tile computes
+    __syncthreads();  // K is there, and V's memory is free; of folded rows V is there too
+    if constexpr (!kFolded) {
+      Copy::values(p, place, values, warp, lane);
+      commit_copies();
+    }
+    place = place_of(first_key + kKeys);  // early: the page id is on its way while this tile computes
 
     float scores[kRowTiles][kScoreTiles][4] = {};
     const int score_key = part * (kKeys / kColumnWarps);
-    score_rows<kHeadDim>(scores, queries, first_row, keys, score_key, lane);
+    score_rows<kHeadDim, kKeyDim>(scores, queries, first_row, keys, values, score_key, lane);
     float tile_max[kRowTiles][2];
 #pragma unroll
     for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
@@ -116,7 +125,11 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
       }
     }
     __syncthreads();  // K's memory is free, and the other parts' maxima are there
-    if (first_key + kKeys < tile.end) Copy::run(p.pool, offset, 0, keys, warp, lane);
+    const unsigned next_values = kValueTiles == 1 ? first_values : 2 * first_values + Shape::kValueBytes - values;
+    if (first_key + kKeys < tile.end) {
+      Copy::keys(p, place, keys, warp, lane);
+      if constexpr (kFolded && kValueTiles > 1) Copy::values(p, place, next_values, warp, lane);
+    }
     commit_copies();
 
 #pragma unroll
@@ -144,7 +157,7 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
       }
       rescale(out[row_tile], factor[0], factor[1]);
     }
-    wait_copies<1>();
+    if constexpr (!kFolded) wait_copies<1>();
     __syncthreads();  // V is there, and the other parts' weights
 
 #pragma unroll
@@ -160,6 +173,12 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
       }
       accumulate_values<kHeadDim, kRowTiles, kColumns>(out, weights, values, key16 * 16, part * (kColumns / 16), lane);
     }
+    if constexpr (kFolded && kValueTiles == 1) {
+      __syncthreads();  // V's memory is free
+      if (first_key + kKeys < tile.end) Copy::values(p, place, first_values, warp, lane);
+      commit_copies();
+    }
+    values = next_values;
   }
   wait_copies<0>();
   __syncthreads();

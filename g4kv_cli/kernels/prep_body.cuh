@@ -108,6 +108,31 @@ struct Rotation {
   Row<kHeadDim> sin;
 };
 
+// Lanes that hold columns that turn, both of a pair, where only kKeyDim of 512 do: the first of each half of the head.
+template <int kKeyDim>
+constexpr int kTurningLanes = kKeyDim / 2 / 8;
+
+// The same where only kKeyDim columns turn. The others of a query take K's weight: a turn by (weight, 0).
+template <int kHeadDim, int kKeyDim>
+__device__ __forceinline__ Rotation<kHeadDim> load_folded_rotation(const PrepParams& p, int position, int lane,
+                                                                   bool is_q) {
+  static_assert(kHeadDim == 512, "both columns of a pair are one lane's");
+  Rotation<kHeadDim> rotation;
+  // cos[position][rotary_dim], sin[position][rotary_dim]: rotary_dim is head_dim
+  const long long row = (long long)position * kHeadDim;
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    rotation.cos.packed[chunk] = rotation.sin.packed[chunk] = make_uint4(0, 0, 0, 0);
+  }
+  if (lane < kTurningLanes<kKeyDim>) {
+    rotation.cos = load_row<kHeadDim>(p.cos + row, lane);
+    rotation.sin = load_row<kHeadDim>(p.sin + row, lane);
+  } else if (is_q) {
+    rotation.cos = load_row<kHeadDim>(p.k_weight, lane);
+  }
+  return rotation;
+}
+
 template <int kHeadDim>
 __device__ __forceinline__ Rotation<kHeadDim> load_rotation(const PrepParams& p, int position, int lane) {
   Rotation<kHeadDim> rotation;
@@ -165,6 +190,25 @@ __device__ __forceinline__ void store_rotated_row(bf16_bits* out, const Row<kHea
   }
   rotate_whole_head<kHeadDim>(rotation, lane, y);
   store_row<kHeadDim>(out, y, lane);
+}
+
+// K's columns that turn, in ascending order.
+template <int kHeadDim, int kKeyDim>
+__device__ __forceinline__ void store_folded_row(bf16_bits* out, const Row<kHeadDim>& raw, float inv_rms,
+                                                 const Row<kHeadDim>& packed_weight,
+                                                 const Rotation<kHeadDim>& rotation, int lane) {
+  float y[Row<kHeadDim>::kChunks][8];
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    normed8(raw.packed[chunk], inv_rms, packed_weight.packed[chunk], y[chunk]);
+  }
+  rotate_whole_head<kHeadDim>(rotation, lane, y);
+  if (lane >= kTurningLanes<kKeyDim>) return;
+#pragma unroll
+  for (int chunk = 0; chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    // row[chunk][turning lane][8]
+    reinterpret_cast<uint4*>(out)[chunk * kTurningLanes<kKeyDim> + lane] = pack8(y[chunk]);
+  }
 }
 
 // Q and K with any even rotary_dim < head_dim: partners (d, d + rotary_dim / 2) may lie anywhere, and columns from
@@ -236,8 +280,10 @@ __device__ __forceinline__ PoolSlot find_pool_slot(const PrepParams& p, const Pa
 
 __host__ __device__ constexpr int divide_up(int value, int by) { return (value + by - 1) / by; }
 
-template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue>
+// Rows of K have kKeyDim columns: all of the head (split), or those that turn (folded).
+template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue, int kKeyDim = kHeadDim>
 __device__ __forceinline__ void prep(const PrepParams& p) {
+  constexpr bool kFolded = kKeyDim != kHeadDim;
   const int lane = threadIdx.x % kWarpSize;
   const int token = blockIdx.x;
   const int q_groups = divide_up(p.num_qo_heads, kRowsPerWarp);
@@ -271,7 +317,13 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
   if (kForm != Form::contiguous && !is_q) page_row = load_page_row<kForm>(p, token);
   if (position < 0 || position >= p.cos_max_pos) __trap();  // no such row in the RoPE tables
   Rotation<kHeadDim> rotation;
-  const auto load_rope_rows = [&] { rotation = load_rotation<kHeadDim>(p, position, lane); };
+  const auto load_rope_rows = [&] {
+    if constexpr (kFolded) {
+      rotation = load_folded_rotation<kHeadDim, kKeyDim>(p, position, lane, is_q);
+    } else {
+      rotation = load_rotation<kHeadDim>(p, position, lane);
+    }
+  };
   if (kRoom && !is_v) load_rope_rows();
 
   bf16_bits* out;
@@ -303,12 +355,18 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     load_rope_rows();
   }
   const bool writes_v = kValue == ValueSource::raw_k && !is_q;  // K=V: V from the same raw K and the same inverse RMS
-  if (p.rotary_dim == kHeadDim) {
+  if (kFolded || p.rotary_dim == kHeadDim) {
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       if (r < rows) {
         const float inv_rms = inverse_rms<kHeadDim>(raw_rows[r], p.eps);
         if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);
+        if constexpr (kFolded) {
+          if (!is_q) {
+            store_folded_row<kHeadDim, kKeyDim>(out + r * kKeyDim, raw_rows[r], inv_rms, packed_weight, rotation, lane);
+            continue;
+          }
+        }
         store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inv_rms, packed_weight, rotation, lane);
       }
     }

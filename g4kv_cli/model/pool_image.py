@@ -71,6 +71,10 @@ class PoolImage:
         k, v = layers[..., : self._block_elems(0)], layers[..., self._block_elems(0) :]
         return k.reshape(*rest, self.k_dim), v.reshape(*rest, self.head_dim)
 
+    def ordered(self, flat: Array) -> Array:
+        """A flat pool's elements by the logical axes, however they lie in memory."""
+        return flat if self.kv_format == FOLDED else np.ascontiguousarray(self.order.logical(flat, self.shape))
+
     def offsets(self, places: Sequence[npt.ArrayLike], kv: int) -> npt.NDArray[np.int64]:
         """Element offsets of places by BLOCK_AXES, broadcast together, of K (0) or V (1)."""
         page, layer, slot, head, dim = (np.asarray(axis, np.int64) for axis in places)

@@ -27,7 +27,8 @@ class PrepRows:
     """What one call of prep was given, and the suspects of what it made.
 
     ``q`` [tokens, num_qo_heads, head_dim], ``k`` and ``v`` [tokens, num_kv_heads, head_dim] raw, ``v`` None where V is
-    made of raw K; weights [head_dim]; ``cos``, ``sin`` [tokens, rotary_dim] of each token's position.
+    made of raw K; weights [head_dim]; ``cos``, ``sin`` [tokens, rotary_dim] of each token's position. ``turning``: the
+    columns that a folded row of K has; None for rows of whole heads.
     """
 
     q: Array
@@ -38,10 +39,38 @@ class PrepRows:
     cos: Array
     sin: Array
     positions: npt.NDArray[np.int64]
+    turning: npt.NDArray[np.intp] | None = None
 
     def suspects(self, part: Part) -> Suspects:
         """Suspects of the rows of one output."""
+        if self.turning is not None and part != "v":
+            return partial(self._folded_suspects, part, self.turning)
         return partial(self._value_suspects if part == "v" else self._rotated_suspects, part)
+
+    def _folded_suspects(self, part: Part, turning: npt.NDArray[np.intp], token: int, head: int) -> Iterator[Suspect]:
+        """Those of split rows, in the columns or with the weight that the row has; and the fold's own mistakes."""
+        x, weight = (self.q, self.q_weight) if part == "q" else (self.k, self.k_weight)
+        split = _rotated("", rms_norm(x[token, head], weight), self.cos[token], self.sin[token])
+        k_weight = np.asarray(self.k_weight, np.float64)
+        if part == "q":
+            factor = k_weight.copy()
+            factor[turning] = 1.0
+            yield _scaled("of split rows, without the weight of K", split, np.ones_like(factor))
+            yield _scaled("with the weight of K in the columns that turn, too", split, k_weight)
+            yield _scaled("with the weight of K in the columns that turn, not in the others", split, k_weight / factor)
+            for other in self._rotated_suspects(part, token, head):
+                yield _scaled(other.words, other, factor)
+            return
+        half = turning.size // 2
+        orders = {
+            "of K, its first columns of all": np.arange(turning.size),
+            "with its two halves exchanged": np.roll(turning, half),
+            "with the columns of each pair side by side": np.stack([turning[:half], turning[half:]], 1).reshape(-1),
+        }
+        for words, columns in orders.items():
+            yield _columns(words, split, columns)
+        for other in self._rotated_suspects(part, token, head):
+            yield _columns(other.words, other, turning)
 
     def _rotated_suspects(self, part: Part, token: int, head: int) -> Iterator[Suspect]:
         x = (self.q if part == "q" else self.k)[token, head]
@@ -91,6 +120,16 @@ def _nearest(tokens: int, token: int) -> list[int]:
 
 def _plain(words: str, value: Float64) -> Suspect:
     return Suspect.row(words, value, tolerance.normed_limit(value))
+
+
+def _scaled(words: str, of: Suspect, factor: Float64) -> Suspect:
+    value, limit = of.of(slice(None))
+    return Suspect.row(words, value * factor, limit * np.abs(factor) + tolerance.folded_limit(value * factor))
+
+
+def _columns(words: str, of: Suspect, columns: npt.NDArray[np.intp]) -> Suspect:
+    value, limit = of.of(slice(None))
+    return Suspect.row(words, value[columns], limit[columns])
 
 
 def _rotated(words: str, normed: Float64, cos: Array, sin: Array) -> Suspect:

@@ -30,6 +30,11 @@ class Expected:
     rms_limit: float | None = None
     magnitude: Float64 | None = None
 
+    def columns(self, kept: Array) -> Expected:
+        """Those columns alone, in that order."""
+        magnitude = None if self.magnitude is None else self.magnitude[..., kept]
+        return Expected(self.value[..., kept], self.limit[..., kept], self.limit_text, self.rms_limit, magnitude)
+
 
 ONCE_ROUNDED_TEXT = "half a bf16 ulp + float32 error bound"
 TWICE_ROUNDED_TEXT = "bf16 roundings behind the norm and at the store + float32 error bound"
@@ -56,6 +61,19 @@ def expected_rotated(
     return Expected(value, limit, ONCE_ROUNDED_TEXT)
 
 
+def expected_folded_query(
+    x: Array, weight: Array, k_weight: Array, cos: Array, sin: Array, turning: Array, eps: float = EPS
+) -> Expected:
+    """q for folded rows of K: columns ``turning`` (bool [head_dim]) as ever, the others times K's weight, not turned.
+
+    ``x`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, head_dim].
+    """
+    turned = expected_rotated(x, weight, cos, sin, eps)
+    still = rms_norm(x, weight, eps) * np.asarray(k_weight, np.float64)
+    value = np.where(turning, turned.value, still)
+    return Expected(value, np.where(turning, turned.limit, tolerance.folded_limit(still)), ONCE_ROUNDED_TEXT)
+
+
 def expected_recorded_rotated(recorded: Array, x: Array, weight: Array, rotary_dim: int) -> Expected:
     """Recorded q or k of an implementation that rounds at every step; ``x`` and ``weight`` as it got them."""
     pair = pair_magnitude(rms_norm(x, weight), rotary_dim)
@@ -66,6 +84,21 @@ def expected_recorded_rotated(recorded: Array, x: Array, weight: Array, rotary_d
         tolerance.GOLDEN_PAIR_RMS_LIMIT,
         pair,
     )
+
+
+def expected_recorded_fold(recorded: Expected, k_weight: Array, turning: Array) -> Expected:
+    """A recorded q (expected_recorded_rotated) with K's weight in the columns that are not ``turning`` (their numbers).
+
+    The recorded side is off there by the same share as before of a value that is so many times larger; the kernel's one
+    rounding, which that share holds, is of the product.
+    """
+    factor = np.asarray(k_weight, np.float64).copy()
+    factor[turning] = 1.0
+    magnitude = None if recorded.magnitude is None else recorded.magnitude * np.abs(factor)
+    return Expected(
+        recorded.value * factor, recorded.limit * np.abs(factor), f"{recorded.limit_text}, times K's weight",
+        recorded.rms_limit, magnitude,
+    )  # fmt: skip
 
 
 def expected_recorded_value_rows(recorded: Array) -> Expected:

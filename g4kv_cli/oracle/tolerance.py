@@ -23,6 +23,11 @@ and the store adds half a bf16 ulp of z, so
 With D = 512 delta is 1.6e-5 of the pair, against half an ulp of 2e-3 to 4e-3. V has neither weight nor rotation:
 the same with delta = r |exact|, hence within 1 bf16 ulp of the correctly rounded value.
 
+A folded query (K's row has the columns that turn alone) takes K's weight in its other columns: one product more, in
+float32 and before the store, and no rounding to bf16 that a split query has not. They do not turn, so
+
+    |bf16(z) - exact| <= delta + ulp(|exact| + delta) / 2,   delta = (r + u) |exact|
+
 A float32 intermediate below 2**-126 loses relative accuracy; the absolute floor of 2**-140 covers it and lies far
 below half an ulp of the smallest bf16 (2**-134).
 """
@@ -86,6 +91,11 @@ def twice_rounded_limit(value: Float64, normed: Float64, cos: Float64, sin: Floa
     pair = np.hypot(normed[..., :half], normed[..., half:rotary_dim])
     delta[..., :rotary_dim] += 3 * U_FLOAT32 * np.concatenate([pair, pair], axis=-1) * table_length[..., :rotary_dim]
     return once_rounded_limit(value, delta)
+
+
+def folded_limit(exact: Float64) -> Float64:
+    """Limit of the columns of a folded query that do not turn: norm, weight, and K's weight."""
+    return once_rounded_limit(exact, (norm_relative_error(exact.shape[-1]) + U_FLOAT32) * np.abs(exact))
 
 
 def normed_limit(exact: Float64) -> Float64:

@@ -19,6 +19,7 @@ from g4kv_cli.device.emulated_device import ARCHS, DEFAULT_ARCH
 from g4kv_cli.entries.entry import Entry, KernelVariant, Target
 from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, sources_of
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat
 
 Edits = tuple[tuple[str, str, str], ...]
 """(source, text, replacement), each text to be found exactly once."""
@@ -38,9 +39,11 @@ def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str 
         text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
         assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
         path.write_text(text.replace(old, new))
-    rows = [entry for case in cases for entry in _entries_of(case)]
+    listed = list(cases)
+    rows = [entry for case in listed for entry in _entries_of(case)]
     if rows:
-        only_kernels(directory, rows, variant)
+        formats = [FOLDED if f"/{FOLDED}/" in case else SPLIT for case in listed]
+        only_kernels(directory, rows, variant, formats)
     return directory
 
 
@@ -63,10 +66,14 @@ def require_red(
         assert said in shown, shown
 
 
-def only_kernels(directory: Path, rows: Iterable[Entry], variant: str = "") -> None:
+def only_kernels(
+    directory: Path, rows: Iterable[Entry], variant: str = "", formats: Iterable[KvFormat] = (SPLIT,)
+) -> None:
     """Leave of the translation units only the kernels that these entries take on the emulated device."""
     rows = list(rows)
-    wanted = {kernel.symbol for entry in rows for kernel in _taken(entry, variant)}
+    wanted = {
+        kernel.symbol for entry in rows for kv_format in set(formats) for kernel in _taken(entry, variant, kv_format)
+    }
     for source in sources_of(rows):
         path = directory / source
         text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
@@ -80,7 +87,7 @@ def only_kernels(directory: Path, rows: Iterable[Entry], variant: str = "") -> N
 
 
 def _entries_of(case: str) -> list[Entry]:
-    kind, name, form, *rest = case.split("/")
+    kind, name, form, *rest = case.replace(f"/{FOLDED}/", "/").split("/")
     geometry = GEOMETRIES[name]
     if kind == "serve":
         return entries_for(geometry)
@@ -92,10 +99,11 @@ def _entries_of(case: str) -> list[Entry]:
     return rows
 
 
-def _taken(entry: Entry, variant: str) -> list[KernelVariant]:
+def _taken(entry: Entry, variant: str, kv_format: KvFormat) -> list[KernelVariant]:
     """The first kernel of each tile and row count that the emulated device has and ``variant`` names, and the merge."""
+    own = [kernel for kernel in entry.kernels if kv_format in kernel.kv_formats]
     target = Target("emulated", DEFAULT_ARCH, ARCHS[DEFAULT_ARCH].max_shared_bytes_per_block)
-    able = [kernel for kernel in (*entry.kernels, *entry.merge_kernels) if not kernel.lacking(target)]
+    able = [kernel for kernel in (*own, *entry.merge_kernels) if not kernel.lacking(target)]
     if variant:
         return [kernel for kernel in able if kernel.path in variant.split(",")]
     first: dict[tuple[bool, int, int], KernelVariant] = {}

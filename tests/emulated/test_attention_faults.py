@@ -240,8 +240,8 @@ FAULTS = (
     ),
     Fault(
         "K read for V",
-        _edit(DECODE, "Copy::run(p.pool, lane_offset, p.layout.kv_block_len, keys + Shape::kTileBytes, half, lane);",
-              "Copy::run(p.pool, lane_offset, 0, keys + Shape::kTileBytes, half, lane);"),
+        _edit(TILE, "Values::run(p.pool, place, p.layout.kv_block_len, to, warp, lane);",
+              "Values::run(p.pool, place, 0, to, warp, lane);"),
         (f"{LOCAL}/decode/kv-len-one", f"{GLOBAL}/decode-split/kv-len-one"),
         ("that row equals the expected row with K in place of V",),
     ),

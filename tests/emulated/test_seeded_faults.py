@@ -127,7 +127,8 @@ FAULTS = (
     Fault(
         "pairs (d, d + 64) at head_dim 512",
         (
-            (BODY, "if (p.rotary_dim == kHeadDim) {\n#pragma unroll\n    for", "if (false) {\n#pragma unroll\n    for"),
+            (BODY, "if (kFolded || p.rotary_dim == kHeadDim) {\n#pragma unroll\n    for",
+             "if (false) {\n#pragma unroll\n    for"),
             (BODY, "const int half = rotation.rotary_dim / 2;", "const int half = 64;"),
             (BODY, "if (column < rotation.rotary_dim) {", "if (column < 128) {"),
         ),

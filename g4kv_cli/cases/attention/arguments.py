@@ -14,7 +14,6 @@ from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.workspace import SplitWorkspace
-from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 
 
@@ -63,13 +62,7 @@ def workspace(session: Session, tokens: int, num_qo_heads: int, num_splits: int,
 
 def paged_pool(case: AttentionCase, pool: DeviceArray, holders: Sequence[KvRequest]) -> PagedPool:
     """The pool with the case's layout, and who holds its pages."""
-    layout = KvLayout.derive(
-        page_size=case.page_size,
-        num_layers=case.num_layers,
-        num_kv_heads=case.geometry.num_kv_heads,
-        head_dim=case.geometry.head_dim,
-    )
-    return PagedPool(layout, pool, page_owner(holders))
+    return PagedPool(case.layout, pool, page_owner(holders))
 
 
 def call_arguments(

@@ -9,9 +9,11 @@ from typing import Any
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.cases.case import MAX_SPAN
+from g4kv_cli.cases.prep.build import id_part
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 LARGE_TILE = 64
 """Or the largest that the card has the shared memory for."""
@@ -24,13 +26,14 @@ Chunk = tuple[int, int]
 class CaseBuilder:
     """Makes cases of one geometry."""
 
-    def __init__(self, geometry: Geometry, seed: int, page_size: int) -> None:
+    def __init__(self, geometry: Geometry, seed: int, page_size: int, kv_format: KvFormat = SPLIT) -> None:
         self.geometry = geometry
         self.one_head = geometry.with_heads(1)
         self.seed = seed
         self.page_size = page_size
         self.span = min(page_size, MAX_SPAN)
         self.window = geometry.window
+        self.kv_format = kv_format
 
     def case(
         self, form: Entry, name: str, chunks: Iterable[Chunk], *, kind: KeyKind = "spread",
@@ -66,7 +69,7 @@ class CaseBuilder:
     ) -> AttentionCase:  # fmt: skip
         """A case of these requests."""
         return AttentionCase(
-            id=f"attention/{self.geometry.name}/{form.form}/{name}",
+            id=f"attention/{self.geometry.name}/{form.form}/{id_part(self.kv_format)}{name}",
             entry=entry_for(geometry, "merge", "merge").name if rest.get("check") == "merge" else form.name,
             geometry=geometry,
             form=form.form,
@@ -74,6 +77,7 @@ class CaseBuilder:
             seed=self.seed,
             requests=requests,
             window_left=-1 if window is None else window - 1,
+            kv_format=self.kv_format,
             **rest,
         )
 

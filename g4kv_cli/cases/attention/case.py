@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,8 +9,10 @@ from typing import Literal
 from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.cases.prep.case import BF16_BYTES
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
+from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES, KvLayout
 from g4kv_cli.model.pool_image import PoolImage
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 
@@ -57,7 +58,7 @@ class AttentionCase(OfOneEntry):
     the entry takes splits; ``cta_tile_q`` None leaves the tile to the plan. ``padding_rows`` stand behind the tokens in
     q and out; ``empty_splits`` saw no key (merge check). ``wants_lse``: log-sum-exp is asked for. ``golden`` names
     a recording that replaces ``kind`` and ``seed``. ``is_asked``: the user described the request; where no kernel at
-    hand takes it, it is not covered, where a case of the tables would be an error.
+    hand takes it, it is not covered, where a case of the tables would be an error. ``kv_format``: of the pool.
     """
 
     id: str
@@ -81,6 +82,7 @@ class AttentionCase(OfOneEntry):
     wants_lse: bool = True
     golden: Path | None = None
     is_asked: bool = False
+    kv_format: KvFormat = SPLIT
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_attention_case."""
@@ -105,14 +107,18 @@ class AttentionCase(OfOneEntry):
         return next((request.pages[0] for request in self.requests if request.is_padding), None)
 
     @property
-    def pool_shape(self) -> tuple[int, int, int, int, int, int]:
-        """[page][layer][K, V][slot][head][dim]."""
-        return PoolImage.of(derived_layout(self.geometry, self.page_size, self.num_layers), self.num_pages).shape
+    def layout(self) -> KvLayout:
+        """What the entry is told of the pool."""
+        return derived_layout(self.geometry, self.page_size, self.num_layers, self.kv_format)
+
+    def image(self, order: PoolOrder = OWN_ORDER) -> PoolImage:
+        """The pool as it is filled, and looked at afterwards."""
+        return PoolImage.of(self.layout, self.num_pages, order)
 
     @property
     def pool_bytes(self) -> int:
         """Bytes of the pool."""
-        return math.prod(self.pool_shape) * BF16_BYTES
+        return self.image().elements * BF16_BYTES
 
     @property
     def is_sparse(self) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from g4kv_cli.cases.attention.arguments import call_arguments, make_plan, paged_pool
 from g4kv_cli.cases.attention.case import AttentionCase
 from g4kv_cli.cases.attention.inputs import AttentionTensors
-from g4kv_cli.cases.attention.pool import places_of
+from g4kv_cli.cases.attention.pool import places_of, write_rows
 from g4kv_cli.cases.session import Session, Skip
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.workspace import SplitWorkspace
@@ -70,18 +70,14 @@ def require_memory(device: Device, case: AttentionCase) -> None:
 
 def _upload_keys(session: Session, case: AttentionCase, tensors: AttentionTensors) -> DeviceArray:
     """A pool in which the end heads of the end requests' keys stand; on a GPU, poison in all else."""
-    device, shape = session.device, case.pool_shape
-    pool = session.keep(device.allocate((int(np.prod(shape, dtype=np.int64)),), BF16, "pool", sparse=True))
+    device, image = session.device, case.image(session.library.pool_order)
+    pool = session.keep(device.allocate((image.elements,), BF16, "pool", sparse=True))
     if device.info.kind == "cuda":
         device.fill(pool, POISON_BYTE)
     for index, request in enumerate(case.ends.requests):
-        pages, slots = places_of(request, tensors.first_keys[index], case.page_size)
-        for kv, rows in enumerate((tensors.k[index], tensors.v[index])):
-            heads = np.array([0, shape[4] - 1])
-            places = (pages[:, None], case.layer, kv, slots[:, None], heads, 0)
-            begins = session.library.pool_order.offsets(places, shape)
-            for begin, row in zip(begins.reshape(-1).tolist(), rows.reshape(-1, shape[5]), strict=True):
-                device.write(pool.view(shape[5:], offset_elems=begin), np.ascontiguousarray(row))
+        places = places_of(request, tensors.first_keys[index], case.page_size)
+        heads = np.array([0, image.num_kv_heads - 1])
+        write_rows(pool, case, image, (tensors.k[index], tensors.v[index]), places, heads)
     return pool
 
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.entries.table import entry_named
+from g4kv_cli.inputs import turning_columns
+from g4kv_cli.model.kv_format import FOLDED, SPLIT
 from g4kv_cli.oracle.attention import ExpectedAttention, attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.tolerance import HALF_ULP_RELATIVE
@@ -44,7 +46,8 @@ _REQUEST_STEP = 61
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionTensors:
     """bf16. ``q`` [tokens, num_qo_heads, head_dim]; ``k[r]``, ``v[r]`` [keys, num_kv_heads, head_dim] of request r,
-    row 0 at position ``first_keys[r]``. Older keys are in no page that counts."""
+    row 0 at position ``first_keys[r]``. Older keys are in no page that counts. Of folded rows K is what the scores take
+    for it: in columns that a row of K has not it is V, and the query has their weights."""
 
     q: Array
     k: tuple[Array, ...]
@@ -91,9 +94,18 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
             k = _rising(k, case.sm_scale)
         keys.append(k.astype(BF16))
         values.append(v_rows[taken])
+        if case.kv_format == FOLDED:
+            # V takes K's values there, so that planted scores stay what they are.
+            still = np.setdiff1d(np.arange(head_dim), turning_columns(geometry))
+            values[-1][..., still] = keys[-1][..., still]
         token += request.q_len
     flat = q.reshape(case.num_tokens, geometry.num_qo_heads, head_dim).astype(BF16)
     return AttentionTensors(flat, tuple(keys), tuple(values), first_keys)
+
+
+def stored_rows(case: AttentionCase, k: Array, v: Array) -> tuple[Array, Array]:
+    """Rows of K and of V as the pool holds them, of rows of whole heads."""
+    return (k if case.kv_format == SPLIT else k[..., turning_columns(case.geometry)]), v
 
 
 def expected_attention(

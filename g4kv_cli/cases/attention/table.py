@@ -16,6 +16,7 @@ from g4kv_cli.cases.attention.extremes import Extremes
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.slots import derived_layout
 
@@ -35,9 +36,12 @@ SPLIT_SWEEP = (1, 2, 3, 7, 16)
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 
 
-def attention_cases(geometry: Geometry, *, seed: int, page_size: int | None = None) -> list[AttentionCase]:
-    """All attention cases of one geometry. ``page_size`` replaces the default and leaves only it in the sweep."""
-    table = _Table(geometry, seed, DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size)
+def attention_cases(
+    geometry: Geometry, *, seed: int, page_size: int | None = None, kv_format: KvFormat = SPLIT
+) -> list[AttentionCase]:
+    """All attention cases of one geometry in a format that it has. ``page_size`` replaces the default and leaves only
+    it in the sweep."""
+    table = _Table(geometry, seed, DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size, kv_format)
     sizes = PAGE_SIZES if page_size is None else (page_size,)
     rows = entries_for(geometry, "attention")
     cases: list[AttentionCase] = []
@@ -49,10 +53,11 @@ def attention_cases(geometry: Geometry, *, seed: int, page_size: int | None = No
     for entry in rows:
         if not entry.one_token_each:
             cases.extend(table.prefill(entry, sizes))
-    extremes = Extremes(geometry, seed, table.page_size)
+    extremes = Extremes(geometry, seed, table.page_size, kv_format)
     for entry in rows:
         cases.extend(extremes.of(entry))
-    return cases
+    # The merge has no pool, and so no format of its own.
+    return cases if kv_format == SPLIT else [case for case in cases if case.check != "merge"]
 
 
 class _Table(CaseBuilder):
@@ -207,7 +212,7 @@ class _Table(CaseBuilder):
         """A pool whose element offsets leave int32 (uint32 in decode), with all of the model's layers."""
         geometry, size, layers = self.geometry, self.page_size, self.geometry.num_kv_layers
         bits = 32 if form.one_token_each and not form.takes_splits else 31
-        straddling = (1 << bits) // derived_layout(geometry, size).page_stride
+        straddling = (1 << bits) // derived_layout(geometry, size, kv_format=self.kv_format).page_stride
         pages = (straddling - 1, straddling + 2, straddling)
         q_len = 1 if form.one_token_each else 3
         request = KvRequest(2 * size + 1 + size // 2, q_len, 0, pages)

@@ -11,6 +11,7 @@ from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 SPARE_TABLE_ROWS = 3
 
@@ -18,11 +19,14 @@ SPARE_TABLE_ROWS = 3
 class CaseBuilder:
     """Makes cases of one geometry. No page that is drawn comes before ``first_page``."""
 
-    def __init__(self, geometry: Geometry, seed: int, page_size: int, *, first_page: int = 0) -> None:
+    def __init__(
+        self, geometry: Geometry, seed: int, page_size: int, *, first_page: int = 0, kv_format: KvFormat = SPLIT
+    ) -> None:
         self.geometry = geometry
         self.seed = seed
         self.page_size = page_size
         self.first_page = first_page
+        self.kv_format = kv_format
 
     def draw(self, name: str, count: int) -> tuple[list[int], int]:
         """(different page ids in no order, pages of the pool): two of the pool's pages are nobody's."""
@@ -36,7 +40,7 @@ class CaseBuilder:
     ) -> PrepCase:  # fmt: skip
         """A case of these tokens."""
         return PrepCase(
-            id=f"prep/{self.geometry.name}/{form}/{name}",
+            id=f"prep/{self.geometry.name}/{form}/{id_part(self.kv_format)}{name}",
             entry=entry_for(self.geometry, "prep", form).name,
             geometry=self.geometry,
             form=form,
@@ -47,6 +51,7 @@ class CaseBuilder:
             table_positions=max(positions) + 1 + spare_rows,
             placement=placement,
             against_contiguous=against_contiguous,
+            kv_format=self.kv_format,
         )
 
     def contiguous_case(
@@ -116,6 +121,11 @@ class CaseBuilder:
             rotary_dim=rotary_dim,
         )  # fmt: skip
         return dataclasses.replace(case, requests=requests, padding_rows=padding_rows)
+
+
+def id_part(kv_format: KvFormat) -> str:
+    """What a case's id says of the format: nothing of split rows, which have no other word."""
+    return "" if kv_format == SPLIT else f"{kv_format}/"
 
 
 def shuffler(name: str) -> random.Random:

@@ -3,14 +3,17 @@ process can run it."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from g4kv_cli.cases.case import OfOneEntry, RunContext
 from g4kv_cli.inputs import InputKind
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
+from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES, KvLayout
+from g4kv_cli.model.pool_image import PoolImage
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
+from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 
 BF16_BYTES = 2
@@ -31,17 +34,13 @@ class Placement:
     unread: tuple[int, ...] = ()
     padding_page: int | None = None
 
-    def pool_shape(self, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int, int, int]:
-        """[page][layer][K, V][slot][head][dim]."""
-        return (self.num_pages, self.num_layers, 2, self.page_size, num_kv_heads, head_dim)
-
 
 @dataclass(frozen=True, slots=True)
 class PrepCase(OfOneEntry):
     """One case. ``placement`` is None in the contiguous form; ``against_contiguous`` also asks for the Q and K bits of
     the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. ``requests``
     (start_pos, q_len) are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind them.
-    With ``judges_ends`` only the first and the last token have inputs, and are looked at.
+    With ``judges_ends`` only the first and the last token have inputs, and are looked at. ``kv_format``: of the pool.
     """
 
     id: str
@@ -59,6 +58,7 @@ class PrepCase(OfOneEntry):
     requests: tuple[tuple[int, int], ...] = ()
     padding_rows: int = 0
     judges_ends: bool = False
+    kv_format: KvFormat = SPLIT
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_prep_case."""
@@ -108,9 +108,15 @@ class PrepCase(OfOneEntry):
     @property
     def pool_bytes(self) -> int:
         """Bytes of the pool, 0 without one."""
-        if self.placement is None:
-            return 0
-        return math.prod(self.placement.pool_shape(self.geometry.num_kv_heads, self.geometry.head_dim)) * BF16_BYTES
+        return 0 if self.placement is None else self.image_of(self.placement).elements * BF16_BYTES
+
+    def layout_of(self, place: Placement) -> KvLayout:
+        """What the entry is told of the pool."""
+        return derived_layout(self.geometry, place.page_size, place.num_layers, self.kv_format)
+
+    def image_of(self, place: Placement, order: PoolOrder = OWN_ORDER) -> PoolImage:
+        """The pool as the check of it sees it."""
+        return PoolImage.of(self.layout_of(place), place.num_pages, order)
 
     @property
     def is_sparse(self) -> bool:

@@ -15,6 +15,7 @@ from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import entries_for, entry_for
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 BITS = (12, 15, 16)
 """Positions are run across these powers of two."""
@@ -28,14 +29,18 @@ GROUP_OF_MANY_ROWS = 16
 MANY_ROWS = "rows/past-int32"
 
 
-def extreme_cases(geometry: Geometry, *, seed: int, page_size: int) -> Iterator[PrepCase]:
+def extreme_cases(geometry: Geometry, *, seed: int, page_size: int, kv_format: KvFormat = SPLIT) -> Iterator[PrepCase]:
     """The extreme cases of one geometry, form by form."""
+
+    def builder(heads: Geometry, first_page: int = 0) -> CaseBuilder:
+        return CaseBuilder(heads, seed, page_size, first_page=first_page, kv_format=kv_format)
+
     one_head = geometry.with_heads(1)
     table = _Table(
-        near=CaseBuilder(one_head, seed, page_size),
-        past=CaseBuilder(one_head, seed, page_size, first_page=PAST_UINT16),
-        heads=CaseBuilder(geometry.with_heads(MANY_KV_HEADS), seed, page_size),
-        rows=CaseBuilder(geometry.with_heads(KV_HEADS_OF_MANY_ROWS, GROUP_OF_MANY_ROWS), seed, page_size),
+        near=builder(one_head),
+        past=builder(one_head, PAST_UINT16),
+        heads=builder(geometry.with_heads(MANY_KV_HEADS)),
+        rows=builder(geometry.with_heads(KV_HEADS_OF_MANY_ROWS, GROUP_OF_MANY_ROWS)),
     )
     forms = {entry.form for entry in entries_for(geometry, "prep")}
     for form, cases in (

@@ -1,13 +1,12 @@
 """Where a case's rows lie in the pool, and that nothing else was touched.
 
 Places are NumPy indices into ``pool[page][layer][K, V][slot][head][dim]``: derived from that shape and the order of its
-axes in memory alone, never with the offset formula that the kernels and their callers use.
+axes in memory alone (model/pool_image.py), never with the offset formula that the kernels and their callers use.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +15,21 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.device.interface import Device, DeviceArray
-from g4kv_cli.model.pool_order import OWN_ORDER, POOL_AXES, PoolOrder
+from g4kv_cli.model.pool_image import BLOCK_AXES
+from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_untouched
 from g4kv_cli.records.run import Mismatch
 
 Array = npt.NDArray[Any]
 
-_BLOCK_AXES = ("page", "layer", "slot", "head", "dim")
 _READ_CHUNK_BYTES = 256 << 20
 _UNTOUCHED = "{} in the pool, outside the call's slots"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """What the pool holds after a call: ``k``, ``v`` [tokens, heads, head_dim] at the tokens' slots, a digest of the
+    """What the pool holds after a call: ``k``, ``v`` [tokens, heads, columns] at the tokens' slots, a digest of the
     pool's bytes, and what was written elsewhere."""
 
     k: Array
@@ -43,8 +42,8 @@ class PoolCheck:
     """The pool of one paged case."""
 
     def __init__(self, case: PrepCase, placement: Placement, order: PoolOrder = OWN_ORDER) -> None:
-        self.case, self.placement, self.order = case, placement, order
-        self.shape = placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
+        self.case, self.placement = case, placement
+        self.image = case.image_of(placement, order)
         pages, slots = case.page_and_slot()
         self.pages, self.slots = np.asarray(pages, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         # Padding rows may share a slot, and what stands there is nobody's business.
@@ -65,9 +64,8 @@ class PoolCheck:
 
     def allocate(self, device: Device) -> DeviceArray:
         """The pool, flat bf16 [pool_elems], all poison (a sparse one on the emulated device is left untouched)."""
-        elements = math.prod(self.shape)
         sparse = self.case.is_sparse
-        pool = device.allocate((elements,), BF16, "pool", sparse=sparse)
+        pool = device.allocate((self.image.elements,), BF16, "pool", sparse=sparse)
         if not sparse or device.info.kind == "cuda":
             device.fill(pool, POISON_BYTE)
         return pool
@@ -84,49 +82,48 @@ class PoolCheck:
         return Stored(rows[0], rows[1], total.digest(), stray)
 
     def _read_whole(self, device: Device, pool: DeviceArray) -> Stored:
-        got = self.order.logical(device.read(pool), self.shape)
-        layer = self.placement.layer
-        k, v = (got[self.pages, layer, kv, self.slots] for kv in (0, 1))
-        touched = (self.pages, layer, self.slots)
+        got = device.read(pool)
+        blocks = self.image.blocks(got)
+        touched = (self.pages, self.placement.layer, self.slots)
+        k, v = (block[touched] for block in blocks)
         stray = tuple(
             mismatch
-            for kv, name in enumerate("KV")
-            if (mismatch := compare_untouched(_UNTOUCHED.format(name), got[:, :, kv], touched, Axes(_BLOCK_AXES)))
+            for block, name in zip(blocks, "KV", strict=True)
+            if (mismatch := compare_untouched(_UNTOUCHED.format(name), block, touched, Axes(BLOCK_AXES)))
         )
         if self.is_padding.any():
             got = got.copy()
-            got[self.pages[self.is_padding], layer, :, self.slots[self.is_padding]] = 0
-        return Stored(k, v, hashlib.sha256(np.ascontiguousarray(bits(got)).data).digest(), stray)
+            for block in self.image.blocks(got):
+                block[self.pages[self.is_padding], self.placement.layer, self.slots[self.is_padding]] = 0
+        return Stored(k, v, hashlib.sha256(bits(self.image.ordered(got)).data).digest(), stray)
 
     # --- pools too large to hold twice -----------------------------------------------------------------------
 
     def _row_ranges(self) -> npt.NDArray[np.int64]:
         """Element ranges [2 * tokens * heads, 2] (begin, end) of each head's K rows, then V rows."""
-        heads = np.arange(self.shape[4])
-        begins = [
-            self.order.offsets(
-                (self.pages[:, None], self.placement.layer, kv, self.slots[:, None], heads, 0), self.shape
-            ).reshape(-1)
-            for kv in (0, 1)
-        ]
-        begin = np.concatenate(begins)
-        return np.stack([begin, begin + self.shape[5]], axis=1)
+        heads = np.arange(self.image.num_kv_heads)
+        places = (self.pages[:, None], self.placement.layer, self.slots[:, None], heads, 0)
+        ranges = []
+        for kv in (0, 1):
+            begin = self.image.offsets(places, kv).reshape(-1)
+            ranges.append(np.stack([begin, begin + self.image.row_dim(kv)], axis=1))
+        return np.concatenate(ranges)
 
     def read_rows(
         self, device: Device, pool: DeviceArray, kv: int, written_bytes: npt.NDArray[np.int64] | None
     ) -> Array:
         """The tokens' rows; where the device knows that nobody wrote (it was never filled), they read as poison."""
-        heads, head_dim = self.shape[4:]
+        heads, columns = self.image.num_kv_heads, self.image.row_dim(kv)
         count = len(self.pages) * heads
         rows = []
         for begin, end in self._row_ranges()[kv * count : (kv + 1) * count]:
-            row = device.read(pool.view((head_dim,), offset_elems=int(begin))).copy()
+            row = device.read(pool.view((columns,), offset_elems=int(begin))).copy()
             if written_bytes is not None:
                 flat = bits(row).reshape(-1)
                 for low, high in _subtract(np.array([[begin, end]]), written_bytes // BF16.itemsize):
                     flat[low - begin : high - begin] = POISON_BITS
             rows.append(row)
-        return np.stack(rows).reshape(-1, heads, head_dim)
+        return np.stack(rows).reshape(-1, heads, columns)
 
     def _stray_ranges(self, written_bytes: npt.NDArray[np.int64]) -> tuple[Mismatch, ...]:
         """What a device that records stores has seen outside the rows, and rows that it has not seen written."""
@@ -141,7 +138,7 @@ class PoolCheck:
 
     def _stray_in_chunks(self, device: Device, pool: DeviceArray) -> tuple[Mismatch, ...]:
         """Read the whole pool piece by piece: every element outside the rows must still be the poison."""
-        elements = math.prod(self.shape)
+        elements = self.image.elements
         ranges = self._row_ranges()
         step = _READ_CHUNK_BYTES // BF16.itemsize
         count, first, text = 0, -1, ""
@@ -161,14 +158,15 @@ class PoolCheck:
         return () if first < 0 else (self._stray_mismatch(self._coordinate(first), count, text),)
 
     def _coordinate(self, element: int) -> dict[str, int]:
-        return Axes(POOL_AXES).coordinate(tuple(int(at) for at in self.order.coordinates(element, self.shape)))
+        found = self.image.coordinate(element)
+        return Axes(tuple(found)).coordinate(tuple(found.values()))
 
     def _stray_mismatch(self, first: dict[str, int], count: int, got: str) -> Mismatch:
         kv = "V" if first.pop("kv") else "K"
         return Mismatch(
             operation=_UNTOUCHED.format(kv),
             count=count,
-            total=math.prod(self.shape),
+            total=self.image.elements,
             first=first,
             first_got=got,
             first_want="poison (0xffff)",

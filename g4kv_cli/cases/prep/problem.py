@@ -12,7 +12,8 @@ from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.closed_form import closed_form_expected
 from g4kv_cli.cases.prep.golden import read_recording
 from g4kv_cli.entries.contract import STRICT, Contract
-from g4kv_cli.inputs import PrepInputs, make_inputs
+from g4kv_cli.inputs import PrepInputs, make_inputs, turning_columns
+from g4kv_cli.model.kv_format import FOLDED
 from g4kv_cli.oracle import reference
 from g4kv_cli.oracle.reference import Expected
 
@@ -44,20 +45,33 @@ def build_problem(case: PrepCase, contract: Contract = STRICT) -> Problem:
         rotary_dim=case.rotary_dim,
         table_positions=case.table_positions,
         with_v=case.has_v_input,
+        folded=case.kv_format == FOLDED,
     )
     if case.kind == "closed-form":
-        q, k, v = closed_form_expected(case.geometry, inputs.positions, case.rotary_dim, case.has_v_input)
+        q, k, v = closed_form_expected(
+            case.geometry, inputs.positions, case.rotary_dim, case.has_v_input, folded=case.kv_format == FOLDED
+        )
         return Problem(inputs, (q,), (k,), (v,))
-    return Problem(inputs, *_oracle(inputs, contract))
+    return Problem(inputs, *_oracle(case, inputs, contract))
 
 
-def _oracle(inputs: PrepInputs, contract: Contract) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
+def _oracle(
+    case: PrepCase, inputs: PrepInputs, contract: Contract
+) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
     rounds_norm = contract.rounds_norm
-    return (
-        (reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),
-        (reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm),),
-        (reference.expected_value_rows(inputs.value_source),),
-    )
+    q = reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm)
+    k = reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm)
+    if case.kv_format == FOLDED:
+        kept = turning_columns(case.geometry)
+        q = reference.expected_folded_query(
+            inputs.q, inputs.q_weight, inputs.k_weight, inputs.cos, inputs.sin, _is_among(kept, case.geometry.head_dim)
+        )
+        k = k.columns(kept)
+    return (q,), (k,), (reference.expected_value_rows(inputs.value_source),)
+
+
+def _is_among(columns: npt.NDArray[np.intp], extent: int) -> npt.NDArray[np.bool_]:
+    return np.isin(np.arange(extent), columns)
 
 
 def _recorded(case: PrepCase, contract: Contract) -> Problem:
@@ -77,11 +91,13 @@ def _recorded(case: PrepCase, contract: Contract) -> Problem:
         positions=recording.positions,
         table_positions=case.table_positions,
     )
-    q, k, v = _oracle(inputs, contract)
+    q, k, v = _oracle(case, inputs, contract)
     rotary_dim = inputs.rotary_dim
-    return Problem(
-        inputs,
-        (reference.expected_recorded_rotated(recording.q_expect, inputs.q, inputs.q_weight, rotary_dim), *q),
-        (reference.expected_recorded_rotated(recording.k_expect, inputs.k, inputs.k_weight, rotary_dim), *k),
-        (reference.expected_recorded_value_rows(recording.v_expect), *v),
-    )
+    recorded_q = reference.expected_recorded_rotated(recording.q_expect, inputs.q, inputs.q_weight, rotary_dim)
+    recorded_k = reference.expected_recorded_rotated(recording.k_expect, inputs.k, inputs.k_weight, rotary_dim)
+    if case.kv_format == FOLDED:
+        kept = turning_columns(case.geometry)
+        recorded_q = reference.expected_recorded_fold(recorded_q, recording.k_weight, kept)
+        recorded_k = recorded_k.columns(kept)
+    recorded_v = reference.expected_recorded_value_rows(recording.v_expect)
+    return Problem(inputs, (recorded_q, *q), (recorded_k, *k), (recorded_v, *v))

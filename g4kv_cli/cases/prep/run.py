@@ -20,8 +20,8 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import entry_for, entry_named
-from g4kv_cli.inputs import PrepInputs, table_of
-from g4kv_cli.model.kv_layout import KvLayout
+from g4kv_cli.inputs import PrepInputs, table_of, turning_columns
+from g4kv_cli.model.kv_format import FOLDED
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import (
@@ -108,13 +108,7 @@ def _paged(run: _Run, arguments: dict[str, Any], q_out: DeviceArray, placement: 
 
 
 def _pool_arguments(run: _Run, placement: Placement, pool: DeviceArray) -> dict[str, Any]:
-    layout = KvLayout.derive(
-        page_size=placement.page_size,
-        num_layers=placement.num_layers,
-        num_kv_heads=run.case.geometry.num_kv_heads,
-        head_dim=run.case.geometry.head_dim,
-    )
-    return {"pool": PagedPool(layout, pool), "layer": placement.layer}
+    return {"pool": PagedPool(run.case.layout_of(placement), pool), "layer": placement.layer}
 
 
 def _metadata(run: _Run, placement: Placement) -> dict[str, Any]:
@@ -178,7 +172,7 @@ def _compare_with_contiguous(run: _Run, arguments: dict[str, Any], q: Array, k: 
 
 
 def _check_rows(run: _Run, operation: str, part: Part, got: Array, expected: tuple[Expected, ...]) -> None:
-    suspects = _given(run.problem.inputs).suspects(part)
+    suspects = _given(run).suspects(part)
     for one in expected:
         run.compared(operation, got, one.value, one.limit)
         run.found(compare_values(operation, got, one, _token_axes(run), suspects))
@@ -187,7 +181,7 @@ def _check_rows(run: _Run, operation: str, part: Part, got: Array, expected: tup
 
 def _check_pool_rows(run: _Run, check: PoolCheck, part: Part, got: Array, expected: tuple[Expected, ...]) -> None:
     kept = check.compared_tokens
-    suspects = _given(run.problem.inputs, kept).suspects(part)
+    suspects = _given(run, kept).suspects(part)
     for one in expected:
         limits = Expected(
             one.value[kept], one.limit[kept], one.limit_text, one.rms_limit,
@@ -197,12 +191,14 @@ def _check_pool_rows(run: _Run, check: PoolCheck, part: Part, got: Array, expect
         run.found(compare_values(f"{part.upper()} in the pool", got[kept], limits, check.row_axes, suspects))
 
 
-def _given(inputs: PrepInputs, tokens: Any = slice(None)) -> PrepRows:
+def _given(run: _Run, tokens: Any = slice(None)) -> PrepRows:
     """What the call was given, for the suspects of a wrong row; those tokens only."""
+    inputs, geometry = run.problem.inputs, run.case.geometry
     v = None if inputs.v is None else inputs.v[tokens]
+    turning = turning_columns(geometry) if run.case.kv_format == FOLDED else None
     return PrepRows(
         inputs.q[tokens], inputs.k[tokens], v, inputs.q_weight, inputs.k_weight, inputs.cos[tokens],
-        inputs.sin[tokens], inputs.positions[tokens],
+        inputs.sin[tokens], inputs.positions[tokens], turning,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from g4kv_cli.cases.prep.extremes import extreme_cases
 from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import entries_for, entry_for
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.slots import derived_layout
 
@@ -22,9 +23,12 @@ DEFAULT_SEED = 1
 PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
 
 
-def prep_cases(geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int | None = None) -> list[PrepCase]:
-    """All cases of a geometry. ``page_size`` replaces the default and leaves only it in the page-size sweep."""
-    table = _Table(geometry, seed, page_size)
+def prep_cases(
+    geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int | None = None, kv_format: KvFormat = SPLIT
+) -> list[PrepCase]:
+    """All cases of a geometry in a format that it has. ``page_size`` replaces the default and leaves only it in the
+    page-size sweep."""
+    table = _Table(geometry, seed, page_size, kv_format)
     forms = {
         "contiguous": table.contiguous,
         "prefill": table.prefill,
@@ -33,17 +37,21 @@ def prep_cases(geometry: Geometry, *, seed: int = DEFAULT_SEED, page_size: int |
     }
     served = [entry.form for entry in entries_for(geometry, "prep")]
     cases = [case for form, made in forms.items() if form in served for case in made()]
-    return [*cases, *extreme_cases(geometry, seed=seed, page_size=table.page_size)]
+    return [*cases, *extreme_cases(geometry, seed=seed, page_size=table.page_size, kv_format=kv_format)]
 
 
 class _Table(CaseBuilder):
     """The cases of one geometry."""
 
-    def __init__(self, geometry: Geometry, seed: int, page_size: int | None) -> None:
-        super().__init__(geometry, seed, DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size)
+    def __init__(self, geometry: Geometry, seed: int, page_size: int | None, kv_format: KvFormat) -> None:
+        size = DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size
+        super().__init__(geometry, seed, size, kv_format=kv_format)
         self.page_sizes = PAGE_SIZES if page_size is None else (page_size,)
         # Production rotates the whole head; the others test the pass-through tail, whose width need not be aligned.
-        self.partial_rotary_dims = (64, 6, 250) if geometry.head_dim == 256 else (128, 6, 250)
+        # Folded rows are of production's rotation alone.
+        self.partial_rotary_dims: tuple[int, ...] = (64, 6, 250) if geometry.head_dim == 256 else (128, 6, 250)
+        if kv_format != SPLIT:
+            self.partial_rotary_dims = ()
 
     # --- the three forms -------------------------------------------------------------------------------------
 
@@ -80,11 +88,11 @@ class _Table(CaseBuilder):
         yield self.prefill_case("large/tokens5", "large", tokens=5, start=3)
         for rotary_dim in self.partial_rotary_dims:
             yield self.prefill_case(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
-        yield self.prefill_case("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
-                            rotary_dim=self.partial_rotary_dims[0])  # fmt: skip
-        wide = self._first_wide_tokens("prefill")
-        name = f"rotary{self.partial_rotary_dims[0]}/tokens{wide}"
-        yield self.prefill_case(name, "random", tokens=wide, rotary_dim=self.partial_rotary_dims[0])
+        for rotary_dim in self.partial_rotary_dims[:1]:
+            yield self.prefill_case("closed-form/rotary-partial", "closed-form", tokens=4, start=2,
+                                    rotary_dim=rotary_dim)  # fmt: skip
+            wide = self._first_wide_tokens("prefill")
+            yield self.prefill_case(f"rotary{rotary_dim}/tokens{wide}", "random", tokens=wide, rotary_dim=rotary_dim)
         yield self.prefill_case("start/zero", "random", tokens=3, start=0)
         yield self.prefill_case("start/mid-page", "random", tokens=size + 2, start=size + size // 2)
         yield self.prefill_case("start/last-of-table", "random", tokens=3, start=3 * size + 90, spare_rows=0)
@@ -188,7 +196,7 @@ class _Table(CaseBuilder):
         """
         size, layers = self.page_size, self.geometry.num_kv_layers
         edge_bits = 31 if form == "prefill" else 32
-        straddling = (1 << edge_bits) // derived_layout(self.geometry, size).page_stride
+        straddling = (1 << edge_bits) // derived_layout(self.geometry, size, kv_format=self.kv_format).page_stride
         num_pages = straddling + 3
         ids = (straddling - 1, num_pages - 1, straddling)
         name = f"pool/past-{'int32' if edge_bits == 31 else 'uint32'}"

@@ -42,7 +42,9 @@ def pool_cases(entry: Entry) -> list[Spoiled]:
     field("head_dim", "other-family", "head_dim", 768 - entry.head_dim)
     field("k_dim", "one-pair-less", "k_dim", entry.head_dim - 2)
     field("k_dim", "one-pair-more", "k_dim", entry.head_dim + 2)
-    if FOLDED not in entry.kv_formats:
+    if FOLDED in entry.kv_formats:
+        cases += _folded_cases(entry)
+    else:
         rule = "k_dim" if folded_k_dim(entry.head_dim) == entry.head_dim else "kv_format"
         cases.append(Spoiled(rule, "folded", "layout.k_dim", _folded))
     field("element_bytes", "one-byte", "element_bytes", 1)
@@ -80,6 +82,46 @@ def pool_cases(entry: Entry) -> list[Spoiled]:
         Spoiled("argument_type", "layout-dict", "pool.layout", _layout({"page_size": PAGE_SIZE})),
     ]
     return cases
+
+
+def _folded_cases(entry: Entry) -> list[Spoiled]:
+    """Folded rows of K with what belongs to split ones, and the other way round; the twin is a folded request."""
+    folded = folded_k_dim(entry.head_dim)
+    cases = [
+        Spoiled("kv_block_len", "folded-of-split-rows", "layout.kv_block_len", _set("k_dim", folded), _folded),
+        Spoiled("k_dim", "folded-one-pair-more", "layout.k_dim", _then(_folded, _set("k_dim", folded + 2)), _folded),
+        Spoiled("kv_block_len", "split-of-folded-rows", "layout.kv_block_len",
+                _then(_folded, _set("k_dim", entry.head_dim)), _folded),
+        Spoiled("layer_stride", "folded-of-split-rows", "layout.layer_stride", _split_layer_stride, _folded),
+        Spoiled("pool_whole_pages", "folded-last-element-missing", "pool",
+                _then(_folded, _pool_elems(lambda stride: NUM_PAGES * stride - 1)), _folded),
+    ]  # fmt: skip
+    if entry.is_prep:
+        cases.append(Spoiled("folded_rotation", "half-the-head", "rotary_dim", _then(_folded, _half_the_head), _folded))
+    return cases
+
+
+def _then(*changes: Change) -> Change:
+    def change(draft: Draft) -> None:
+        for one in changes:
+            one(draft)
+
+    return change
+
+
+def _split_layer_stride(draft: Draft) -> None:
+    """Folded rows in layers that lie as far apart as those of split rows."""
+    layer_stride = draft.layout.layer_stride
+    _folded(draft)
+    draft.layout = replace(draft.layout, layer_stride=layer_stride)
+
+
+def _half_the_head(draft: Draft) -> None:
+    """Pairs (d, d + head_dim / 4), and tables for them."""
+    rotary_dim = draft.bench.entry.head_dim // 2
+    shape = (draft.rope.cos.shape[0], rotary_dim)
+    draft.arguments["rotary_dim"] = rotary_dim
+    draft.rope = replace(draft.rope, cos=draft.rope.cos.view(shape), sin=draft.rope.sin.view(shape))
 
 
 def _product_cases(entry: Entry) -> list[Spoiled]:
@@ -142,7 +184,7 @@ def _more_heads(draft: Draft) -> None:
 
 
 def _folded(draft: Draft) -> None:
-    """The layout of a format that the entry has no kernel for, right in itself."""
+    """Folded rows, a layout that is right in itself, and a pool of as many pages of them."""
     layout = draft.layout
     draft.layout = KvLayout.derive(
         page_size=layout.page_size,
@@ -151,6 +193,7 @@ def _folded(draft: Draft) -> None:
         head_dim=layout.head_dim,
         k_dim=layout.head_dim // 4,
     )
+    draft.pool_data = draft.pool_data.view((draft.layout.pool_elems(NUM_PAGES),))
 
 
 def _derived(page_size: int, num_layers: int) -> Change:

@@ -143,7 +143,8 @@ class Draft:
         expected = {"q_out": query_elems}
         slots = tokens if self.written_slots is None else self.written_slots
         if entry.writes_pool:
-            expected["pool"] = 2 * slots * geometry.num_kv_heads * geometry.head_dim
+            k_dim = getattr(self.layout, "k_dim", geometry.head_dim)
+            expected["pool"] = slots * geometry.num_kv_heads * (k_dim + geometry.head_dim)
         else:
             expected["k_out"] = tokens * geometry.num_kv_heads * geometry.head_dim
         return expected

@@ -26,10 +26,10 @@ from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import decode_entries, entry_for
-from g4kv_cli.inputs import PrepInputs, make_inputs, table_of
+from g4kv_cli.inputs import PrepInputs, make_inputs, table_of, turning_columns
+from g4kv_cli.model.kv_format import FOLDED
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
-from g4kv_cli.model.pool_image import PoolImage
-from g4kv_cli.model.pool_order import POOL_AXES
+from g4kv_cli.model.pool_image import BLOCK_AXES, PoolImage
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.attention import attend, concatenate
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
@@ -37,7 +37,7 @@ from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.compare import POISON_BITS, ROWS, Axes, compare_bits, compare_values
 from g4kv_cli.oracle.compare_attention import compare_attention
 from g4kv_cli.oracle.prep_suspects import Part, PrepRows
-from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
+from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
 from g4kv_cli.records.run import CaseResult
 
 Array = npt.NDArray[Any]
@@ -51,11 +51,22 @@ K_WEIGHT_SCALE = 0.125
 
 @dataclass(slots=True, eq=False)
 class _History:
-    """One request: its raw projections, and the K and V rows that stand in the pool. [tokens, heads, head_dim]."""
+    """One request: its raw projections, and the K and V rows that stand in the pool. [tokens, heads, head_dim]; of
+    folded rows ``k`` has the columns of one, and ``turning`` says which."""
 
     inputs: PrepInputs
     k: Array
     v: Array
+    turning: npt.NDArray[np.intp] | None = None
+
+    @property
+    def whole_k(self) -> Array:
+        """K as scores take it: V in the columns that a folded row has not."""
+        if self.turning is None:
+            return self.k
+        whole = self.v.copy()
+        whole[..., self.turning] = self.k
+        return whole
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,12 +111,13 @@ class _Run:
         self.session, self.case, self.device = session, session.case, session.device
         self.geometry = session.case.geometry
         self.script = serving_steps(session.case, release=release)
-        layout = derived_layout(self.geometry, self.case.page_size, NUM_LAYERS)
+        layout = derived_layout(self.geometry, self.case.page_size, NUM_LAYERS, self.case.kv_format)
+        self.turning = turning_columns(self.geometry) if self.case.kv_format == FOLDED else None
         self.flat = np.full(layout.pool_elems(self.script.num_pages), POISON_BITS, np.uint16).view(BF16)
         """What the pool must hold, as it lies in memory."""
-        self.order = session.library.pool_order
-        self.image = self.order.logical(self.flat, PoolImage.of(layout, self.script.num_pages).shape)
-        """The same, [page][layer][K, V][slot][head][dim]."""
+        self.image = PoolImage.of(layout, self.script.num_pages, session.library.pool_order)
+        self.blocks = self.image.blocks(self.flat)
+        """The same, K and V, [page][layer][slot][head][dim] each."""
         self.owners = {PADDING_PAGE: "a padding page"}
         self.pool = PagedPool(layout, session.upload(self.flat, "pool"), self._owner_words)
         self.histories = [self._history(index) for index in range(len(self.case.requests))]
@@ -154,9 +166,11 @@ class _Run:
             table_positions=total,
             with_v=not geometry.k_eq_v,
         )
-        shape = (total, geometry.num_kv_heads, geometry.head_dim)
-        nothing = np.full(shape, POISON_BITS, np.uint16).view(BF16)
-        return _History(inputs, nothing, nothing.copy())
+        k, v = (
+            np.full((total, geometry.num_kv_heads, self.image.row_dim(kv)), POISON_BITS, np.uint16).view(BF16)
+            for kv in (0, 1)
+        )
+        return _History(inputs, k, v, self.turning)
 
     def _write_cached(self, work: Work) -> None:
         """A prefix hit: another request's prep has written these rows, so they come from the oracle."""
@@ -165,8 +179,8 @@ class _Run:
         history.k[cached], history.v[cached] = round_to_bf16(k.value), round_to_bf16(v.value)
         first = work.kv.origin * self.case.page_size
         pages, slots = places_of(work.kv, first, self.case.page_size)
-        self.image[pages, LAYER, 0, slots] = history.k[first : work.kv.kv_len]
-        self.image[pages, LAYER, 1, slots] = history.v[first : work.kv.kv_len]
+        for block, rows in zip(self.blocks, (history.k, history.v), strict=True):
+            block[pages, LAYER, slots] = rows[first : work.kv.kv_len]
         for page in work.kv.pages:
             self._write_page(page)
 
@@ -174,27 +188,29 @@ class _Run:
         """What was given back is gone: NaN, until its next owner writes."""
         for page in pages:
             self.owners[page] = self._owner_words(page).replace("holds it", "has given it back")
-            bits(self.image[page])[:] = POISON_BITS
+            for block in self.blocks:
+                bits(block)[page] = POISON_BITS
             self._write_page(page)
 
     def _owner_words(self, page: int) -> str:
         return self.owners.get(page, "nobody ever had it")
 
     def _write_page(self, page: int) -> None:
-        if self.order.axes[0] != "page":
+        if self.image.order.axes[0] != "page":
             self.device.write(self.pool.data, self.flat)  # a page lies in pieces
             return
-        elements = self.flat.size // self.image.shape[0]
+        elements = self.flat.size // self.image.num_pages
         piece = slice(page * elements, (page + 1) * elements)
         self.device.write(self.pool.data.view((elements,), offset_elems=piece.start), self.flat[piece])
 
     def _compare_pool(self, step: Step) -> None:
-        got = self.order.logical(self.device.read(self.pool.data), self.image.shape)
-        # Padding rows have written to their page; what stands there is nobody's business.
-        bits(self.image[PADDING_PAGE])[:] = bits(got[PADDING_PAGE])
-        operation = f"pool after step {step.number}"
-        self.session.compared(operation, got, self.image)
-        self.session.found(compare_bits(operation, got, self.image, Axes(POOL_AXES), "not what was written there"))
+        blocks = self.image.blocks(self.device.read(self.pool.data))
+        for kv, (got, want) in enumerate(zip(blocks, self.blocks, strict=True)):
+            # Padding rows have written to their page; what stands there is nobody's business.
+            bits(want)[PADDING_PAGE] = bits(got)[PADDING_PAGE]
+            operation = f"{'KV'[kv]} in the pool after step {step.number}"
+            self.session.compared(operation, got, want)
+            self.session.found(compare_bits(operation, got, want, Axes(BLOCK_AXES), "not what was written there"))
 
     # --- a batch: prep, then attention over it ------------------------------------------------------------------
 
@@ -233,22 +249,20 @@ class _Run:
 
     def _note(self, name: str, entry: Entry, works: Sequence[Work], rows: _Rows, q: Array) -> None:
         """Hold the new rows against the prep oracle, and note what stands in the pool."""
-        pool = self.order.logical(self.device.read(self.pool.data), self.image.shape)
+        blocks = self.image.blocks(self.device.read(self.pool.data))
         rounds_norm = self.session.library.contract_of(entry.name).rounds_norm
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:
                 continue
             history, new = self.histories[work.request], slice(work.kv.start_pos, work.kv.kv_len)
             pages, slots = places_of(work.kv, work.kv.start_pos, self.case.page_size)
-            got = [pool[pages, LAYER, kv, slots] for kv in (0, 1)]
+            got = [block[pages, LAYER, slots] for block in blocks]
             inputs = history.inputs
-            expected_q = expected_rotated(
-                inputs.q[new], self.q_weight, inputs.cos[new], inputs.sin[new], rounds_norm=rounds_norm
-            )
+            expected_q = self._expected_queries(inputs, new, rounds_norm=rounds_norm)
             where = Axes(ROWS, {"request": work.request}, {"position": range(work.kv.start_pos, work.kv.kv_len)})
             given = PrepRows(
                 inputs.q[new], inputs.k[new], None if inputs.v is None else inputs.v[new], self.q_weight,
-                self.k_weight, inputs.cos[new], inputs.sin[new], inputs.positions[new],
+                self.k_weight, inputs.cos[new], inputs.sin[new], inputs.positions[new], self.turning,
             )  # fmt: skip
             expected_k, expected_v = self._expected_rows(history, new, rounds_norm=rounds_norm)
             parts: tuple[tuple[str, Part, Array, Expected], ...] = (
@@ -261,18 +275,24 @@ class _Run:
                 self.session.compared(f"{name}: {what}", values, expected.value, expected.limit)
                 self.session.found(compare_values(f"{name}: {what}", values, expected, where, whose))
             history.k[new], history.v[new] = got
-            for kv in (0, 1):
-                self.image[pages, LAYER, kv, slots] = got[kv]
+            for block, rows_written in zip(self.blocks, got, strict=True):
+                block[pages, LAYER, slots] = rows_written
+
+    def _expected_queries(self, inputs: PrepInputs, tokens: slice, *, rounds_norm: bool) -> Expected:
+        q, cos, sin = inputs.q[tokens], inputs.cos[tokens], inputs.sin[tokens]
+        if self.turning is None:
+            return expected_rotated(q, self.q_weight, cos, sin, rounds_norm=rounds_norm)
+        turning = np.isin(np.arange(self.geometry.head_dim), self.turning)
+        return expected_folded_query(q, self.q_weight, self.k_weight, cos, sin, turning)
 
     def _expected_rows(
         self, history: _History, tokens: slice, *, rounds_norm: bool = False
     ) -> tuple[Expected, Expected]:
         inputs = history.inputs
         cos, sin = inputs.cos[tokens], inputs.sin[tokens]
-        return (
-            expected_rotated(inputs.k[tokens], self.k_weight, cos, sin, rounds_norm=rounds_norm),
-            expected_value_rows(inputs.value_source[tokens]),
-        )
+        k = expected_rotated(inputs.k[tokens], self.k_weight, cos, sin, rounds_norm=rounds_norm)
+        v = expected_value_rows(inputs.value_source[tokens])
+        return (k if self.turning is None else k.columns(self.turning)), v
 
     def _attend(
         self, name: str, step: Step, form: Entry, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan,
@@ -297,11 +317,11 @@ class _Run:
             first = work.kv.first_seen(geometry.window_left)
             keys = slice(first, work.kv.kv_len)
             parts.append(
-                attend(q[tokens], history.k[keys], history.v[keys], first_key=first,
+                attend(q[tokens], history.whole_k[keys], history.v[keys], first_key=first,
                        window_left=geometry.window_left, sm_scale=1.0, roundings=roundings)
             )  # fmt: skip
             whole = slice(0, work.kv.kv_len)
-            suspects.append(RequestRows(q[tokens], history.k[whole], history.v[whole], 0, work.request))
+            suspects.append(RequestRows(q[tokens], history.whole_k[whole], history.v[whole], 0, work.request))
             named += [work.request] * work.kv.q_len
             session.outputs[step.number, "decode" if is_decode else "prefill", work.request] = got[tokens]
         expected = concatenate(parts)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from g4kv_cli.cases.attention.case import KvRequest
 from g4kv_cli.cases.case import OfManyEntries, RunContext
+from g4kv_cli.cases.prep.build import id_part
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.slots import PADDING_PAGES, page_origin, pages_for
 from g4kv_cli.records.run import CaseResult
 
@@ -52,6 +54,7 @@ class ServeCase(OfManyEntries):
     requests: tuple[ServeRequest, ...]
     page_size: int
     chunk_tokens: int
+    kv_format: KvFormat = SPLIT
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_serve_case."""
@@ -157,21 +160,25 @@ def _grow(one: _Active, q_len: int, allocator: PageAllocator, page_size: int) ->
     return KvRequest(kv_len, q_len, one.origin, tuple(one.pages))
 
 
-def serve_cases(geometry: Geometry, *, seed: int, page_size: int | None = None) -> Iterator[ServeCase]:
-    """The serving runs of a geometry: several requests over a small window, and one across the model's own."""
+def serve_cases(
+    geometry: Geometry, *, seed: int, page_size: int | None = None, kv_format: KvFormat = SPLIT
+) -> Iterator[ServeCase]:
+    """The serving runs of a geometry in a format that it has: several requests over a small window, and one across the
+    model's own."""
 
     def case(
         name: str, window: int | None, size: int, num_kv_heads: int, requests: tuple[ServeRequest, ...]
     ) -> ServeCase:
         heads = geometry.with_heads(min(geometry.num_kv_heads, num_kv_heads), min(geometry.gqa_group, 4))
         return ServeCase(
-            id=f"serve/{geometry.name}/{name}",
+            id=f"serve/{geometry.name}/{id_part(kv_format)}{name}",
             entry=SERVING_LOOP,
             geometry=dataclasses.replace(heads, window=window),
             seed=seed,
             requests=requests,
             page_size=size if page_size is None else page_size,
             chunk_tokens=CHUNK_TOKENS,
+            kv_format=kv_format,
         )
 
     window = None if geometry.window is None else SMALL_WINDOW
