@@ -22,7 +22,7 @@ from g4kv_cli.records.bench import Measurement, Timing
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
 
-PIP_LINE = "python -m pip install 'g4kv[bench]'"
+PIP_LINE = "python -m pip install 'cuda-bench>=0.3'"
 
 MIN_TIME_SECONDS = 0.001
 MAX_NOISE = 0.05

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
+
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.dump import DumpSettings, prepare_directory
 from g4kv_cli.cases.isolate import run_cases, run_here
@@ -19,6 +21,7 @@ from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.options import case_timeout_words, require_one_origin, require_two_files
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
+from g4kv_cli.providers.load import load_providers
 from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo, summarise
 from g4kv_cli.report.json import NO_SETTINGS
 from g4kv_cli.report.result_files import ResultFiles
@@ -139,6 +142,14 @@ def run_gate(
     files.require_whole()
     require_dumps(results)
     return exit_code_of_results(results)
+
+
+def list_cases(cases: Sequence[Case], options: GateOptions) -> int:
+    """Print the ids. A manifest that the run would not take is not taken here either."""
+    require_one_origin(options.providers, options.kernels, options.variant)
+    load_providers(options.providers)
+    click.echo("\n".join(case.id for case in cases))
+    return 0
 
 
 def require_dumps(results: Sequence[CaseResult]) -> None:

@@ -208,6 +208,7 @@ def layout(
         report.write(text.write_check, geometries[0], check)
         report.findings += len(check.contradictions)
     if probe or (probe is None and not asks):
+        report.show()  # the device takes a moment
         device_info, lines = _probe(shown, device, require_gpu, kernels)
         report.set("probe", values.probe_json(device_info, lines))
         report.write(text.write_probe, device_info, lines)
@@ -216,7 +217,8 @@ def layout(
 
 
 class LayoutReport:
-    """Text as it comes; at the end the same as one JSON object, where a file was asked for, and the exit code."""
+    """Text, once all that was asked for makes sense; at the end the same as one JSON object, where a file is asked for,
+    and the exit code."""
 
     def __init__(self, json_path: Path | None) -> None:
         outlive_reader(json_path)
@@ -224,6 +226,7 @@ class LayoutReport:
         self._json_path = json_path
         self._values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
         self._console = results_console()
+        self._text: list[tuple[Any, tuple[Any, ...]]] = []
 
     def add(self, name: str, value: dict[str, Any]) -> None:
         self._values.setdefault(name, []).append(value)
@@ -232,9 +235,16 @@ class LayoutReport:
         self._values[name] = value
 
     def write(self, writer: Any, *arguments: Any) -> None:
-        writer(self._console, *arguments)
+        self._text.append((writer, arguments))
+
+    def show(self) -> None:
+        """Write the text so far."""
+        for writer, arguments in self._text:
+            writer(self._console, *arguments)
+        self._text.clear()
 
     def finish(self) -> None:
+        self.show()
         if self._json_path is not None:
             write_whole(self._json_path, json.dumps(self._values, indent=2) + "\n", "--json")
         if self.findings:

@@ -12,7 +12,7 @@ from g4kv_cli.cases.reject.valid import SEED
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.shard import Shard
 from g4kv_cli.cases.trap.table import trap_cases
-from g4kv_cli.commands.gate import GateOptions, run_gate
+from g4kv_cli.commands.gate import GateOptions, list_cases, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
@@ -100,14 +100,13 @@ def reject(
     part = None
     if shard is not None:
         chosen, part = shard.of(chosen)
-    if list_only:
-        click.echo("\n".join(one.id for one in chosen))
-        return 0
-    if no_isolate and (len(chosen) != 1 or not chosen[0].traps):
+    if no_isolate and not list_only and (len(chosen) != 1 or not chosen[0].traps):
         raise UsageError("--no-isolate runs one trap in this process: name it with --case")
     options = GateOptions(
         "reject", device, require_gpu, kernels, "", jobs, case_timeout, json_path, junit_path, provider,
         here=no_isolate, shard=part, dumps=dump_settings(dump, dump_all),
     )  # fmt: skip
+    if list_only:
+        return list_cases(chosen, options)
     rerun = ["--geometry", geometry] if geometry is not None else []
     return run_gate(chosen, options, RejectConsole(quiet=quiet), seed=SEED, rerun=rerun)

@@ -19,7 +19,7 @@ from g4kv_cli.cases.select import select_cases
 from g4kv_cli.cases.shard import Shard
 from g4kv_cli.cases.workload.table import workload_cases
 from g4kv_cli.commands.asked import NOTHING_ASKED, Asked, asked_options
-from g4kv_cli.commands.gate import GateOptions, run_gate
+from g4kv_cli.commands.gate import GateOptions, list_cases, run_gate
 from g4kv_cli.commands.options import (
     case_timeout_option,
     device_options,
@@ -175,14 +175,13 @@ def smoke(
     part = None
     if shard is not None:
         cases, part = shard.of(cases)
-    if list_only:
-        click.echo("\n".join(one.id for one in cases))
-        return 0
     earlier = read_record(same_bits_as, SAME_BITS_OPTION) if same_bits_as is not None else None
     options = GateOptions(
         "smoke", device, require_gpu, kernels, variant, jobs, case_timeout, json_path, junit_path, provider, shard=part,
         dumps=dump_settings(dump, dump_all),
     )  # fmt: skip
+    if list_only:
+        return list_cases(cases, options)
     return run_gate(
         cases,
         options,

@@ -17,7 +17,7 @@ from g4kv_cli.records.files import make_directory, write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_format import time_text
 
-PIP_LINE = "python -m pip install 'g4kv[bench]'"
+PIP_LINE = "python -m pip install matplotlib"
 
 PEER = "peer"
 PEER_COLOR, FLOOR_COLOR = "#2a9d5c", "#222222"

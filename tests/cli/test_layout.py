@@ -357,3 +357,20 @@ def test_the_folded_format_of_a_model_is_that_of_the_families_that_have_it() -> 
     for name in ("12b-local", "e2b"):
         with pytest.raises(UsageError, match="has no folded format of K and V: its V is not made of raw K"):
             invoke("--geometry", name, "--kv-format", "folded")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--context", "0"], "--context must be at least 1, got 0"),
+        (["--context", "8192", "--at", "page=1,layer=99,kv=k,slot=0,head=0,dim=0"], "layer"),
+        (["--context", "8192", "--check", "nowhere.json"], "cannot read nowhere.json"),
+    ],
+)
+def test_a_wrong_word_leaves_nothing_half_shown(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["layout", "--no-probe", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)

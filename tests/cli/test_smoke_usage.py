@@ -12,6 +12,7 @@ import pytest
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.select import select_cases
+from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 
 smoke = importlib.import_module("g4kv_cli.commands.smoke")  # the package's attribute of this name is the command
@@ -87,6 +88,18 @@ def test_list_is_the_table_and_runs_nothing(run_g4kv) -> None:
     assert len(set(ids)) == len(ids) > 50
     assert {line.split("/")[1] for line in ids} == {"12b-local"}
     assert "prep/12b-local/prefill/closed-form" in ids
+
+
+@pytest.mark.parametrize("command", ["smoke", "reject"])
+def test_a_list_takes_no_manifest_that_a_run_would_not_take(command: str, run_g4kv, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("provider = 7\n", encoding="utf-8")
+    chosen = [command, "--list", "--provider", str(tmp_path / "mine.toml")]
+    done = run_g4kv(*chosen)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / 'mine.toml'}:1: " in done.stderr
+    done = run_g4kv(*chosen, "--kernels", str(BUILT_IN_KERNELS_DIRECTORY))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--kernels is about the built-in kernels" in done.stderr
 
 
 def test_list_of_all_geometries_and_ranks(run_g4kv) -> None:

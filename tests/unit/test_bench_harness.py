@@ -205,5 +205,5 @@ def test_without_cuda_bench_the_line_that_installs_it(monkeypatch: pytest.Monkey
         load_cuda_bench()
     text = str(caught.value)
     assert text.startswith("g4kv bench needs cuda-bench (")
-    assert "python -m pip install 'g4kv[bench]'" in text
+    assert "python -m pip install 'cuda-bench>=0.3'" in text
     assert text.endswith("or time graph replays only: --no-cold")
