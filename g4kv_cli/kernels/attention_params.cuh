@@ -30,7 +30,7 @@ struct AttentionParams {
   int num_qo_heads;
   int num_kv_heads;
   int num_tiles;
-  int num_splits;    // of decode; prefill at head_dim 256 on sm_90a: see prefill_hopper_hd256_body.cuh
+  int num_splits;    // of decode; prefill at head_dim 256 on sm_90a: see prefill_hopper_hd256_units.cuh
   int window_left;   // inclusive distance of the oldest visible key; -1: no window
   float scale_log2;  // sm_scale * log2(e), positive
 };

@@ -64,6 +64,9 @@ __device__ __forceinline__ void allow_next_launch() { asm volatile("griddepcontr
 // Until the launch before this one has ended and all that it wrote is there.
 __device__ __forceinline__ void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// 128 bytes of global memory into the multiprocessor's cache. Nothing waits for it.
+__device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L1 [%0];" ::"l"(at)); }
+
 // --- copies by tensor map ------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
