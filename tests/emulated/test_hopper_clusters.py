@@ -79,7 +79,7 @@ def test_blocks_store_into_each_other(options: dict[str, Any]) -> None:
         ("  meet();\n", "", "mbarrier_misuse", "no fence.mbarrier_init and barrier of the cluster show the mbarrier"),
         ("  wait(&bar, 0);\n", "", "shared_race", "whose mbarrier phase was not waited for"),
         ("4 * ranks()", "4 * ranks() + 4", "deadlock", "4 transaction bytes are missing"),
-        ("4 * ranks()", "4 * ranks() - 4", "deadlock", "-4 transaction bytes are missing"),
+        ("4 * ranks()", "4 * ranks() - 4", "deadlock", "4 transaction bytes more than expected"),
         ("of_rank(&bar, r));", "at(&bar));", "illegal_instruction", "is in another block than the bytes"),
         ("of_rank(&got[rank()], r)", "of_rank(&got[rank()], r + 1)", "illegal_instruction", "rank 4 of a cluster of 4"),
         ("  relaxed();\n", "  relaxed(); relaxed();\n", "divergent_barrier", "arrives again without having waited"),

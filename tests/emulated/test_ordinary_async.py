@@ -10,7 +10,7 @@ from launch_helper import faults_of, int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 from ordinary_helper import ARCHS, run
 
-from g4kv_cli.device.emulated import Machine
+from g4kv_cli.device.emulated import Machine, UnsupportedOpcode
 
 VALUES = np.random.default_rng(1).integers(-1000, 1000, 512).astype(np.int32)
 
@@ -53,6 +53,63 @@ def test_groups_of_a_grid_a_cluster_and_several_warps(arch: str) -> None:
     halves = VALUES[:256].reshape(2, 128)
     want = (halves == VALUES[0]).any(1, keepdims=True) + 10 * halves[:, 77:78]
     np.testing.assert_array_equal(out, np.repeat(want, 128))
+
+
+REDUCE = """
+extern "C" __global__ void kernel(TYPE* out, const TYPE* in) {
+  __shared__ alignas(16) TYPE row[32];
+  row[threadIdx.x] = in[blockIdx.x * 32 + threadIdx.x];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.OPERATION [%0], [%1], %2;" ::"l"(out),
+                 "r"((unsigned)__cvta_generic_to_shared(row)), "r"((unsigned)sizeof row) : "memory");
+    asm volatile("cp.async.bulk.commit_group;");
+    WAIT
+  }
+}
+"""
+WAITS = 'asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");'
+
+
+def reduction(operation: str, c_type: str, wait: str = WAITS) -> Any:
+    return compile_kernel(REDUCE.replace("TYPE", c_type).replace("OPERATION", operation).replace("WAIT", wait))
+
+
+@pytest.mark.parametrize(
+    ("operation", "c_type", "dtype", "update"),
+    [
+        ("add.u32", "unsigned", np.uint32, np.add),
+        ("min.s32", "int", np.int32, np.minimum),
+        ("add.f32", "float", np.float32, np.add),
+        ("add.noftz.f16", "unsigned short", np.float16, np.add),
+        ("xor.b64", "unsigned long long", np.uint64, np.bitwise_xor),
+        ("add.f64", "double", np.float64, np.add),
+    ],
+)
+def test_a_bulk_copy_that_reduces(operation: str, c_type: str, dtype: Any, update: Any) -> None:
+    machine = Machine()
+    start, rows = np.arange(32).astype(dtype), (np.arange(96) % 7).astype(dtype)
+    out, source = upload(machine, start, "out"), upload(machine, rows, "in")
+    launch_on(machine, reduction(operation, c_type), pointer(out), pointer(source), grid=3)
+    for row in rows.reshape(3, 32):
+        start = update(start, row)
+    np.testing.assert_array_equal(read_as(machine, out, 32, dtype), start)
+
+
+def test_what_is_wrong_with_a_reduction_is_said() -> None:
+    machine = Machine()
+    source = upload(machine, np.zeros(96, np.int32), "in")
+    out = upload(machine, np.zeros(32, np.int32), "out")
+    faults = faults_of(machine, reduction("add.u32", "unsigned", ""), pointer(out), pointer(source), grid=3)
+    assert [fault.kind for fault in faults] == ["unfinished_copy"]
+    faults = faults_of(Machine(), reduction("add.u32", "unsigned"), pointer(0), pointer(0))
+    assert faults[0].kind == "global_out_of_bounds"
+    unwritten = machine.allocate(128, "unwritten")
+    faults = faults_of(machine, reduction("add.u32", "unsigned"), pointer(unwritten), pointer(source), grid=3)
+    assert [fault.kind for fault in faults] == ["uninitialised_read"]
+    with pytest.raises(UnsupportedOpcode, match="there is no such reduction"):
+        reduction("add.f16", "unsigned short")
 
 
 BULK = """

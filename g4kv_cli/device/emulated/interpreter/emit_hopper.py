@@ -6,10 +6,12 @@ import re
 
 from ..arithmetic.mma_forms import ELEMENT_BITS, Form
 from ..checks.clock_races import fence_proxy
+from ..memory.atomics import update_function
 from ..memory.bulk_bytes import load_bytes, store_bytes
-from ..memory.bulk_copy import commit_bulk, load_tensor, store_tensor, wait_bulk
+from ..memory.bulk_copy import Reduction, commit_bulk, load_tensor, store_tensor, wait_bulk
 from ..ptx.flow import READ_PHASE
 from ..ptx.instruction import Immediate, Instruction, Operand, Register, TensorAddress, Vector
+from ..ptx.parse import TYPE_BYTES
 from ..warp.mbarriers import (
     MBARRIER_SHIFT,
     arrive_mbarrier,
@@ -32,6 +34,10 @@ _WAIT = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relax
 _COPIES_ARRIVE = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
 _BULK_LOAD = re.compile(
     r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
+)
+_BULK_REDUCE = re.compile(
+    r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?\.(add|min|max|inc|dec|and|or|xor)"
+    r"(\.noftz)?\.([usb](?:32|64)|b?f16|f32|f64)"
 )
 _BULK_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
 _LOAD = re.compile(
@@ -82,6 +88,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         (_COPIES_ARRIVE, _emit_copies_arrive),
         (_BULK_LOAD, _emit_bulk_load),
         (_BULK_STORE, _emit_bulk_store),
+        (_BULK_REDUCE, _emit_bulk_store),
         (_LOAD, _emit_load),
         (_STORE, _emit_store),
         (_WGMMA, _emit_wgmma),
@@ -201,8 +208,19 @@ def _emit_bulk_store(emitter: BlockEmitter, number: int, instruction: Instructio
     target, _, target_offset = emitter.address(operands[0], instruction)
     shared, _, shared_offset = emitter.address(operands[1], instruction)
     nbytes = emitter.source(operands[2], "b32", instruction)
-    function = store_bytes(emitter.site(instruction), shared_offset, target_offset)
+    update = _reduction(emitter, instruction, *found.groups()[1:]) if len(found.groups()) > 1 else None
+    function = store_bytes(emitter.site(instruction), shared_offset, target_offset, update)
     emitter.effect(number, instruction, [], function, [shared, target, nbytes])
+
+
+def _reduction(
+    emitter: BlockEmitter, instruction: Instruction, operation: str, noftz: str | None, kind: str
+) -> Reduction:
+    """What cp.reduce does to each element, which is what red does to it."""
+    update = update_function(operation, kind, False, True)
+    if update is None or (noftz is not None) != (kind in ("f16", "bf16") and operation == "add"):
+        raise emitter.unsupported(instruction, "there is no such reduction")
+    return Reduction(TYPE_BYTES[kind].bit_length() - 1, update)
 
 
 def tensor_operand(

@@ -12,7 +12,7 @@ from ..checks.owned_reads import check_owned
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from .access import check_alignment, check_initialised, global_units, span_of
-from .bulk_copy import BulkCopies, displaced
+from .bulk_copy import BulkCopies, Reduction, displaced
 from .shared_memory import SharedMemory
 
 Array = npt.NDArray[Any]
@@ -87,8 +87,10 @@ def load_bytes(site: Site, shared_offset: int, source_offset: int, mbarrier_offs
     return run
 
 
-def store_bytes(site: Site, shared_offset: int, target_offset: int) -> Callable[..., None]:
-    """cp.async.bulk into global memory: (lanes, addresses: shared, global; bytes)."""
+def store_bytes(
+    site: Site, shared_offset: int, target_offset: int, update: Reduction | None = None
+) -> Callable[..., None]:
+    """cp.async.bulk into global memory, or cp.reduce: (lanes, addresses: shared, global; bytes)."""
 
     def run(lanes: LaneSet, shared: Array, target: Array, nbytes: Array) -> None:
         copies: BulkCopies = lanes.chunk.bulk_copies
@@ -98,6 +100,6 @@ def store_bytes(site: Site, shared_offset: int, target_offset: int) -> Callable[
             moved = _Bytes(part, here[0], here[1], size, site, False)
             memory: SharedMemory = lanes.chunk.shared
             memory.check_initialised(moved.owners, moved.shared, _UNIT_SHIFT, site)
-            copies.issue_store(part, moved.owners, moved.shared, moved.outside, site)
+            copies.issue_store(part, moved.owners, moved.shared, moved.outside, site, update)
 
     return run

@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
+from ..checks.conflicts import ATOMIC, READ, WRITE
 from ..checks.owned_reads import check_owned
-from ..checks.shared_races import READ, WRITE
 from ..faults import EmulatorError
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import PARAMETER_WINDOW
 from .access import ALL_INITIALISED, check_alignment, check_initialised, global_units, span_of
+from .atomics import Update, apply_in_turns
 from .generic_memory import GLOBAL_SPACE, space_of
 from .shared_memory import SharedMemory
 from .tensor_map import CHUNK_BYTES, SWIZZLE_ROWS, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TensorMap
@@ -64,6 +65,14 @@ class _Load:
     site: Site
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """An update of elements of 1 << shift bytes: (old, value, value) -> new."""
+
+    shift: int
+    update: Update
+
+
 @dataclass(frozen=True, eq=False)
 class _Store:
     """A store in flight: source units in shared memory, destination units in global memory, the lane of each."""
@@ -75,6 +84,8 @@ class _Store:
     destination: Units
     shift: int
     site: Site
+    update: Reduction | None = None
+    """What is done with the destination, where the bytes do not replace it."""
 
 
 def swizzled(addresses: Units, swizzle_bytes: int) -> Units:
@@ -278,12 +289,20 @@ class BulkCopies:
         owner = inside // placed.is_inside[0].size
         self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site))
 
-    def issue_store(self, lanes: LaneSet, givers: LaneSet, source: Units, destination: Units, site: Site) -> None:
+    def issue_store(
+        self,
+        lanes: LaneSet,
+        givers: LaneSet,
+        source: Units,
+        destination: Units,
+        site: Site,
+        update: Reduction | None = None,
+    ) -> None:
         """Put a store in flight: shared units of 16 bytes and their destinations, as many for each lane."""
         self._read_later(source, givers, site)
         group = self.committed.take(lanes.index)
         owner = np.repeat(np.arange(lanes.count), source.size // lanes.count)
-        self.stores.append(_Store(lanes, group, owner, source, destination, _CHUNK_SHIFT, site))
+        self.stores.append(_Store(lanes, group, owner, source, destination, _CHUNK_SHIFT, site, update))
 
     def _read_later(self, chunks: Units, givers: LaneSet, site: Site) -> None:
         """The open group reads these chunks of 16 bytes until it is waited for."""
@@ -318,10 +337,24 @@ class BulkCopies:
         units = store.destination.take(chosen)
         owners = LaneSet(chunk, store.lanes.index.take(store.owner.take(chosen)))
         chunk.run.undo.keep(units, store.shift)
+        if store.update is not None:
+            self._reduce(store.update, store, units, store.source.take(chosen), owners)
+            return
         memory.data.of[store.shift][units] = chunk.shared.data.of[store.shift].take(store.source.take(chosen))
         memory.state.of[store.shift][units] = ALL_INITIALISED[store.shift]
         chunk.run.stores.add(units, store.shift)
         chunk.run.accesses.add(WRITE, units, store.shift, owners, store.site)
+
+    def _reduce(self, what: Reduction, store: _Store, units: Units, source: Units, owners: LaneSet) -> None:
+        """Update the destination element by element, as atomics do."""
+        run = self.chunk.run
+        check_initialised(owners, units, store.shift, None, store.site)
+        split = 1 << (store.shift - what.shift)
+        places, given = (((each * split)[:, None] + np.arange(split)).reshape(-1) for each in (units, source))
+        values = self.chunk.shared.data.of[what.shift].take(given)
+        apply_in_turns(run.memory.data.of[what.shift], places, what.update, values, values)
+        run.stores.add(units, store.shift)
+        run.accesses.add(ATOMIC, places, what.shift, owners.repeated(split), store.site)
 
     def report_unfinished(self) -> None:
         """The blocks have ended: report copies that nobody waited for."""
@@ -349,6 +382,7 @@ def _keep(store: _Store, which: Flags) -> _Store:
         store.destination.take(chosen),
         store.shift,
         store.site,
+        store.update,
     )
 
 

@@ -311,8 +311,13 @@ class Mbarriers:
         slot = int(lanes.block_slot[0])
         words = (
             f"the mbarrier at shared offset {mbarrier.address} stays in phase {int(mbarrier.phase[slot])}: "
-            f"{pending} of {int(mbarrier.expected[slot])} arrivals and {nbytes} transaction bytes are missing, "
-            "and no thread can run"
+            f"{pending} of {int(mbarrier.expected[slot])} arrivals "
+            + (
+                f"and {nbytes} transaction bytes are missing"
+                if nbytes >= 0
+                else f"are missing and {-nbytes} transaction bytes more than expected have come"
+            )
+            + ", and no thread can run"
         )
         self.chunk.run.collector.add("deadlock", words, each.site, lanes, 0, lanes.count, mbarrier.address)
 
