@@ -24,6 +24,11 @@ class Fault:
     cases: tuple[str, ...]
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """What ``g4kv smoke`` needs beside the cases: they are all of one format."""
+        return ("--kv-format", "folded") if "/folded/" in self.cases[0] else ()
+
+    @property
     def quick_cases(self) -> tuple[str, ...]:
         """Those that the emulated device runs in seconds: not thousands of clusters, nor of keys spread over some."""
         return tuple(case for case in self.cases if "kv-sweep" not in case and "split/long-history" not in case)
@@ -148,5 +153,59 @@ FAULTS = (
         "const int to = dim_pair * slice_inverse >> 16;",
         "const int to = (dim_pair * slice_inverse >> 16) + 1;",
         (f"{LOCAL}/decode-split/needle/window333",),
+    ),
+    Fault(
+        "folded: rotated columns of V",
+        "first_column % kHalf == 0 ?",
+        "false ?",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: both halves of the first half's K",
+        "first_column / kHalf * kBlockBytes",
+        "0",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: first layer",
+        "Shape::kFolded ? p.layer :",
+        "Shape::kFolded ? 0 :",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: unwritten slots weighed by zero",
+        "      own.template silence<kTiles>(shared, ring, stage, tile);\n",
+        "",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: second tile of a step not awaited",
+        "      barrier_wait(ring.keys_full(stage + i), parity);",
+        "      barrier_wait(ring.keys_full(stage), parity);",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: first tile's weights for the second",
+        "weights_as_b(weights[i], scores[i]);",
+        "weights_as_b(weights[i], scores[0]);",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: odd tile left out",
+        "    if (tile < ring.work.last_tile) tiles.template step<1>(tile);\n",
+        "",
+        (f"{GLOBAL}/decode/folded/ragged",),
+    ),
+    Fault(
+        "folded: scores exchanged where others still read",
+        "    buffer ^= 1;\n    const int first_key = tile * kClusterTileKeys, key_step",
+        "    const int first_key = tile * kClusterTileKeys, key_step",
+        (f"{GLOBAL}/decode/folded/page-size/256",),
+    ),
+    Fault(
+        "folded: tile replaced while the team reads it",
+        "      release_values<Shape::kTeamWarps>(Shape::kTeams + own.team + 1, own.fills);\n#pragma",
+        "#pragma",
+        (f"{GLOBAL}/decode/folded/page-size/256",),
     ),
 )

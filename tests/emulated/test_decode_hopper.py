@@ -11,8 +11,10 @@ from seeding import seed
 from smoke_helper import chosen, smoke
 
 KERNELS = {
-    (at, form): {f"paged_decode_hopper_{part}hd{head_dim}_heads{heads}" for heads in (8, 16)}
-    for at, head_dim in ((LOCAL, 256), (GLOBAL, 512))
+    (at, form, folded): {
+        f"paged_decode_hopper_{folded and 'folded_'}{part}hd{head_dim}_heads{heads}" for heads in (8, 16)
+    }
+    for at, head_dim, folded in ((LOCAL, 256, ""), (GLOBAL, 512, ""), (GLOBAL, 512, "folded/"))
     for form, part in (("decode", ""), ("decode-split", "split_"))
 }
 CASES = {
@@ -20,6 +22,10 @@ CASES = {
                "padding/poisoned-page", "plan/refilled-smaller", "pages/permuted"),
     "decode-split": ("ragged", "companions", "group/*", "page-size/48", "splits/112-in-clusters"),
 }  # fmt: skip
+FOLDED_CASES = {
+    "decode": ("ragged", "group/8", "page-size/256"),
+    "decode-split": ("ragged", "group/8", "splits/112-in-clusters"),
+}
 
 
 def _smoke(directory: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -28,11 +34,12 @@ def _smoke(directory: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]
     return code, record["cases"]
 
 
-@pytest.mark.parametrize(("at", "form"), KERNELS)
-def test_the_cases_of_the_portable_kernel_are_green(at: str, form: str, tmp_path: Path) -> None:
-    code, results = _smoke(tmp_path, *chosen(tuple(f"{at}/{form}/{name}" for name in CASES[form])))
+@pytest.mark.parametrize(("at", "form", "folded"), KERNELS)
+def test_the_cases_of_the_portable_kernel_are_green(at: str, form: str, folded: str, tmp_path: Path) -> None:
+    options, names = (("--kv-format", "folded"), FOLDED_CASES[form]) if folded else ((), CASES[form])
+    code, results = _smoke(tmp_path, *options, *chosen(f"{at}/{form}/{folded}{name}" for name in names))
     assert code == 0
-    assert KERNELS[at, form] <= {name for case in results for name in case["kernels"]}
+    assert KERNELS[at, form, folded] <= {name for case in results for name in case["kernels"]}
     assert all(name.startswith(("paged_decode_hopper", "merge_splits_after")) for case in results
                for name in case["kernels"])  # fmt: skip
 
@@ -49,6 +56,6 @@ def test_pages_that_a_copy_does_not_divide_take_the_portable_kernel(tmp_path: Pa
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     cases = fault.quick_cases
     kernels = seed(fault.overlay(tmp_path), (), cases, "sm_90a,portable")
-    code, results = _smoke(tmp_path, "--kernels", str(kernels), *chosen(cases))
+    code, results = _smoke(tmp_path, "--kernels", str(kernels), *fault.options, *chosen(cases))
     assert code == 1
     assert {case["id"] for case in results if case["status"] == "failed"} == set(cases)

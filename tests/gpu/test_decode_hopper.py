@@ -32,7 +32,7 @@ def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     record = tmp_path / "smoke.json"
     chosen = [word for case in fault.cases for word in ("--case", case)]
     arguments = ["smoke", "--geometry", "12b-local,12b-global", "--device", "cuda:0", "--json", str(record)]
-    assert g4kv([*arguments, "--kernels", str(fault.overlay(tmp_path)), *chosen]) == 1
+    assert g4kv([*arguments, "--kernels", str(fault.overlay(tmp_path)), *fault.options, *chosen]) == 1
     results = json.loads(record.read_text(encoding="utf-8"))["cases"]
     assert {result["id"] for result in results if result["status"] == "failed"} == set(fault.cases)
 
