@@ -17,8 +17,10 @@ from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, folded_k_dim, k_columns
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest
+from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import page_origin, pages_for
 from g4kv_cli.model.workload import PagedRequest, Workload
@@ -209,16 +211,19 @@ class AttentionProblem:
     def _kv(
         self, pool: int, order: PoolOrder, row: CheckedRow, positions: npt.NDArray[np.int64], *, is_v: bool
     ) -> npt.NDArray[np.float32]:
-        """Rows of K or V of one request and KV head: float32 [positions, head_dim]."""
+        """Rows of K or V of one request and KV head: float32 [positions, head_dim]; folded, K's others are V's."""
         layout = self.layout
         request = self.batch[row.request]
         page = np.asarray(request.pages, np.int64)[positions // layout.page_size - request.origin]
-        slot = positions % layout.page_size
-        # pools[pool][page][layer][K, V][slot][head][dim], one layer, in the order of the pool's axes
-        shape = (self.num_pages, 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
-        first = order.offsets((page, 0, int(is_v), slot, row.kv_head, 0), shape)
+        places = (page, 0, positions % layout.page_size, row.kv_head, 0)
+        image = PoolImage.of(layout, self.num_pages, order)
         begin = self.pools[pool].data.offset_bytes // BF16.itemsize
-        return self.arena.rows(begin + first, layout.head_dim)
+        held = self.arena.rows(begin + image.offsets(places, int(is_v)), image.row_dim(int(is_v)))
+        if is_v or layout.kv_format == SPLIT:
+            return held
+        k = self._kv(pool, order, row, positions, is_v=True)
+        k[:, list(k_columns(layout.head_dim, layout.k_dim))] = held
+        return k
 
 
 def wrong_rows(got: Float64, want: Float64, rounding: Rounding, rows: tuple[CheckedRow, ...]) -> str:
@@ -295,8 +300,9 @@ def _equals(shape: Shape, geometry: Geometry, seed: int) -> tuple[PagedRequest, 
 
 def _layout(shape: Shape) -> KvLayout:
     return KvLayout.derive(
-        page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
-    )
+        page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+        k_dim=folded_k_dim(shape.head_dim) if shape.kv_format else shape.head_dim,
+    )  # fmt: skip
 
 
 def _origin(shape: Shape, geometry: Geometry) -> int:

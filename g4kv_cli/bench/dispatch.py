@@ -12,10 +12,11 @@ DISPATCH_SCHEMA_VERSION = 1
 
 
 def dispatch_table(analysis: Analysis) -> dict[str, Any]:
-    """Per geometry: the cells measured (look up the nearest from below in visible keys, then in batch), and the rule.
+    """Per geometry and format of its pool: the cells measured (look up the nearest from below in visible keys, then in
+    batch), and the rule.
 
-    ``forms`` says what the labels stand for; a split form launches with ``num_splits`` splits and a merge. ``decided``
-    false: either is as good.
+    A pool whose rows of K are not split says its geometry and format. ``forms`` says what the labels stand for; a split
+    form launches with ``num_splits`` splits and a merge. ``decided`` false: either is as good.
     """
     run = analysis.record.run
     return {
@@ -26,7 +27,7 @@ def dispatch_table(analysis: Analysis) -> dict[str, Any]:
         "kernels_digest": run.kernels_digest,
         "date": run.date,
         "forms": {form.label: {"form": form.form, "is_split": form.takes_splits} for form in decode_forms()},
-        "geometries": {verdict.geometry: _geometry(verdict) for verdict in analysis.verdicts},
+        "geometries": {verdict.pool: _geometry(verdict) for verdict in analysis.verdicts},
     }
 
 
@@ -38,6 +39,7 @@ def dispatch_text(analysis: Analysis) -> str:
 def _geometry(verdict: GeometryVerdict) -> dict[str, Any]:
     rule = verdict.rule
     return {
+        **({"geometry": verdict.geometry, "kv_format": verdict.kv_format} if verdict.kv_format else {}),
         "num_kv_heads": verdict.num_kv_heads,
         "rule": None
         if rule is None

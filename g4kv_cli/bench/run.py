@@ -33,6 +33,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, format_for, require_format
 from g4kv_cli.model.workload import Workload as Asked
 from g4kv_cli.providers.manifest_provider import ManifestProvider
 from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
@@ -59,6 +60,7 @@ class Request:
     with_baseline: bool = False
     asked: tuple[Asked, ...] = ()
     """Batches of the user's own in place of the workload's shapes."""
+    kv_formats: tuple[KvFormat, ...] = (SPLIT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     """Every shape with every configuration. Raises UsageError for overrides that the workload does not have."""
     if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
         raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
+    if SPLIT not in request.kv_formats:
+        _require_folded(request)
     shapes: list[Shape] = []
     asked: dict[str, Asked] = {}
     for one in request.asked:
@@ -85,8 +89,12 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
         asked[shapes[-1].id] = one
     for geometry in request.geometries if not request.asked else ():
         require_served(geometry)
-        shapes += _overridden(request, geometry) or shapes_of(request.workload, geometry, request.preset)
-        for mixed in mixed_batches(geometry, request.preset) if request.workload in ("prefill", "all") else ():
+        for kv_format in request.kv_formats:
+            if format_for(geometry, kv_format) == kv_format:
+                found = _overridden(request, geometry, kv_format)
+                shapes += found or shapes_of(request.workload, geometry, request.preset, kv_format)
+        mixes = request.workload in ("prefill", "all") and SPLIT in request.kv_formats
+        for mixed in mixed_batches(geometry, request.preset) if mixes else ():
             shapes.append(workload_shape(mixed))
             asked[shapes[-1].id] = mixed
     if not shapes:
@@ -103,7 +111,7 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
             ours = with_baseline(ours, BASELINE_SUFFIX)
         variants[shape.id] = {one.name: one for one in ours}
         cells += [_planned(shape, one.name, one.form, one.num_splits) for one in ours]
-        for provider in request.providers:
+        for provider in () if shape.kv_format else request.providers:
             theirs = provider_variants(provider, shape, unalternated)
             variants[shape.id] |= theirs
             cells += [_planned(shape, name, one.form, one.num_splits) for name, one in theirs.items()]
@@ -111,18 +119,28 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     return Plan(tuple(shapes), tuple(cells), variants, asked)
 
 
-def _overridden(request: Request, geometry: Geometry) -> list[Shape]:
+def _require_folded(request: Request) -> None:
+    """Raises UsageError for what has no shapes of folded rows alone."""
+    require_format(request.geometries, FOLDED)
+    if request.workload == "prep":
+        raise UsageError("--kv-format goes with decode and prefill: g4kv bench prep writes split rows")
+    others = [option for option, given in (("--peer", request.peers), ("--provider", request.providers)) if given]
+    if others:
+        raise UsageError(f"{others[0]} reads whole rows of K: say --kv-format both, or leave one of the two out")
+
+
+def _overridden(request: Request, geometry: Geometry, kv_format: KvFormat) -> list[Shape]:
     """Decode shapes of the given batches and lengths; the preset's where only one of the two is given."""
     if not (request.batches or request.kv_lens):
         return []
-    usual = shapes_of("decode", geometry, request.preset)
+    usual = shapes_of("decode", geometry, request.preset, kv_format)
     batches = request.batches or tuple(dict.fromkeys(shape.batch for shape in usual)) or (1,)
     lengths = request.kv_lens or tuple(dict.fromkeys(shape.kv_len for shape in usual))
     if max(lengths) > geometry.max_positions:
         raise UsageError(
             f"--kv-len {max(lengths)} is past the {geometry.max_positions} positions of {geometry.name}: give no more"
         )
-    return [decode_shape(geometry, batch, kv_len) for kv_len in lengths for batch in batches]
+    return [decode_shape(geometry, batch, kv_len, kv_format) for kv_len in lengths for batch in batches]
 
 
 def _planned(shape: Shape, configuration: str, form: str, num_splits: int) -> Measurement:

@@ -77,17 +77,16 @@ def decide_cell(record: BenchRecord, shape: Shape) -> CellVerdict | None:
 
 
 def decide(record: BenchRecord) -> tuple[GeometryVerdict, ...]:
-    """The verdicts of every geometry whose decode forms were measured, in the order of the record."""
+    """The verdicts of every geometry and format whose decode forms were measured, in the order of the record."""
     verdicts = []
-    for name in dict.fromkeys(shape.geometry for shape in record.shapes if shape.kind == "decode"):
-        shapes = [shape for shape in record.shapes if shape.kind == "decode" and shape.geometry == name]
+    for pool in dict.fromkeys(shape.pool for shape in record.shapes if shape.kind == "decode"):
+        shapes = [shape for shape in record.shapes if shape.kind == "decode" and shape.pool == pool]
         cells = [cell for cell in (decide_cell(record, shape) for shape in shapes) if cell is not None]
         if cells:
             rule = split_rule(record, cells)
             first = shapes[0]
-            verdicts.append(
-                GeometryVerdict(name, first.family, first.num_kv_heads, tuple(cells), sentences(cells), rule)
-            )
+            names = (first.geometry, first.kv_format, pool, first.family, first.num_kv_heads)
+            verdicts.append(GeometryVerdict(*names, tuple(cells), sentences(cells), rule))
     return tuple(verdicts)
 
 

@@ -12,6 +12,7 @@ from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefi
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model import workload as asked
 from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, k_dim_of
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.records.bench import Shape
 
@@ -74,24 +75,24 @@ _PREP_TOKENS: dict[Preset, tuple[int, ...]] = {
 }
 
 
-def shapes_of(workload: Workload, geometry: Geometry, preset: Preset) -> list[Shape]:
-    """The shapes of a workload, in the order of the run."""
+def shapes_of(workload: Workload, geometry: Geometry, preset: Preset, kv_format: KvFormat = SPLIT) -> list[Shape]:
+    """The shapes of a workload, in the order of the run; those of prep are of split rows."""
     found: list[Shape] = []
     if workload in ("decode", "all"):
         batches, lengths = _DECODE_BATCHES[preset], _DECODE_KV[preset][geometry.family]
         found += [
-            decode_shape(geometry, batch, kv_len)
+            decode_shape(geometry, batch, kv_len, kv_format)
             for kv_len in lengths
             for batch in batches
             if kv_len <= geometry.max_positions and (geometry.window is not None or batch * kv_len <= MAX_PRESET_TOKENS)
         ]
     if workload in ("prefill", "all"):
         found += [
-            prefill_shape(geometry, chunk, history)
+            prefill_shape(geometry, chunk, history, kv_format)
             for chunk, history in _PREFILL[preset]
             if chunk + history <= geometry.max_positions
         ]
-    if workload in ("prep", "all"):
+    if workload in ("prep", "all") and kv_format == SPLIT:
         found += [prep_shape(geometry, entry, tokens) for entry in entries_for(geometry, "prep") for tokens in
                   _PREP_TOKENS[preset] if tokens <= geometry.max_positions]  # fmt: skip
     return found
@@ -130,13 +131,14 @@ def mixed_batch(geometry: Geometry, chunk: int, history: int, decoding: int) -> 
     return asked.lay_out(spec, geometry)
 
 
-def decode_shape(geometry: Geometry, batch: int, kv_len: int) -> Shape:
+def decode_shape(geometry: Geometry, batch: int, kv_len: int, kv_format: KvFormat = SPLIT) -> Shape:
     """``batch`` requests of ``kv_len`` keys, one query token each."""
     visible = kv_len if geometry.window is None else min(kv_len, geometry.window)
-    return _attention_shape(geometry, "decode", f"batch{batch}/kv{kv_len}", batch, 1, kv_len, visible, visible)
+    name = f"batch{batch}/kv{kv_len}"
+    return _attention_shape(geometry, "decode", name, batch, 1, kv_len, visible, visible, kv_format)
 
 
-def prefill_shape(geometry: Geometry, chunk: int, history: int) -> Shape:
+def prefill_shape(geometry: Geometry, chunk: int, history: int, kv_format: KvFormat = SPLIT) -> Shape:
     """One request: ``chunk`` new tokens on top of ``history`` tokens."""
     kv_len, window = chunk + history, geometry.window
     visible = kv_len if window is None else min(kv_len, window - 1 + chunk)
@@ -147,7 +149,7 @@ def prefill_shape(geometry: Geometry, chunk: int, history: int) -> Shape:
         growing = max(0, min(chunk, window - 1 - history))
         pairs = growing * history + growing * (growing + 1) // 2 + (chunk - growing) * window
     name = f"chunk{chunk}/history{history}"
-    return _attention_shape(geometry, "prefill", name, 1, chunk, kv_len, visible, pairs)
+    return _attention_shape(geometry, "prefill", name, 1, chunk, kv_len, visible, pairs, kv_format)
 
 
 def workload_shape(workload: asked.Workload) -> Shape:
@@ -193,13 +195,14 @@ def _attention_shape(
     kv_len: int,
     visible: int,
     pairs: int,
+    kv_format: KvFormat,
 ) -> Shape:
     """K and V of the visible keys and Q read once, the output written once; two products of head_dim a pair."""
     head_dim, heads = geometry.head_dim, geometry.num_qo_heads
     row_bytes = batch * tokens * heads * head_dim * ELEMENT_BYTES
-    kv_bytes = 2 * batch * visible * geometry.num_kv_heads * head_dim * ELEMENT_BYTES
-    return Shape(
-        id=f"{kind}/{geometry.name}/{name}",
+    kv_bytes = batch * visible * geometry.num_kv_heads * (k_dim_of(geometry, kv_format) + head_dim) * ELEMENT_BYTES
+    shape = Shape(
+        id="",
         kind=kind,
         geometry=geometry.name,
         family=geometry.family,
@@ -214,7 +217,9 @@ def _attention_shape(
         read_bytes=kv_bytes + row_bytes,
         write_bytes=row_bytes,
         flops=4 * head_dim * heads * batch * pairs,
+        kv_format="folded" if kv_format == FOLDED else "",
     )
+    return replace(shape, id=f"{kind}/{shape.pool}/{name}")
 
 
 def prep_shape(geometry: Geometry, entry: Entry, tokens: int) -> Shape:

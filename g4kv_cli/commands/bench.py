@@ -79,6 +79,7 @@ def _request_of(options: BenchOptions) -> Request:
         peers=select_peers(options.peer),
         providers=read_providers(options.provider),
         with_baseline=options.alternates,
+        kv_formats=options.kv_formats,
     )
 
 

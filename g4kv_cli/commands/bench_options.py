@@ -23,10 +23,12 @@ from g4kv_cli.commands.options import (
 )
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.kv_format import KV_FORMATS, SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import INT32_MAX
 from g4kv_cli.records.bench import BenchRecord, read_bench_record
 
 BUILT_IN = "built-in"
+BOTH = "both"
 DEFAULT_GEOMETRY = "12b-local"
 DEFAULT_THRESHOLD = "5%"
 _file = click.Path(dir_okay=False, path_type=Path)
@@ -46,6 +48,7 @@ class BenchOptions:
     splits: tuple[int, ...] | None
     workload_path: Path | None
     shape: str | None
+    kv_format: str
     device: str
     require_gpu: bool
     kernels: Path | None
@@ -72,6 +75,11 @@ class BenchOptions:
     def asked(self) -> Asked:
         """Requests of the user's own in place of the shapes, if there are any."""
         return Asked(self.workload_path, self.shape, self.geometry, self.tp)
+
+    @property
+    def kv_formats(self) -> tuple[KvFormat, ...]:
+        """Of the pools that are measured."""
+        return KV_FORMATS if self.kv_format == BOTH else tuple(one for one in KV_FORMATS if one == self.kv_format)
 
     @property
     def baseline_is_record(self) -> bool:
@@ -137,9 +145,9 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 _REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
 _PLAN = frozenset(
     ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline",
-     "workload_path", "shape")
+     "workload_path", "shape", "kv_format")
 )  # fmt: skip
-_NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path")
+_NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path", "kv_format")
 """What --workload and --shape say themselves, or what a single batch has not."""
 _MODES: dict[str, frozenset[str]] = {
     "list_peers": frozenset(),
@@ -182,6 +190,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--kv-len", callback=_counts, metavar="N[,N...]", help="Decode: these lengths, not the preset's."),
     click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts."),
     asked_options,
+    click.option(
+        "--kv-format",
+        type=click.Choice([*KV_FORMATS, BOTH]),
+        default=SPLIT,
+        show_default=True,
+        help="Decode and prefill: how rows of K lie in the pool, whole (split) or, where V is made of raw K, their "
+        "rotated columns alone (folded).",
+    ),
     device_options,
     kernels_option,
     variant_option,

@@ -106,6 +106,7 @@ def _planned_record(
             "cold": not options.no_cold,
             "baseline": options.baseline or "",
             "variant": options.variant,
+            "kv_format": options.kv_format,
             **({"asked": options.asked.values()} if options.asked else {}),
         },
         ceilings=run.ceilings,

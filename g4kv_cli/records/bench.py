@@ -40,7 +40,8 @@ class Shape:
 
     ``requests``: (keys, new tokens) of each, where they are no equals; ``kv_len``, ``tokens`` and ``visible_keys`` are
     then the largest. ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once.
-    ``flops`` count a multiply and an add as two.
+    ``flops`` count a multiply and an add as two. ``kv_format``: how rows of K lie in the
+    pool, empty for split.
     """
 
     id: str
@@ -59,6 +60,12 @@ class Shape:
     write_bytes: int
     flops: int
     requests: tuple[tuple[int, ...], ...] = ()
+    kv_format: Literal["", "folded"] = ""
+
+    @property
+    def pool(self) -> str:
+        """The geometry and, where it is not the usual one, its pool's format: what tables and verdicts go by."""
+        return f"{self.geometry}-{self.kv_format}" if self.kv_format else self.geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +210,7 @@ def _require_sense(record: BenchRecord) -> None:
         require(0 <= one.visible_keys <= one.kv_len, f"{one.id}: visible_keys is not between 0 and kv_len")
         require(min(one.read_bytes, one.write_bytes) >= 0 and one.flops >= 0, f"{one.id}: a size is negative")
         require(one.read_bytes + one.write_bytes > 0, f"{one.id}: moves no bytes")
-        prefix = f"{one.kind}/{one.geometry}/"
+        prefix = f"{one.kind}/{one.pool}/"
         require(one.id.startswith(prefix) and one.id != prefix, f"{one.id}: the id does not begin with {prefix}")
     known = {shape.id for shape in record.shapes}
     require(len(known) == len(record.shapes), "two shapes have one id")

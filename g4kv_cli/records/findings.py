@@ -67,9 +67,11 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True)
 class GeometryVerdict:
-    """The decode verdict of a geometry: per cell, in sentences, and as a rule."""
+    """The decode verdict of a geometry and format of its pool (Shape.pool): per cell, in sentences, and as a rule."""
 
     geometry: str
+    kv_format: str
+    pool: str
     family: str
     num_kv_heads: int
     cells: tuple[CellVerdict, ...]

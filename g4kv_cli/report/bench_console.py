@@ -67,11 +67,11 @@ class BenchConsole:
 
     def tables(self, analysis: Analysis) -> None:
         """One table for each workload of each geometry; ours and the best peers, each against its ceiling."""
-        keys = dict.fromkeys((row.shape.geometry, row.shape.kind) for row in analysis.rows)
-        for geometry, kind in keys:
-            rows = [row for row in analysis.rows if (row.shape.geometry, row.shape.kind) == (geometry, kind)]
+        keys = dict.fromkeys((row.shape.pool, row.shape.kind) for row in analysis.rows)
+        for pool, kind in keys:
+            rows = [row for row in analysis.rows if (row.shape.pool, row.shape.kind) == (pool, kind)]
             self._out.print()
-            print_table(self._out, measurement_table(f"{geometry}, {kind}", rows), keys=2)
+            print_table(self._out, measurement_table(f"{pool}, {kind}", rows), keys=2)
 
     def verdicts(self, verdicts: Sequence[GeometryVerdict]) -> None:
         """The winners per cell, the sentences, the rule."""
@@ -191,7 +191,7 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Table:
 
 def verdict_table(verdict: GeometryVerdict, batches: Sequence[int]) -> Table:
     """kv_len down, these batches across; in a cell the lines of cell_lines."""
-    table = _table(f"{verdict.geometry}: which decode form")
+    table = _table(f"{verdict.pool}: which decode form")
     table.add_column("kv_len", justify="right", no_wrap=True)
     for batch in batches:
         table.add_column(f"batch {batch}", no_wrap=True)

@@ -51,8 +51,8 @@ def page(analysis: Analysis, renderer: Renderer | None = render) -> str:
     if renderer is None:
         parts.append("<p>This page was written where matplotlib is not installed, so it has no plots.</p>")
     for verdict in analysis.verdicts:
-        parts += [f"<h2>{_text(verdict.geometry)}: which decode form</h2>", _verdict(verdict)]
-        for name in (f"{verdict.geometry}-winners", f"{verdict.geometry}-time"):
+        parts += [f"<h2>{_text(verdict.pool)}: which decode form</h2>", _verdict(verdict)]
+        for name in (f"{verdict.pool}-winners", f"{verdict.pool}-time"):
             parts += _figure(plots.pop(name), renderer)
     if "roofline" in plots and renderer is not None:
         parts += ["<h2>Roofline</h2>", *_figure(plots["roofline"], renderer)]
@@ -121,14 +121,14 @@ def _figure(plot: Plot, renderer: Renderer | None) -> list[str]:
 
 
 def _tables(rows: Sequence[Row]) -> Iterable[str]:
-    for geometry, kind in dict.fromkeys((row.shape.geometry, row.shape.kind) for row in rows):
-        here = [row for row in rows if (row.shape.geometry, row.shape.kind) == (geometry, kind)]
+    for pool, kind in dict.fromkeys((row.shape.pool, row.shape.kind) for row in rows):
+        here = [row for row in rows if (row.shape.pool, row.shape.kind) == (pool, kind)]
         names = ("shape", "bytes", "configuration", "time", "+-", "rate", "of ceiling", "x floor", "cold", "warm", "")
         head = "".join(f'<th class="n">{name}</th>' if name in _NUMBERS else f"<th>{name}</th>" for name in names)
         body = "\n".join(_table_rows(here))
         count = len(here)
         yield (
-            f"<details><summary>{_text(geometry)}, {_text(kind)}: {count} measurements</summary>\n"
+            f"<details><summary>{_text(pool)}, {_text(kind)}: {count} measurements</summary>\n"
             f'<div class="scroll"><table><tr>{head}</tr>\n{body}\n</table></div></details>'
         )
 

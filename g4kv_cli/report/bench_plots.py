@@ -73,19 +73,19 @@ def plots_of(analysis: Analysis) -> list[Plot]:
             )
         )
     for verdict in analysis.verdicts:
-        rows = [row for row in timed if row.shape.geometry == verdict.geometry and row.shape.kind == "decode"]
+        rows = [row for row in timed if row.shape.pool == verdict.pool and row.shape.kind == "decode"]
         plots.append(
             Plot(
-                f"{verdict.geometry}-time",
-                f"{verdict.geometry}: time of a decode call",
+                f"{verdict.pool}-time",
+                f"{verdict.pool}: time of a decode call",
                 "Time over kv_len for each form, one panel a batch size; bands from the first to the third quartile",
                 lambda figure, rows=rows: _times(figure, rows),  # type: ignore[misc]
             )
         )
         plots.append(
             Plot(
-                f"{verdict.geometry}-winners",
-                f"{verdict.geometry}: which decode form",
+                f"{verdict.pool}-winners",
+                f"{verdict.pool}: which decode form",
                 "The fastest form for each batch size and kv_len, and by how much the other kind is slower",
                 lambda figure, verdict=verdict: _winners(figure, verdict),  # type: ignore[misc]
             )

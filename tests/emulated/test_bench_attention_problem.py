@@ -85,6 +85,19 @@ def test_right_kernels_pass_and_another_pool_s_result_does_not(geometry, form, l
     assert "checked rows are wrong, first at request 1, token 0" in problem.check(out, 0)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_folded_pools_are_read_as_folded_kernels_read_them(
+    form: str, library: KernelLibrary, arena: NoiseArena
+) -> None:
+    problem = attention_problem(decode_shape(GLOBAL, 2, 33, "folded"), GLOBAL, arena, 2, seed=1)
+    out = _out(problem, library, 1, form)
+    assert any("folded" in name for name in library.launched)
+    assert problem.check(out, 1) == ""
+    split = attention_problem(decode_shape(GLOBAL, 2, 33), GLOBAL, arena, 2, seed=1)
+    assert "checked rows are wrong" in split.check(out, 1)
+    assert "checked rows are wrong" in problem.check(_out(split, library, 1, form), 1)
+
+
 def test_renewed_queries_make_an_old_result_wrong(library: KernelLibrary, arena: NoiseArena) -> None:
     problem = attention_problem(decode_shape(LOCAL, 2, 33), LOCAL, arena, 1, seed=1)
     out = _out(problem, library, 0)

@@ -49,6 +49,22 @@ def test_decode_from_the_command_to_the_record(device: FakeCuda) -> None:
     assert device._allocations == []
 
 
+def test_folded_pools_from_the_command_to_the_record(device: FakeCuda) -> None:
+    options = ("--geometry", "12b-global", "--batch", "1", "--kv-len", "17", "--splits", "2", "--kv-format", "folded")
+    result = invoke(*options, "--json", "folded.json", "--dispatch", "dispatch.json")
+    assert result.return_value == 0, result.stdout
+    record = read_bench_record(Path("folded.json"), "--from")
+    assert [(shape.id, shape.kv_format) for shape in record.shapes] == [
+        ("decode/12b-global@tp8-folded/batch1/kv17", "folded")
+    ]
+    assert [(item.configuration, item.status) for item in record.measurements] == [
+        (name, "measured") for name in ("a", "b", "c2")
+    ]
+    assert "12b-global@tp8-folded: which decode form" in result.stdout
+    (table,) = json.loads(Path("dispatch.json").read_text(encoding="utf-8"))["geometries"].values()
+    assert (table["geometry"], table["kv_format"]) == ("12b-global@tp8", "folded")
+
+
 def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     from g4kv_cli.bench import workloads
 

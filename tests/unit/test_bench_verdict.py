@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from g4kv_cli.bench.analysis import analyse
-from g4kv_cli.bench.dispatch import dispatch_text
+from g4kv_cli.bench.dispatch import dispatch_table, dispatch_text
 from g4kv_cli.bench.verdict import decide, splits_by_rule, uncertainty
 from g4kv_cli.bench.workloads import decode_shape
 from g4kv_cli.model.geometry import GEOMETRIES
@@ -129,6 +130,22 @@ def test_the_dispatch_table(sample: BenchRecord) -> None:
     ]  # fmt: skip
     assert geometry["rule"]["target_blocks"] == 256
     assert geometry["num_kv_heads"] == 8
+
+
+def test_a_folded_pool_has_a_verdict_of_its_own(sample: BenchRecord) -> None:
+    """The same times for both formats, in one record."""
+    folded = {shape.id: replace(shape, id=_of_folded(shape.id), kv_format="folded") for shape in sample.shapes}
+    measured = tuple(
+        replace(item, id=_of_folded(item.id), shape=_of_folded(item.shape)) for item in sample.measurements
+    )
+    both = replace(sample, shapes=(*sample.shapes, *folded.values()), measurements=(*sample.measurements, *measured))
+    table = dispatch_table(analyse(both))["geometries"]
+    assert list(table) == ["12b-local", "12b-local-folded"]
+    assert table["12b-local-folded"] == table["12b-local"] | {"geometry": "12b-local", "kv_format": "folded"}
+
+
+def _of_folded(identifier: str) -> str:
+    return identifier.replace("/12b-local/", "/12b-local-folded/")
 
 
 def test_rows_stand_against_the_ceilings_of_the_run(sample: BenchRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from g4kv_cli.bench.peers import select_peers
 from g4kv_cli.bench.roofline import floor_of, is_impossible
 from g4kv_cli.bench.run import H200, Request, free_name, make_plan, record_directory
 from g4kv_cli.bench.workloads import (
@@ -41,6 +42,14 @@ def test_a_global_decode_reads_every_key() -> None:
     shape = decode_shape(G12, 1, 131072)
     assert shape.read_bytes == 2 * 131072 * 1 * 512 * 2 + 16 * 512 * 2
     assert shape.flops == 4 * 512 * 16 * 131072
+
+
+def test_a_folded_decode_reads_the_rotated_columns_of_k_and_all_of_v() -> None:
+    split, folded = decode_shape(G31, 4, 8192), decode_shape(G31, 4, 8192, "folded")
+    assert folded.id == "decode/31b-global-folded/batch4/kv8192"
+    assert folded.read_bytes == 4 * 8192 * 4 * (128 + 512) * 2 + 4 * 32 * 512 * 2
+    assert (folded.flops, folded.write_bytes) == (split.flops, split.write_bytes)
+    assert prefill_shape(G31, 512, 512, "folded").read_bytes < prefill_shape(G31, 512, 512).read_bytes
 
 
 @pytest.mark.parametrize(
@@ -145,6 +154,30 @@ def test_a_plan_with_a_baseline_has_everything_twice() -> None:
 def test_overrides_belong_to_decode() -> None:
     with pytest.raises(UsageError, match="--batch, --kv-len and --splits go with g4kv bench decode alone"):
         make_plan(Request("prep", (L12,), "quick", batches=(1,)))
+
+
+def test_a_plan_of_both_formats_has_the_folded_shapes_of_what_folds() -> None:
+    request = Request("decode", (L12, G12), "quick", batches=(2,), kv_lens=(64,), kv_formats=("split", "folded"))
+    plan = make_plan(request)
+    assert [shape.pool for shape in plan.shapes] == ["12b-local", "12b-global", "12b-global-folded"]
+    names = [[cell.configuration for cell in plan.cells if cell.shape == shape.id] for shape in plan.shapes[1:]]
+    assert names[0] == names[1]
+    alone = make_plan(Request("all", (L12, G12), "quick", kv_formats=("folded",)))
+    assert {(shape.kind, shape.pool) for shape in alone.shapes} == {
+        (kind, "12b-global-folded") for kind in ("decode", "prefill")
+    }
+
+
+def test_what_has_no_folded_shapes_is_said() -> None:
+    with pytest.raises(UsageError, match="12b-local has no folded format of K and V: its V is not made of raw K"):
+        make_plan(Request("decode", (L12,), "quick", kv_formats=("folded",)))
+    with pytest.raises(UsageError, match="--kv-format goes with decode and prefill"):
+        make_plan(Request("prep", (G12,), "quick", kv_formats=("folded",)))
+    peers = select_peers(("torch",))
+    with pytest.raises(UsageError, match="--peer reads whole rows of K: say --kv-format both"):
+        make_plan(Request("decode", (G12,), "quick", peers=peers, kv_formats=("folded",)))
+    both = make_plan(Request("decode", (G12,), "quick", (1,), (64,), peers=peers, kv_formats=("split", "folded")))
+    assert {cell.shape for cell in both.cells if cell.form == "peer"} == {"decode/12b-global/batch1/kv64"}
 
 
 def test_one_override_keeps_the_preset_s_other_axis() -> None:

@@ -112,8 +112,8 @@ def select_peers(names: Sequence[str]) -> tuple[Peer, ...]:
 
 
 def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
-    """The configurations of these peers at a shape; they take batches of equals."""
-    if shape.requests:
+    """The configurations of these peers at a shape; they take batches of equals and whole rows of K."""
+    if shape.requests or shape.kv_format:
         return []
     return [f"{PEER_PREFIX}{peer.name}" for peer in peers if shape.kind in peer.kinds]
 
