@@ -17,6 +17,7 @@ from g4kv_cli.entries.clusters import cluster_blocks
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat
 
 pytestmark = pytest.mark.gpu
 
@@ -49,16 +50,26 @@ class _Watched(CudaDevice):
         super().launch(kernel, launch)
 
 
-def _cases(geometry: str, text: str) -> list[AttentionCase]:
-    return [case for case in attention_cases(GEOMETRIES[geometry], seed=1) if text in case.id]
+def _cases(geometry: str, kv_format: KvFormat, text: str) -> list[AttentionCase]:
+    return [case for case in attention_cases(GEOMETRIES[geometry], seed=1, kv_format=kv_format) if text in case.id]
 
 
 @pytest.mark.parametrize("variant", ["sm_90a", "portable"])
-@pytest.mark.parametrize("geometry", ["12b-local", "12b-global", "31b-global"])
-def test_both_paths_pass_where_they_are_asked_for(geometry: str, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("geometry", "kv_format"),
+    [
+        ("12b-local", SPLIT),
+        ("12b-global", SPLIT),
+        ("31b-global", SPLIT),
+        ("12b-global", FOLDED),
+        ("31b-global", FOLDED),
+    ],
+)
+def test_both_paths_pass_where_they_are_asked_for(geometry: str, kv_format: KvFormat, variant: str) -> None:
     device = _Watched()
     library = KernelLibrary(device, variant=variant)
-    named = (*_cases(geometry, "/ragged"), *_cases(geometry, "kv-sweep"), *_cases(geometry, "long-history"))
+    texts = ("/ragged", "kv-sweep", "long-history", "splits/112-in-clusters")
+    named = [case for text in texts for case in _cases(geometry, kv_format, text)]
     cases = [case for case in named if case.form != "prefill"]
     for case in cases:
         result = run_attention_case(case, library, "")
