@@ -40,6 +40,11 @@ def can_fold(geometry: Geometry) -> bool:
     return geometry.k_eq_v and 2 * geometry.num_rotated_pairs == folded < geometry.head_dim
 
 
+def formats_of(geometry: Geometry) -> tuple[KvFormat, ...]:
+    """The formats that pools of the geometry may have."""
+    return KV_FORMATS if can_fold(geometry) else (SPLIT,)
+
+
 def format_for(geometry: Geometry, kv_format: KvFormat) -> KvFormat:
     """The format that a pool of the geometry has where this one is asked for: split where it does not fold."""
     return kv_format if can_fold(geometry) else SPLIT

@@ -53,6 +53,15 @@ class Products:
         return Products(self.dots[..., which], self.magnitudes[..., which], self.head_dim)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreParts:
+    """Scores that are made otherwise in part: over these ``columns`` they may differ by ``share`` of the magnitudes
+    that they are sums of."""
+
+    columns: npt.NDArray[np.intp]
+    share: float
+
+
 def visible_keys(query_positions: Array, key_positions: Array, window_left: int) -> npt.NDArray[np.bool_]:
     """[queries, keys]: True where the key is not after the query and at most ``window_left`` before it (-1: any)."""
     distance = np.asarray(query_positions)[:, None] - np.asarray(key_positions)[None, :]
@@ -62,14 +71,14 @@ def visible_keys(query_positions: Array, key_positions: Array, window_left: int)
 
 def attend(
     q: Array, k: Array, v: Array, *, first_key: int, window_left: int, sm_scale: float, roundings: int = 1,
-    rounds_scores: bool = False,
+    rounds_scores: bool = False, differing: ScoreParts | None = None,
 ) -> ExpectedAttention:  # fmt: skip
     """Attention of one request's chunk.
 
     ``q`` [q_len, num_qo_heads, head_dim]; ``k``, ``v`` [keys, num_kv_heads, head_dim], row 0 at position
     ``first_key``. The last query stands at the last key. ``roundings`` to bf16 come between
-    the weights and the result's own; with ``rounds_scores`` one more is on each score. ValueError if a query sees no
-    key.
+    the weights and the result's own; with ``rounds_scores`` one more is on each score. ``differing``: what else scores
+    may be off by. ValueError if a query sees no key.
     """
     q_len, num_qo_heads, head_dim = q.shape
     keys, num_kv_heads, _ = k.shape
@@ -81,9 +90,14 @@ def attend(
         raise ValueError("a query sees no key")
     # [kv_head][token, head of the group][...]: the heads of a group share their keys.
     grouped = np.asarray(q, np.float64).reshape(q_len, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
-    products = multiply(grouped.reshape(num_kv_heads, q_len * group, head_dim), k.transpose(1, 0, 2))
+    rows, keys_of_heads = grouped.reshape(num_kv_heads, q_len * group, head_dim), k.transpose(1, 0, 2)
+    products = multiply(rows, keys_of_heads)
     row_sees = np.repeat(seen, group, axis=0)[None]
-    weighed = weigh(products, row_sees, v.transpose(1, 0, 2), sm_scale, roundings, rounds_scores)
+    off = None
+    if differing is not None:
+        some = differing.columns
+        off = differing.share * multiply(rows[..., some], keys_of_heads[..., some]).magnitudes
+    weighed = weigh(products, row_sees, v.transpose(1, 0, 2), sm_scale, roundings, rounds_scores, off)
     value, rounding, lse, lse_limit = weighed
 
     def back(values: Float64) -> Float64:
@@ -107,11 +121,12 @@ def multiply(rows: Array, k: Array) -> Products:
 
 def weigh(
     products: Products, row_sees: npt.NDArray[np.bool_], v: Array, sm_scale: float, roundings: int = 1,
-    rounds_scores: bool = False,
+    rounds_scores: bool = False, off: Float64 | None = None,
 ) -> tuple[Float64, Rounding, Float64, Float64]:  # fmt: skip
     """Value, rounding, lse and its limit of rows from their products with the keys.
 
-    ``row_sees`` [1 or num_kv_heads, rows, keys]; ``v`` [num_kv_heads, keys, columns], any of its columns.
+    ``row_sees`` [1 or num_kv_heads, rows, keys]; ``v`` [num_kv_heads, keys, columns], any of its columns. ``off``
+    [num_kv_heads, rows, keys]: what else each product may be off by.
     """
     keys = products.dots.shape[-1]
     v64 = np.asarray(v, np.float64)
@@ -127,6 +142,8 @@ def weigh(
     errors = weight_errors(abs(sm_scale) * products.magnitudes, bits, products.head_dim, keys)
     if rounds_scores:
         errors += np.expm1(np.where(row_sees, HALF_ULP_RELATIVE * np.abs(scores), 0))
+    if off is not None:
+        errors += np.expm1(np.where(row_sees, abs(sm_scale) * off, 0))
     mean_error = (weights * errors).sum(axis=-1, keepdims=True)
     size, square = np.abs(v64), np.square(v64)
     sums = KeySums(

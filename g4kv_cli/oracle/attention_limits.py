@@ -68,6 +68,10 @@ MMA_STEP_RELATIVE = (17 / 4 + 1) * 2 * U_FLOAT32
 EXP2_RELATIVE = 2.0**-22
 EPILOGUE_RELATIVE = 2.0**-20
 LOG2_E = 1.4426950408889634
+FOLD_SHARE = 2 * ((1 + HALF_ULP_RELATIVE) ** 2 - 1) / (1 - HALF_ULP_RELATIVE) ** 2
+"""What folding does to a score: in a column that does not turn, q k of split rows are two bf16 numbers and q' v of
+folded rows are, each within h of what it rounds. Both products are within (1 + h)^2 - 1 of the same exact one, so they
+differ by no more than that much twice; |exact| is at most |q' v| / (1 - h)^2, and this is relative to |q' v|."""
 _TINY = float(np.finfo(np.float64).tiny)
 _ALIKE_BINS = 1536
 """Twelve below the largest score: what lies deeper is one bin, of 6e-6 of a weight a key."""

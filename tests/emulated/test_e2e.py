@@ -8,18 +8,25 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from seeding import seed
 
 from g4kv_cli.cases.e2e import replay
+from g4kv_cli.cases.e2e.caches import as_split_rows
 from g4kv_cli.cases.e2e.every import end_to_end_cases
 from g4kv_cli.cases.e2e.execute import run_replay_case
 from g4kv_cli.cases.e2e.far import FarCase, far_cases, run_far_case
+from g4kv_cli.cases.e2e.localise import relative_rms
 from g4kv_cli.cases.e2e.recorded_model import Float32
 from g4kv_cli.cases.e2e.table import ReplayCase
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.inputs import make_inputs, turning_columns
 from g4kv_cli.main import run as g4kv
+from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.oracle.bfloat16 import round_to_bf16
+from g4kv_cli.oracle.reference import expected_folded_query, expected_rotated, expected_value_rows
 from g4kv_cli.records.run import CaseResult
 
 MODELS = Path(__file__).resolve().parent.parent / "golden" / "greedy"
@@ -70,6 +77,39 @@ def test_every_way_of_serving_gives_the_same_verdict(library: KernelLibrary) -> 
     assert digests["default"] == digests["decode/prefill-entry"]
     # Chunks of one token are cut into other tiles: the bits show that this was another run.
     assert digests["default"] != digests["prefill/chunk1"]
+
+
+def test_folded_pools_give_the_recorded_tokens(library: KernelLibrary) -> None:
+    """The global layers' rows are folded, the local ones' split; the bits are those of another run."""
+    digests = {}
+    for name in ("default", "folded", "folded/mixed/page1-chunk5-splits2"):
+        library.launched.clear()
+        digests[name] = _require_green(run_replay_case(_short(f"e2e/12b_p7/{name}"), library, ""))
+        folded = {symbol for symbol in library.launched if "folded" in symbol}
+        assert bool(folded) == name.startswith("folded")
+        assert not any("hd256" in symbol for symbol in folded)
+    assert digests["default"] != digests["folded"]
+
+
+def test_what_is_told_of_folded_rows_is_what_split_rows_would_be() -> None:
+    geometry = GEOMETRIES["12b-global"]
+    inputs = make_inputs(
+        geometry, "random", seed=4, positions=range(5, 9), rotary_dim=512, table_positions=9, with_v=False, folded=True
+    )
+    turning = turning_columns(geometry)
+    q, k = (
+        expected_rotated(rows, weight, inputs.cos, inputs.sin).value
+        for rows, weight in ((inputs.q, inputs.q_weight), (inputs.k, inputs.k_weight))
+    )
+    folded = expected_folded_query(
+        inputs.q, inputs.q_weight, inputs.k_weight, inputs.cos, inputs.sin, np.isin(np.arange(512), turning)
+    )
+    v = round_to_bf16(expected_value_rows(inputs.k).value)
+    told = as_split_rows(geometry, inputs.k_weight, round_to_bf16(folded.value), round_to_bf16(k[..., turning]), v)
+    for got, want in zip(told, (q, k), strict=True):
+        assert relative_rms(got, want) < 0.005
+    wrong = as_split_rows(geometry, inputs.k_weight, round_to_bf16(q), round_to_bf16(k[..., turning]), v)
+    assert relative_rms(wrong[0], q) > 0.05
 
 
 def test_companions_change_no_bit(library: KernelLibrary) -> None:

@@ -156,6 +156,27 @@ def test_a_pool_of_other_axes_holds_the_same_rows_elsewhere(device: Device, axes
     assert not changed[1:].any()
 
 
+def test_a_folded_pool_holds_rows_of_both_lengths(device: Device) -> None:
+    geometry = GEOMETRIES["31b-global"]
+    store = PoisonedPool(device, geometry, num_pages=4, page_size=PAGE_SIZE, num_layers=2, kv_format="folded")
+    request = PlanRequest.of(kv_len=14, q_len=3, pages=(3, 0, 2, 1), page_size=PAGE_SIZE)
+    random = np.random.default_rng(3)
+    k, v = (random.standard_normal((7, 4, columns)).astype(BF16) for columns in (128, 512))
+    store.fill(request, 1, 5, k, v)
+    for read, written in zip(store.read(request, 1, range(5, 12)), (k, v), strict=True):
+        assert (bits(read) == bits(written)).all()
+    flat = bits(device.read(store.pool.data))
+    assert flat.size == store.pool.layout.pool_elems(4)
+    assert np.count_nonzero(flat != 0xFFFF) == k.size + v.size
+    # Position 8 is slot 0 of its third page, 2: layer 1 begins with the K block, 4 slots of 4 heads of 128.
+    begin = (2 * 2 + 1) * 4 * 4 * 640
+    assert (flat[begin : begin + 128] == bits(k)[3, 0]).all()
+    assert (flat[begin + 4 * 4 * 128 :][:512] == bits(v)[3, 0]).all()
+    assert refusal(store.fill, request, 1, 5, v, v) == ("shape", "k")
+    store.poison(2)
+    assert (bits(store.read(request, 1, range(8, 12))[1]) == 0xFFFF).all()
+
+
 def test_a_pool_refuses_what_it_does_not_hold(device: Device) -> None:
     store = PoisonedPool(device, GEOMETRY, num_pages=3, page_size=PAGE_SIZE, num_layers=1)
     request = PlanRequest.of(kv_len=10, pages=(1, 2), page_size=PAGE_SIZE)

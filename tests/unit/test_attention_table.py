@@ -25,6 +25,7 @@ from g4kv_cli.entries.contract import STRICT
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.model.kv_format import can_fold
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.prefill_plan import check_requests, lay_out
 from g4kv_cli.oracle.attention import merge_states
@@ -174,7 +175,12 @@ def test_recorded_attention_of_every_file_that_has_it() -> None:
     stems = {path.stem for path in GOLDEN.glob("*.npz")}
     attention = {case.id for case in cases if "/attention-" in case.id}
     assert attention == {
-        f"golden/{stem}/attention-{form}" for stem in stems if not stem.endswith("far") for form in _forms_of(stem)
+        f"golden/{stem}/{part}attention-{form}"
+        for stem in stems
+        if not stem.endswith("far")
+        for form in _forms_of(stem)
+        for part in ("", "folded/")
+        if not part or can_fold(GEOMETRIES[stem.partition("_")[0]])
     }
     for case in attention_golden_cases(GOLDEN):
         _check(case)

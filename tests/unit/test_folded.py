@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from g4kv_cli.cases.attention.case import AttentionCase
-from g4kv_cli.cases.attention.inputs import make_attention_inputs, stored_rows
+from g4kv_cli.cases.attention.golden import attention_golden_cases, check_recorded, recorded_tensors
+from g4kv_cli.cases.attention.inputs import expected_attention, make_attention_inputs, stored_rows
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.cases.gate import FOLDED_SAMPLE, gate_cases
 from g4kv_cli.cases.prep.closed_form import closed_form_expected
+from g4kv_cli.cases.prep.golden import read_recording
 from g4kv_cli.cases.prep.table import prep_cases
 from g4kv_cli.cases.serve.table import serve_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
@@ -28,8 +32,10 @@ from g4kv_cli.model.kv_format import can_fold
 from g4kv_cli.model.pool_order import OWN_ORDER
 from g4kv_cli.oracle.attention import attend
 from g4kv_cli.oracle.bfloat16 import BF16, round_to_bf16
+from g4kv_cli.oracle.compare import ROWS, Axes
 from g4kv_cli.oracle.prep import rms_norm
 from g4kv_cli.oracle.reference import expected_folded_query, expected_rotated, expected_value_rows
+from g4kv_cli.oracle.tolerance import HALF_ULP_RELATIVE
 
 FOLDING = tuple(name for name, geometry in GEOMETRIES.items() if can_fold(geometry))
 GLOBAL = GEOMETRIES["12b-global"]
@@ -211,3 +217,31 @@ def test_another_s_kernels_do_not_cover_folded_rows(table: Any) -> None:
     assert (result.status, result.reason) == (
         "not covered", "theirs: its kernels take split rows of K and V, not folded ones",
     )  # fmt: skip
+
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+@pytest.mark.parametrize("stem", ["12b-global_short", "31b-global_offset"])
+def test_recorded_rows_are_what_the_fold_s_limit_takes_them_for(stem: str) -> None:
+    """In the columns that do not turn recorded q and K are the exact ones rounded once, as FOLD_SHARE says."""
+    recording = read_recording(GOLDEN / f"{stem}.npz")
+    still = ~_turning()
+    for x, weight, recorded in (
+        (recording.q, recording.q_weight, recording.q_expect), (recording.k, recording.k_weight, recording.k_expect),
+    ):  # fmt: skip
+        exact, got = rms_norm(x, weight)[..., still], recorded[..., still].astype(np.float64)
+        assert (np.abs(got - exact) <= HALF_ULP_RELATIVE * np.abs(exact) * (1 + 1e-3)).all()
+
+
+def test_recorded_attention_refuses_a_query_without_the_weight_of_k() -> None:
+    case = next(one for one in attention_golden_cases(GOLDEN / "12b-global_short.npz") if one.kv_format == "folded")
+    tensors, recording = recorded_tensors(case), read_recording(GOLDEN / "12b-global_short.npz")
+    expected = expected_attention(case, tensors)
+
+    def findings(q: Any) -> list[Any]:
+        got = expected_attention(case, dataclasses.replace(tensors, q=q)).value.astype(BF16)
+        return list(check_recorded(case, tensors, expected, got, Axes(ROWS)))
+
+    assert findings(tensors.q) == []
+    assert len(findings(recording.q_expect)) == 2

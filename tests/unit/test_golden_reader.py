@@ -134,6 +134,7 @@ def test_which_forms_a_file_is_run_in(tmp_path: Path) -> None:
         shutil.copy(GOLDEN / f"{name}.npz", tmp_path)
     assert {case.id: case.entry for case in golden_cases(tmp_path)} == {
         "golden/12b-global_short/prefill": "qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",
+        "golden/12b-global_short/folded/prefill": "qk_norm_rope_paged_prefill_hd512_k_eq_v_plain_into",
         "golden/12b-local_decode/decode": "qkv_norm_rope_paged_decode_hd256_plain_into",
         "golden/12b-local_far/decode": "qkv_norm_rope_paged_decode_hd256_plain_into",
         "golden/12b-local_short/contiguous": "qk_norm_rope_prefill_hd256_plain_into",
@@ -143,7 +144,8 @@ def test_which_forms_a_file_is_run_in(tmp_path: Path) -> None:
 
 
 def test_far_positions_keep_their_rows() -> None:
-    (case,) = golden_cases(GOLDEN / "12b-global_far.npz")
+    case, folded = golden_cases(GOLDEN / "12b-global_far.npz")
+    assert (case.kv_format, folded.kv_format, folded.placement) == ("split", "folded", case.placement)
     assert case.positions == (1023, 131073, 262143)
     assert case.table_positions == 262144
     assert case.placement is not None

@@ -2,11 +2,14 @@
 
 The keys and values are the recorded cache, so an error of prep does not reach these cases. Two targets: float64
 attention over the recorded bf16 tensors, which the recording holds as float32; and the recorded bf16 attention, which
-rounds scores and weights too. A result of one kernel is off from that by no more than both limits together.
+rounds scores and weights too. A result of one kernel is off from that by no more than both limits together. Folded
+rows are made of the recorded V, and of queries that K's weight went into before their one rounding; what that does to
+scores is stated (attention_limits.py) and allowed for.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +21,18 @@ import numpy.typing as npt
 
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
+from g4kv_cli.cases.prep.build import id_part
 from g4kv_cli.cases.prep.golden import Recording, read_recording
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
+from g4kv_cli.inputs import turning_columns
+from g4kv_cli.model.kv_format import FOLDED, formats_of
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
-from g4kv_cli.oracle.attention import ExpectedAttention
-from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.attention import ExpectedAttention, ScoreParts
+from g4kv_cli.oracle.attention_limits import FOLD_SHARE
+from g4kv_cli.oracle.bfloat16 import BF16, round_to_bf16
 from g4kv_cli.oracle.compare import Axes, compare_values
+from g4kv_cli.oracle.prep import rms_norm
 from g4kv_cli.oracle.reference import Expected
 from g4kv_cli.oracle.tolerance import U_FLOAT32
 from g4kv_cli.records.npz import load_npz, npz_files
@@ -59,9 +67,12 @@ def recorded_tensors(case: AttentionCase) -> AttentionTensors:
     """q, and the recorded cache up to each request's last key."""
     recording, recorded = _read(case)
     lengths = [request.kv_len for request in case.requests]
+    q, k_cache = recording.q_expect, recorded.k_cache
+    if case.kv_format == FOLDED:
+        q, k_cache = _folded(recording, recorded)
     return AttentionTensors(
-        recording.q_expect,
-        tuple(recorded.k_cache[:length] for length in lengths),
+        q,
+        tuple(k_cache[:length] for length in lengths),
         tuple(recorded.v_cache[:length] for length in lengths),
         (0,) * len(lengths),
     )
@@ -73,9 +84,13 @@ def check_recorded(
     """Hold ``got`` [tokens, q heads, head_dim] against both recorded results."""
     _, recorded = _read(case)
     reference = recorded.reference.astype(np.float64)
+    fold = None
+    if case.kv_format == FOLDED:
+        fold = ScoreParts(np.setdiff1d(np.arange(case.geometry.head_dim), turning_columns(case.geometry)), FOLD_SHARE)
+        expected = expected_attention(case, tensors, differing=fold)
     limit = expected.rounding.limit + U_FLOAT32 * np.abs(reference)
     exact = Expected(reference, limit, "bf16 weights and output, float32 sums, the recording's float32")
-    rounded = expected_attention(case, tensors, rounds_scores=True)
+    rounded = expected_attention(case, tensors, rounds_scores=True, differing=fold)
     eager = Expected(
         recorded.eager.astype(np.float64),
         expected.rounding.limit + rounded.rounding.limit,
@@ -90,12 +105,22 @@ def check_recorded(
             yield found
 
 
+def _folded(recording: Recording, recorded: RecordedAttention) -> tuple[Array, Array]:
+    """q with K's weight in the columns that do not turn, rounded once; K with V in those. The others as recorded."""
+    turning = turning_columns(recording.geometry)
+    still = rms_norm(recording.q, recording.q_weight) * recording.k_weight.astype(np.float64)
+    q, k = round_to_bf16(still), recorded.v_cache.copy()
+    q[..., turning], k[..., turning] = recording.q_expect[..., turning], recorded.k_cache[..., turning]
+    return q, k
+
+
 def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
     recorded = _attention_of(recording)
     if recorded is None:
         return
     positions = [int(position) for position in recording.positions]
-    for entry in entries_for(recording.geometry, "attention"):
+    rows = entries_for(recording.geometry, "attention")
+    for kv_format, entry in itertools.product(formats_of(recording.geometry), rows):
         chunks = [(len(recorded.k_cache), len(positions))]
         if entry.one_token_each:
             chunks = [(position + 1, 1) for position in positions]
@@ -106,7 +131,7 @@ def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
             requests.append(KvRequest(kv_len, q_len, 0, tuple(reversed(range(used + 1, used + 1 + count)))))
             used += count
         yield AttentionCase(
-            id=f"golden/{recording.path.stem}/attention-{entry.form}",
+            id=f"golden/{recording.path.stem}/{id_part(kv_format)}attention-{entry.form}",
             entry=entry.name,
             geometry=recording.geometry,
             form=entry.form,
@@ -120,6 +145,7 @@ def _cases_of(recording: Recording, page_size: int) -> Iterator[AttentionCase]:
             window_left=recorded.window_left,
             num_splits=NUM_SPLITS if entry.takes_splits else 1,
             golden=recording.path,
+            kv_format=kv_format,
         )
 
 

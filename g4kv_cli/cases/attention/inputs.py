@@ -15,7 +15,7 @@ from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.inputs import turning_columns
 from g4kv_cli.model.kv_format import FOLDED, SPLIT
-from g4kv_cli.oracle.attention import ExpectedAttention, attend, concatenate
+from g4kv_cli.oracle.attention import ExpectedAttention, ScoreParts, attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.tolerance import HALF_ULP_RELATIVE
 
@@ -109,11 +109,13 @@ def stored_rows(case: AttentionCase, k: Array, v: Array) -> tuple[Array, Array]:
 
 
 def expected_attention(
-    case: AttentionCase, tensors: AttentionTensors, *, contract: Contract = STRICT, rounds_scores: bool = False
-) -> ExpectedAttention:
+    case: AttentionCase, tensors: AttentionTensors, *, contract: Contract = STRICT, rounds_scores: bool = False,
+    differing: ScoreParts | None = None,
+) -> ExpectedAttention:  # fmt: skip
     """The oracle's answer for all tokens, in the order of the requests, of kernels that promise ``contract``.
 
-    Partial results in bf16 are one more rounding between the weights and the result; ``rounds_scores``: see attend.
+    Partial results in bf16 are one more rounding between the weights and the result; ``rounds_scores``, ``differing``:
+    see attend.
     """
     roundings = contract.roundings(is_split=entry_named(case.entry).takes_splits)
     parts, token = [], 0
@@ -124,7 +126,7 @@ def expected_attention(
                 parts.append(
                     attend(tensors.q[token + begin : token + end], k[:last], v[:last], first_key=first,
                            window_left=case.window_left, sm_scale=case.sm_scale, roundings=roundings,
-                           rounds_scores=rounds_scores)
+                           rounds_scores=rounds_scores, differing=differing)
                 )  # fmt: skip
         token += request.q_len
     expected = concatenate(parts)

@@ -14,13 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
-from g4kv_cli.cases.e2e.caches import FamilyCache, PageList
+from g4kv_cli.cases.e2e.caches import FamilyCache, PageList, as_split_rows
 from g4kv_cli.cases.e2e.family_launches import FamilyLaunches
 from g4kv_cli.cases.e2e.host_model import Projections, embed, finish_layer, logits_of, project
 from g4kv_cli.cases.e2e.recorded_model import Array, Float32, Int64, RecordedLayer, RecordedModel
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import decode_entry
 from g4kv_cli.errors import DeviceFault
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, format_for
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.plan_request import PlanRequest
 
@@ -31,7 +32,8 @@ MakeCache = Callable[..., FamilyCache]
 class Settings:
     """How a run serves. ``prefill_chunk`` 0: the whole prompt at once. ``bucket_width``: rows of every decode batch,
     padding included. ``decode_form`` is a label of the table; a family without it takes its preferred form.
-    ``num_splits`` counts where the form takes splits."""
+    ``num_splits`` counts where the form takes splits. ``kv_format``: of the families that have it.
+    """
 
     page_size: int = DEFAULT_PAGE_SIZE_TOKENS
     prefill_chunk: int = 0
@@ -39,6 +41,7 @@ class Settings:
     num_splits: int = 1
     bucket_width: int = 1
     num_requests: int = 1
+    kv_format: KvFormat = SPLIT
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +67,8 @@ class Observer(Protocol):
     def layer_done(
         self, request: Request, number: int, raw: Projections, q: Array, k: Array, v: Array, attention: Array
     ) -> None:
-        """Rows of the request's new tokens; q, k, v as attention gets them. ``request.length`` is still the old one."""
+        """Rows of the request's new tokens; q, k, v as attention gets them of split rows. ``request.length`` is still
+        the old one."""
 
     def stream(self, request: Request, number: int, rows: Float32) -> None:
         """The residual stream after ``number`` layers, float32 [tokens, hidden]."""
@@ -108,6 +112,7 @@ class ModelBatch:
                 num_requests=settings.num_requests,
                 seed=seed,
                 order=library.pool_order,
+                kv_format=format_for(geometry, settings.kv_format),
             )
             self.families[geometry.name] = make_launches(
                 library,
@@ -222,6 +227,8 @@ class ModelBatch:
                 self._pages(family, one), layer.family_layer, range(length, length + len(one.ids))
             )
             rows = q[bounds[index] : bounds[index + 1]]
+            if family.cache.kv_format == FOLDED:
+                rows, k = as_split_rows(layer.geometry, layer.k_norm, rows, k, v)
             self.observer.layer_done(one.request, number, raw[index], rows, k, v, attention[index])
 
 

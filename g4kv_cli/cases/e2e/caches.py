@@ -11,11 +11,15 @@ import dataclasses
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from g4kv_cli.cases.e2e.recorded_model import Array
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.kv_pool import PoisonedPool
+from g4kv_cli.inputs import turning_columns
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import (
@@ -50,14 +54,17 @@ class FamilyCache:
         num_requests: int,
         seed: int,
         order: PoolOrder = OWN_ORDER,
+        kv_format: KvFormat = SPLIT,
     ) -> None:
+        self.kv_format = kv_format
         self.device, self.geometry, self.page_size = device, geometry, page_size
         resident = max_resident_pages(context_tokens, geometry.window, page_size, step_tokens)
         self.num_pages = num_requests * resident + PADDING_PAGES
         self.max_row_pages = resident
         self.store = PoisonedPool(
-            device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers, order=order
-        )
+            device, geometry, num_pages=self.num_pages, page_size=page_size, num_layers=num_layers, order=order,
+            kv_format=kv_format,
+        )  # fmt: skip
         self.pool = dataclasses.replace(self.store.pool, page_owner=self._owner_words)
         self.allocator = PageAllocator(self.num_pages, reserved=PADDING_PAGES)
         self._page_ids = list(range(self.num_pages))
@@ -101,6 +108,17 @@ class FamilyCache:
         return PlanRequest.of(kv_len=start_pos + q_len, q_len=q_len, pages=held.pages, page_size=self.page_size)
 
     def stored(self, held: PageList, layer: int, positions: range) -> tuple[Array, Array]:
-        """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, head_dim]; no later one
-        has been written."""
+        """K and V of these positions as they lie in the pool, bf16 [positions, num_kv_heads, columns]; no later one has
+        been written."""
         return self.store.read(self.plan_request(held, positions.start, len(positions)), layer, positions)
+
+
+def as_split_rows(geometry: Geometry, k_weight: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """q [tokens, num_qo_heads, head_dim] and K [tokens, num_kv_heads, head_dim] of folded rows as split ones would be:
+    K's weight goes from the query back to K, which is V times it in the columns that do not turn."""
+    turning = turning_columns(geometry)
+    factor = k_weight.astype(np.float32)
+    factor[turning] = 1.0
+    whole = v.astype(np.float32) * factor
+    whole[..., turning] = k.astype(np.float32)
+    return (q.astype(np.float32) / np.where(factor == 0, 1, factor)).astype(q.dtype), whole.astype(k.dtype)

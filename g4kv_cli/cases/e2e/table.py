@@ -18,6 +18,7 @@ from g4kv_cli.cases.e2e.model_reader import read_model
 from g4kv_cli.cases.e2e.recorded_model import RecordedModel
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.model.geometry import Geometry, model_families
+from g4kv_cli.model.kv_format import FOLDED, can_fold
 from g4kv_cli.records.npz import npz_files
 from g4kv_cli.records.run import CaseResult
 
@@ -109,6 +110,12 @@ def _cases_of(model: RecordedModel) -> Iterator[ReplayCase]:
         yield case(f"page-size/{page_size}", page_size=page_size)
     # All at once, so that the ways of serving also meet each other.
     yield case("mixed/page1-chunk5-splits2", page_size=1, prefill_chunk=5, decode_form="c", num_splits=2)
+    if any(can_fold(geometry) for geometry in model.families):
+        yield case(FOLDED, kv_format=FOLDED)
+        yield case(f"{FOLDED}/mixed/page1-chunk5-splits2", page_size=1, prefill_chunk=5, decode_form="c", num_splits=2,
+                   kv_format=FOLDED)  # fmt: skip
+        yield case(f"{FOLDED}/batch/3-requests", steps=BATCH_STEPS, companions=2, bucket_width=BUCKET_WIDTH,
+                   num_requests=3, kv_format=FOLDED)  # fmt: skip
     for companions in (1, 2):
         yield case(f"batch/{companions + 1}-requests", steps=BATCH_STEPS, companions=companions,
                    bucket_width=BUCKET_WIDTH, num_requests=companions + 1)  # fmt: skip

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.cases.prep.build import id_part
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.model.kv_format import SPLIT, formats_of
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.records.npz import load_npz, npz_files
@@ -70,7 +72,8 @@ def read_recording(path: Path) -> Recording:
 
 
 def golden_cases(path: Path, page_size: int | None = None) -> list[PrepCase]:
-    """The cases of a file or directory: contiguous and paged prefill, or decode where the file is for it."""
+    """The cases of a file or directory: contiguous and paged prefill, or decode where the file is for it; the paged
+    ones in each format that the geometry has."""
     cases: list[PrepCase] = []
     for file in npz_files(path, "--golden"):
         cases.extend(_cases_of(read_recording(file), DEFAULT_PAGE_SIZE_TOKENS if page_size is None else page_size))
@@ -86,9 +89,10 @@ def _cases_of(recording: Recording, page_size: int) -> list[PrepCase]:
     cases: list[PrepCase] = []
 
     def add(form: str, placement: Placement | None) -> None:
-        cases.append(
+        formats = formats_of(recording.geometry) if placement is not None else (SPLIT,)
+        cases.extend(
             PrepCase(
-                id=f"golden/{recording.path.stem}/{form}",
+                id=f"golden/{recording.path.stem}/{id_part(kv_format)}{form}",
                 entry=entry_for(recording.geometry, "prep", form).name,
                 geometry=recording.geometry,
                 form=form,
@@ -99,7 +103,9 @@ def _cases_of(recording: Recording, page_size: int) -> list[PrepCase]:
                 table_positions=max(positions) + 1,
                 placement=placement,
                 golden=recording.path,
+                kv_format=kv_format,
             )
+            for kv_format in formats
         )
 
     if recording.is_consecutive and recording.case_name != "decode":
