@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -129,7 +130,17 @@ def _stated(header: str, macro: str) -> str:
 def _with_cccl(directory: Path) -> tuple[Path, ...]:
     """CUDA 13 keeps <cuda/std/...>, <cub/...> and <thrust/...> under ``cccl/``, <nv/target> in some packages too."""
     nested = directory / "cccl"
-    return (directory, nested) if nested.is_dir() else (directory,)
+    if nested.is_dir() or (directory / "cuda/std/cstdint").is_file():
+        return (directory, nested) if nested.is_dir() else (directory,)
+    # Its wheel may lie in another folder of packages than NVRTC's.
+    elsewhere = (Path(place) / directory.parent.name / "include" / "cccl" for place in _package_folders())
+    return (directory, *(found for found in elsewhere if found.is_dir()))
+
+
+def _package_folders() -> list[str]:
+    """The folders of the packages' namespace ``nvidia``."""
+    spec = find_spec("nvidia")
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
 
 
 def _candidates() -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
@@ -75,13 +74,11 @@ def first_line(error: BaseException) -> str:
 
 def jit_complaint(driver: Any, ptx: bytes) -> str:
     """What the driver's compiler says against PTX, its first line; empty if that says nothing."""
-    log = ctypes.create_string_buffer(4096)
+    log = bytes(bytearray(4096))  # cuda.bindings takes bytes, of which the driver then fills the memory
     kinds = driver.CUjit_option
     options = [kinds.CU_JIT_ERROR_LOG_BUFFER, kinds.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-    status, module = driver.cuModuleLoadDataEx(
-        ptx.rstrip(b"\0") + b"\0", len(options), options, [ctypes.addressof(log), len(log)]
-    )
+    status, module = driver.cuModuleLoadDataEx(ptx.rstrip(b"\0") + b"\0", len(options), options, [log, len(log)])
     if int(status) == 0:
         driver.cuModuleUnload(module)
-    lines = (line.strip() for line in log.value.decode(errors="replace").splitlines())
+    lines = (line.strip() for line in log.partition(b"\0")[0].decode(errors="replace").splitlines())
     return next((line for line in lines if line), "")

@@ -214,6 +214,20 @@ def test_headers_next_to_the_library_win(tmp_path: Path, monkeypatch: pytest.Mon
     assert toolkit.include_directories.__wrapped__() == (include, include / "cccl")
 
 
+def test_cccl_in_another_folder_of_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wheel that was installed beside, as with --user or --target."""
+    include, cccl = tmp_path / "a" / "cu13" / "include", tmp_path / "b" / "cu13" / "include" / "cccl"
+    include.mkdir(parents=True)
+    cccl.mkdir(parents=True)
+    (include / toolkit._MARKER_HEADER).touch()
+    monkeypatch.setattr(toolkit, "_candidates", lambda: [include])
+    monkeypatch.setattr(toolkit, "_package_folders", lambda: [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert toolkit.include_directories.__wrapped__() == (include, cccl)
+    (include / "cuda" / "std").mkdir(parents=True)
+    (include / "cuda" / "std" / "cstdint").touch()
+    assert toolkit.include_directories.__wrapped__() == (include,)
+
+
 def test_missing_headers_say_where_they_were_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_PATH", "CUDA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))

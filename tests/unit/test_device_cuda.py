@@ -158,7 +158,7 @@ class StandInDriver:
     CUjit_option = SimpleNamespace(CU_JIT_ERROR_LOG_BUFFER=5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES=6)
 
     def cuModuleLoadDataEx(
-        self, image: bytes, count: int, options: list[int], values: list[int]
+        self, image: bytes, count: int, options: list[int], values: tuple[bytes, int]
     ) -> tuple[Result, str | None]:
         assert (count, options, image[-1:]) == (2, [5, 6], b"\0")
         if b"good" in image:
