@@ -1,6 +1,7 @@
 """The pytest plugin: smoke's cases as items of somebody's own test run, one item a case, and two fixtures.
 
     pytest --g4kv-provider my-engine.toml [--g4kv-geometry 12b-local] [--g4kv-case 'attention/*'] [-n 8]
+    pytest --g4kv-provider my-engine.toml --g4kv-shape 'kv=1030 q=8 window=1024 heads=32/16'
 
 collects the cases beside whatever else the run has (``-m g4kv`` leaves them alone, ``-k`` chooses among them). A case
 that the provider does not cover is skipped with the reason; a run whose cases were all skipped fails. Nothing but this
@@ -29,7 +30,7 @@ _RUN: pytest.StashKey[CasesUnderPytest] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options; any of the first three collects cases."""
+    """The options; any of the first five collects cases."""
     group = parser.getgroup("g4kv", "gates for kernels of Gemma 4's paged KV cache")
     group.addoption(
         "--g4kv-provider", action="append", default=[], metavar="FILE.toml",
@@ -42,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--g4kv-case", action="append", default=[], metavar="ID", help="only this case, or those a glob matches"
+    )
+    group.addoption(
+        "--g4kv-workload", metavar="FILE.json", help="the requests that a file describes in place of the table's cases"
+    )
+    group.addoption(
+        "--g4kv-shape", metavar="'kv=N q=N ...'", help="one request in one line in place of the table's cases"
     )
     group.addoption(
         "--g4kv-device", default=os.environ.get("G4KV_DEVICE", "auto"), metavar="auto|cuda[:N]|emulated[:ARCH]",
@@ -59,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read manifests and choose cases, where cases are asked for: what is wrong with them ends the run in one line."""
     config.addinivalue_line("markers", f"{ROOT}: a case of g4kv smoke (collected by the --g4kv options)")
-    if not (config.option.g4kv_provider or config.option.g4kv_geometry or config.option.g4kv_case):
+    asked = config.option
+    if not (asked.g4kv_provider or asked.g4kv_geometry or asked.g4kv_case or asked.g4kv_workload or asked.g4kv_shape):
         return
     # As the command does, before NumPy is there: its threads only spin beside those of xdist.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -74,6 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
             device=config.option.g4kv_device,
             require_gpu=config.option.g4kv_require_gpu,
             case_timeout=config.option.g4kv_case_timeout,
+            workload=_file(config, config.option.g4kv_workload),
+            shape=config.option.g4kv_shape,
         )
     except G4kvError as error:
         raise pytest.UsageError(f"g4kv: {error}") from error
@@ -208,6 +218,10 @@ def _failing_in_a_line() -> Iterator[None]:
         yield
     except G4kvError as error:
         pytest.fail(f"g4kv: {error}", pytrace=False)
+
+
+def _file(config: pytest.Config, name: str | None) -> Path | None:
+    return None if name is None else config.invocation_params.dir / name
 
 
 def _providers(config: pytest.Config) -> tuple[Path, ...]:

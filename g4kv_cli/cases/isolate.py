@@ -114,6 +114,9 @@ class OneByOne:
 
 
 def _died(settings: RunSettings, case: Case, pool: WorkerPool) -> CaseResult:
+    words = pool.last_words()
+    if words:
+        return settings.without_result(case, words)
     death = pool.death()
     return settings.without_result(case, f"{WORKER_DIED}{f' of {death}' if death else ''} {WHY_IT_DIES}")
 

@@ -14,7 +14,7 @@ from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.cases.standing import naming, words_of
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS, MAX_TIME_LIMITS, Patience
 from g4kv_cli.compiler.cache import cache_directory
-from g4kv_cli.device.interface import Device
+from g4kv_cli.device.interface import Device, TimeLimit
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
@@ -113,6 +113,11 @@ class CaseRunner:
         if case.traps or device.is_lost or (result.status == "failed" and result.reason):
             self._replace_device()
         return result
+
+    @property
+    def time_limit(self) -> TimeLimit | None:
+        """That of the case in progress; None between cases, and where there is none."""
+        return self._context.library.device.time_limit
 
     def standing(self) -> str:
         """The case in progress and where its kernel is; empty between cases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -17,9 +18,15 @@ from typing import NoReturn
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.standing import answer_requests, ask
+from g4kv_cli.providers.host_code import now_running
 from g4kv_cli.records.run import CaseResult
 
 SECONDS_TO_END = 5
+SECONDS_OVERDUE = 5.0
+"""How long behind a case's time a provider's host function may still be at work before its process is ended."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+_OVERDUE = 75
+"""The exit code of a process that has ended itself for that."""
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
 _runner: CaseRunner | None = None
@@ -54,6 +61,13 @@ class WorkerPool:
             code = worker.exitcode
             if code and code != -signal.SIGTERM:  # with which the executor ends those that are left
                 return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ""
+
+    def last_words(self) -> str:
+        """What a worker said before it ended itself; empty if it said nothing."""
+        with suppress(EOFError, OSError):
+            if self._answers.poll():
+                return str(self._answers.recv())
         return ""
 
     def shutdown(self) -> None:
@@ -105,6 +119,18 @@ def _start_worker(settings: RunSettings, answers: Connection) -> None:
     _end_with_parent()
     _runner = CaseRunner(settings)
     answer_requests(answers, _runner.standing)
+    threading.Thread(target=_watch, args=(_runner, answers), daemon=True).start()
+
+
+def _watch(runner: CaseRunner, answers: Connection) -> None:
+    """End this process where a provider's host function is past its case's time: nothing else ends it."""
+    while True:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        words, limit = now_running(), runner.time_limit
+        if words and limit is not None and time.monotonic() > limit.deadline + SECONDS_OVERDUE:
+            with suppress(OSError):
+                answers.send(f"not finished after {limit.seconds:g} s: {words} does not end")
+            os._exit(_OVERDUE)
 
 
 def _end_with_parent() -> None:

@@ -11,6 +11,7 @@ from g4kv_cli.cases.prep.table import DEFAULT_SEED
 from g4kv_cli.cases.run import compile_libraries, device_spec_of
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
+from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.gate import GateOptions
 from g4kv_cli.commands.smoke import Request, cases_of
 from g4kv_cli.device.open import open_device
@@ -31,12 +32,14 @@ class CasesUnderPytest:
         device: str = "auto",
         require_gpu: bool = False,
         case_timeout: float | None = None,
+        workload: Path | None = None,
+        shape: str | None = None,
     ) -> None:
         """Raises UsageError, or DeviceUnavailable."""
         seconds = DEFAULT_CASE_TIMEOUT_SECONDS if case_timeout is None else case_timeout
         if not (math.isfinite(seconds) and seconds >= 0):
             raise UsageError(f"--g4kv-case-timeout must be a number of seconds, 0 for never, got {seconds}")
-        request = Request(geometry=geometry, case=case)
+        request = Request(geometry=geometry, case=case, asked=Asked(workload, shape, geometry))
         self.cases: list[Case] = cases_of(request)
         options = GateOptions("smoke", device, require_gpu, None, "", 1, seconds or math.inf, None, None, providers)
         opened = open_device(device, require_gpu)

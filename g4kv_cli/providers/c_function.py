@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from g4kv_cli.errors import CompileError, G4kvError
+from g4kv_cli.providers.host_code import running
 from g4kv_cli.providers.manifest import Returns
 
 _RESULTS: dict[Returns, Any] = {"int": ctypes.c_int, "bool": ctypes.c_bool, "void": None}
@@ -33,7 +34,8 @@ def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctype
     target.argtypes = [type(argument) for argument in arguments]
     if returns == "void":
         _last_runtime_error(library)  # what others left there is not this call's
-    returned = target(*arguments)
+    with running(f"{target.__name__} of the library"):
+        returned = target(*arguments)
     if returns == "void":
         return _last_runtime_error(library)
     is_good = bool(returned) if returns == "bool" else returned == 0

@@ -21,6 +21,7 @@ from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError, G4kvError
 from g4kv_cli.oracle.compare import POISON_BYTE
+from g4kv_cli.providers.host_code import running
 from g4kv_cli.providers.tensors import DeviceTensor, host_tensor, let_go_of_unused
 
 MAX_COPIED_BYTES = 1 << 30
@@ -135,7 +136,8 @@ def store_changed(
 
 def _called(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> None:
     try:
-        returned = function(**arguments)
+        with running(f"python {name!r}"):
+            returned = function(**arguments)
     except ENDED as error:  # whatever somebody's function raises is told, with its place
         raise CallableFailed(f"{name} {_place(error)}: {_last_line(error)}") from error
     finally:

@@ -20,7 +20,9 @@ else:
 import g4kv_cli.device.emulated_device  # noqa: F401
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.pytest_run import CasesUnderPytest
+from g4kv_cli.commands.smoke import Request, cases_of
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.records.run import CaseResult
@@ -62,6 +64,25 @@ def test_one_item_a_case_and_what_is_not_covered_is_a_skip_with_its_reason(pytes
             "SKIPPED*not covered: example-kernels has no entry qk_norm_rope_prefill_hd256_plain_into",
         ]
     )
+
+
+def test_requests_of_ones_own(pytester: pytest.Pytester, run) -> None:
+    """A line, and a file beside the run: the ids are smoke's for the same words."""
+    engine_in(pytester.path)
+    shape = "kv=35 q=3 window=16 heads=2/1"
+    done = run("--g4kv-provider", "kernels.toml", "--g4kv-shape", shape, "-v")
+    ids = [case.id for case in cases_of(Request(asked=Asked(None, shape, None)))]
+    shown = [line.split()[0] for line in done.outlines if re.match(r"g4kv::\S+ (PASSED|SKIPPED)", line)]
+    assert [one.partition("g4kv::")[2] for one in shown] == ids
+    done.assert_outcomes(passed=8, skipped=6, warnings=2)
+    (pytester.path / "one.json").write_text('{"workload": "one", "geometry": "12b-local", "requests": [{"kv_len": 5}]}')
+    done = run("--g4kv-workload", "one.json", "--collect-only", "-q")
+    assert "g4kv::attention/12b-local/decode/one/spread" in done.outlines
+    done = run("--g4kv-workload", "one.json", "--g4kv-shape", shape)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done = run("--g4kv-shape", "kv=0")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: g4kv: *kv*"])
 
 
 def test_the_items_are_smokes_table_of_a_geometry(run) -> None:

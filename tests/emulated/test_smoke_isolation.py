@@ -83,11 +83,23 @@ def test_host_code_that_does_not_end_is_an_error_of_its_case(
     manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", hang)) / "reference.toml"
     cases = _cases("prep/e2b-local/prefill/random/seed1/tokens1/page16", "prep/e2b-local/prefill/start/zero")
     monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)  # as if there were cases enough for two processes
-    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 8.0)
     settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 2.0, providers=(manifest,))
     by_status = {result.status: result for result in run_cases(cases, settings, device, 2)}
     assert set(by_status) == {"error", "passed"}
-    assert "the worker process does not answer" in by_status["error"].reason
+    assert by_status["error"].reason == "not finished after 2 s: python 'reference:prep' does not end"
+
+
+def test_host_code_that_lets_nothing_else_run_is_given_up_from_outside(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that holds the interpreter's lock: no thread of its process can end it."""
+    hang = "import os, signal\n    if len(positions) == 1: os.kill(os.getpid(), signal.SIGSTOP)\n    q_out[...] ="
+    manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", hang)) / "reference.toml"
+    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 8.0)
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 2.0, providers=(manifest,))
+    (result,) = run_cases(_cases("prep/e2b-local/prefill/random/seed1/tokens1/page16"), settings, device, 1)
+    assert result.status == "error"
+    assert "the worker process does not answer" in result.reason
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 10_000, 1 << 30])
