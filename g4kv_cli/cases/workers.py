@@ -117,6 +117,8 @@ def _start_worker(settings: RunSettings, answers: Connection) -> None:
     global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
     _end_with_parent()
+    if settings.calls_host_code:
+        os.dup2(2, 1)  # what that prints is no part of the run's output
     _runner = CaseRunner(settings)
     answer_requests(answers, _runner.standing)
     threading.Thread(target=_watch, args=(_runner, answers), daemon=True).start()

@@ -20,6 +20,7 @@ from g4kv_cli.device.arguments import Argument, pointer
 from g4kv_cli.errors import CompileError
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import Image
+from g4kv_cli.providers.said import one_line
 
 MAX_SAID = 4000
 """Characters of a builder's output that are looked at, from its end."""
@@ -109,8 +110,7 @@ def _said(file: IO[bytes]) -> str:
 
 
 def _last_line(file: IO[bytes]) -> str:
-    lines = [line.strip() for line in _said(file).splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return one_line(_said(file), last=True)
 
 
 def _facts_of(image: Image, target: Path) -> LaunchFacts:

@@ -9,6 +9,7 @@ from typing import Any
 from g4kv_cli.errors import CompileError, G4kvError
 from g4kv_cli.providers.host_code import running
 from g4kv_cli.providers.manifest import Returns
+from g4kv_cli.providers.said import one_line
 
 _RESULTS: dict[Returns, Any] = {"int": ctypes.c_int, "bool": ctypes.c_bool, "void": None}
 
@@ -34,7 +35,7 @@ def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctype
     target.argtypes = [type(argument) for argument in arguments]
     if returns == "void":
         _last_runtime_error(library)  # what others left there is not this call's
-    with running(f"{target.__name__} of the library"):
+    with running(f"{getattr(target, '__name__', 'a function')} of the library"):
         returned = target(*arguments)
     if returns == "void":
         return _last_runtime_error(library)
@@ -52,7 +53,7 @@ def last_error_of(library: ctypes.CDLL, name: str) -> str:
         return f" (and it has no function {name!r} to ask why)"
     ask.restype = ctypes.c_char_p
     text = ask()
-    return f": {text.decode(errors='replace')}" if text else ""
+    return f": {one_line(text.decode(errors='replace'))}" if text else ""
 
 
 def _last_runtime_error(library: ctypes.CDLL) -> str:

@@ -7,6 +7,7 @@ the function changed goes back: an implementation in NumPy, or in torch on the C
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,12 +23,14 @@ from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError, G4kvError
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.providers.host_code import running
+from g4kv_cli.providers.said import one_line
 from g4kv_cli.providers.tensors import DeviceTensor, host_tensor, let_go_of_unused
 
 MAX_COPIED_BYTES = 1 << 30
 """An array that is larger is not copied to the host and back."""
-ENDED = (Exception, SystemExit)
-"""How somebody's code ends early: sys.exit there is an error of the call, and must not end the run with its code."""
+ENDED = BaseException
+"""How somebody's code ends early: sys.exit there is an error of the call, and must not end the run with its code. An
+interrupt is the user's, unless this process ignores those."""
 
 
 class CallableFailed(G4kvError):
@@ -173,7 +176,9 @@ def _import_file(file: Path, name: str, folder: Path) -> Any:
 
 
 def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raise error
+    return one_line(traceback.format_exception_only(error)[-1])
 
 
 def _place(error: BaseException) -> str:

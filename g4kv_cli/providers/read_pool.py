@@ -25,7 +25,7 @@ def read_pool(root: Table) -> tuple[PoolOrder, PoolForm | None, PoolDescription 
         table.finish()
         return OWN_ORDER, PoolForm(parts), None
     axes = table.text("axes")
-    if "/" in axes or "%" in axes:
+    if "/" in axes or "%" in axes or axes.split()[-1:] != ["dim"]:
         form = PoolForm((_of_table(table, "pool"),))
         table.finish()
         return OWN_ORDER, form, None
@@ -45,7 +45,9 @@ def read_pool(root: Table) -> tuple[PoolOrder, PoolForm | None, PoolDescription 
 def _part(parent: Table, key: str) -> PartForm:
     table = parent.table(key)
     if table is None:
-        raise parent.error("", "has one of [pool.k] and [pool.v]: K and V lie apart with both")
+        raise parent.error(
+            "kv".replace(key, ""), f"is alone: [pool.k] and [pool.v] go together, and {key} is not there"
+        )
     part = _of_table(table, f"{key}_pool")  # type: ignore[arg-type]
     table.finish()
     return part

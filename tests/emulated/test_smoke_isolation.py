@@ -76,6 +76,26 @@ def test_host_code_that_crashes_is_an_error_of_its_case(tmp_path: Path, device: 
     assert "in a provider's host code" in by_status["error"].reason
 
 
+def test_host_code_that_ends_and_prints_as_it_likes(
+    tmp_path: Path, device: Device, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints is no part of the run's output, an interrupt of its own not the user's, one line is one line."""
+    odd = (
+        "import os; os.write(1, b'\\xff\\x1b[2J{'); print('words')\n"
+        "    if len(positions) == 1: raise KeyboardInterrupt('by itself')\n"
+        "    raise type('Odd', (BaseException,), {})('\\x1b[31mred\\nand more')\n    q_out[...] ="
+    )
+    manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", odd)) / "reference.toml"
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), providers=(manifest,))
+    cases = _cases("prep/e2b-local/prefill/random/seed1/tokens1/page16", "prep/e2b-local/prefill/start/zero")
+    results = list(run_cases(cases, settings, device, 1))
+    assert {result.status for result in results} == {"error"}
+    reasons = sorted(result.reason.rpartition(": ")[2] for result in results)
+    assert reasons == ["?[31mred", "by itself"], reasons
+    shown = capfd.readouterr()
+    assert (shown.out, "words" in shown.err) == ("", True)
+
+
 def test_host_code_that_does_not_end_is_an_error_of_its_case(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.toml_lines import lines_of
 from g4kv_cli.providers.load import load_providers
 from g4kv_cli.providers.manifest import ELEMENT_KINDS
 from g4kv_cli.providers.packing import element_type
 from g4kv_cli.providers.read import read_manifest
+from g4kv_cli.providers.scope import names_of
 
 GOOD = """\
 provider = "mine"
@@ -82,6 +85,22 @@ def test_a_whole_manifest(folder: Path) -> None:
         ("group in (1, 2)", "group in (1, 2", 15, "is no expression"),
         ("page_size * 2", "page_size *", 17, "is no expression"),
         ('"i32 padded_rows', '"int padded_rows', 19, "must be a type and an expression"),
+        (
+            '"i32 padded_rows',
+            '"f16 padded_rows',
+            19,
+            "f16: rows and pools of a call are bfloat16, and kernels for another",
+        ),
+        ('"i32 padded_rows', '"e4m3 padded_rows', 19, "scratch of such a type goes as u16 or u8"),
+        (
+            "[entry.arrays]",
+            '[entry.host]\ntable = "i64 kv_lens"\n[entry.arrays]',
+            18,
+            "entry[0].host: 'table' is made twice",
+        ),
+        ('"i32 padded_rows(page_indices, page_indptr)"', "[]", 19, "a struct has at least one field"),
+        ('"ptr pool"]', '"ptr lens"]', 20, "'lens' is in the host's memory (entry.host), where no kernel reads"),
+        ("block = [128]", 'block = [128]\nreturns = "void"', 25, "returns: is no field here"),
         ('image = "kernels"', 'image = "kernel"', 21, "'kernel' is no image here"),
         ('symbol = "decode_hd{head_dim}_"\n', "", 20, "lacks 'symbol'"),
         ('symbol = "decode_hd{head_dim}_"', 'call = "decode"', 22, "only a library has functions to call"),
@@ -103,7 +122,10 @@ def test_a_whole_manifest(folder: Path) -> None:
 )
 def test_a_fault_names_its_line(folder: Path, old: str, new: str, line: int, says: str) -> None:
     assert old in GOOD
-    file = _write(folder, GOOD.replace(old, new, 1))
+    text = GOOD.replace(old, new, 1)
+    if "ptr lens" in new:  # behind everything that has a line above
+        text += '[entry.host]\nlens = "i32 kv_lens"\n'
+    file = _write(folder, text)
     with pytest.raises(UsageError) as caught:
         read_manifest(file)
     text = str(caught.value)
@@ -179,14 +201,65 @@ def test_what_is_no_toml_and_what_is_no_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("axes", "says"),
     [
-        ("page layer kv slot head", "must name each of"),
+        ("page layer kv slot head", "must have each of .* once, .*; dim has none"),
         ("page page kv slot head dim", "must name each of"),
-        ("page layer kv slot dim head", "must be dim: kernels read rows of it"),
+        ("page layer slot head dim/8", "or both its pieces .*; dim has dim/8"),
+        ("page layer slot head dim/8 dim%4", "or both its pieces .*; dim has dim/8, dim%4"),
+        ("page layer slot slot/2 slot%2 head dim%8 dim/8", "slot has slot, slot/2, slot%2"),
+        ("page/2 page%2 layer slot head dim", "'page/2' is no axis; .*, and pieces of slot, head, dim such as dim/8"),
+        ("page layer slot head dim/0 dim%0", "'dim/0' is no axis"),
     ],
 )
 def test_a_pool_that_is_none(folder: Path, axes: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         read_manifest(_write(folder, f'{GOOD}\n[pool]\naxes = "{axes}"\n'))
+
+
+PLAIN = 'axes = "layer page slot head dim"\n'
+
+
+@pytest.mark.parametrize(
+    ("pool", "line", "says"),
+    [
+        (f"[pool]\n{PLAIN}page_size = 16\n", 2, "page_size: is the case's in a manifest; state what"),
+        (f"[pool]\n{PLAIN}element_bytes = 1\n", 2, "the pools of a call are bfloat16"),
+        (f"[pool]\n{PLAIN}[pool.strides]\nslots = 264\n", 3, "is no axis"),
+        ('[pool]\naxes = "layer page head dim/8 slot dim%8"\n[pool.strides]\ndim = 2\n', 1,
+         "'dim' is none of the axes kv, layer"),
+        (f"[pool.k]\n{PLAIN}", 0, "is alone: [pool.k] and [pool.v] go together, and v is not there"),
+        (f'[pool.k]\naxes = "layer page kv slot head dim"\n[pool.v]\n{PLAIN}', 1, "kv has kv"),
+    ],
+)  # fmt: skip
+def test_a_pool_in_a_form_that_is_none(folder: Path, pool: str, line: int, says: str) -> None:
+    file = _write(folder, f"{GOOD}\n{pool}")
+    with pytest.raises(UsageError) as caught:
+        read_manifest(file)
+    assert str(caught.value).startswith(f"{file}:{len(GOOD.splitlines()) + 2 + line}: "), caught.value
+    assert says in str(caught.value)
+
+
+def test_the_form_of_a_pool(folder: Path) -> None:
+    """Strides and offsets by hand: 3 pages of 2 layers, 4 slots, 5 heads, dim 16 in packs of 8."""
+    v = '[pool.v]\naxes = "layer page head dim slot"\n[pool.v.strides]\nhead = 80\n'
+    text = f'[pool.k]\naxes = "layer page head dim/8 slot dim%8"\n{v}'
+    form = read_manifest(_write(folder, f"{GOOD}\n{text}")).pool_form
+    assert form is not None
+    shape = (3, 2, 2, 4, 5, 16)
+    assert form.numbers(shape, 1) == {
+        "k_stride_layer": 960, "k_stride_page": 320, "k_stride_head": 64, "k_stride_dim_div": 32, "k_stride_slot": 8,
+        "k_stride_dim_mod": 1, "k_offset": 960, "v_stride_layer": 1200, "v_stride_page": 400, "v_stride_head": 80,
+        "v_stride_slot": 1, "v_offset": 1200,
+    }  # fmt: skip
+    logical = np.arange(3 * 2 * 4 * 5 * 16).reshape(3, 2, 4, 5, 16)
+    for part in form.parts:
+        flat = np.full(part.elements(shape), -1)
+        part.view(flat, shape)[...] = part.split(logical)
+        at = 1 * 960 + 2 * 320 + 3 * 64 + (13 // 8) * 32 + 1 * 8 + 13 % 8
+        at = at if part.name == "k_pool" else 1 * 1200 + 2 * 400 + 3 * 80 + 13 * 4 + 1
+        assert flat[at] == logical[2, 1, 1, 3, 13]
+        assert (flat >= 0).sum() == logical.size
+    assert names_of(entry_named("batch_decode_paged_hd512_into"), form)[1] >= {"k_pool", "v_pool"}
+    assert "pool" not in names_of(entry_named("batch_decode_paged_hd512_into"), form)[1]
 
 
 def test_providers_of_different_pools_do_not_run_together(folder: Path) -> None:
