@@ -131,18 +131,19 @@ def test_a_pool_read_in_pieces_is_compared_whole(
     assert isinstance(case, PrepCase)
     assert case.placement is not None
     check = PoolCheck(case, case.placement)
-    pool = device.allocate((int(np.prod(check.shape)),), BF16, "pool")
+    shape = case.placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
+    pool = device.allocate((int(np.prod(shape)),), BF16, "pool")
     device.fill(pool, POISON_BYTE)
     assert check._stray_in_chunks(device, pool) == ()
 
     # The tokens' own rows may hold anything; pool[page][layer][K, V][slot][head][dim]
     for page, slot in zip(check.pages, check.slots, strict=True):
-        begin = int(np.ravel_multi_index((page, 1, 1, slot, 0, 0), check.shape))
+        begin = int(np.ravel_multi_index((page, 1, 1, slot, 0, 0), shape))
         device.write(pool.view((256,), offset_elems=begin), np.ones(256, BF16))
     assert check._stray_in_chunks(device, pool) == ()
 
     for where in ((8, 0, 1, 15, 0, 255), (2, 1, 0, 4, 0, 7)):
-        offset = int(np.ravel_multi_index(where, check.shape))
+        offset = int(np.ravel_multi_index(where, shape))
         device.write(pool.view((1,), offset_elems=offset), np.ones(1, BF16))
     (found,) = check._stray_in_chunks(device, pool)
     assert (found.count, found.first_got) == (2, "0x3f80")
