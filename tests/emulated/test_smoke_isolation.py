@@ -131,7 +131,8 @@ def test_a_pool_read_in_pieces_is_compared_whole(
     assert isinstance(case, PrepCase)
     assert case.placement is not None
     check = PoolCheck(case, case.placement)
-    shape = case.placement.pool_shape(case.geometry.num_kv_heads, case.geometry.head_dim)
+    layout, place = case.layout_of(case.placement), case.placement
+    shape = (place.num_pages, layout.num_layers, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
     pool = device.allocate((int(np.prod(shape)),), BF16, "pool")
     device.fill(pool, POISON_BYTE)
     assert check._stray_in_chunks(device, pool) == ()
