@@ -8,7 +8,7 @@ from typing import Literal
 
 from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry, Target
-from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, prefill_tiles
+from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, preferred_tiles
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model import workload as asked
 from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
@@ -58,7 +58,7 @@ _DECODE_KV: dict[Preset, dict[str, tuple[int, ...]]] = {
 }
 _PREFILL: dict[Preset, tuple[tuple[int, int], ...]] = {
     "quick": ((512, 0), (512, 8192)),
-    "decode-forms": ((512, 8192), (8192, 0)),
+    "decode-forms": ((128, 8192), (512, 8192), (512, 32768), (8192, 0), (8192, 32768)),
     "full": ((128, 8192), (512, 0), (512, 8192), (512, 32768), (2048, 8192), (8192, 0), (8192, 8192), (8192, 32768)),
 }
 """(new tokens of the chunk, tokens of history)."""
@@ -255,8 +255,11 @@ def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequen
         return [Variant("kernel", entry, entry)]
     if shape.kind == "prefill":
         entry = entry_for(geometry, "attention", "prefill").name
-        # The smallest tile is the decode kernel's; short chunks beside decoding requests are for it, too.
-        tiles = prefill_tiles(shape.head_dim, target)[0 if shape.requests else 1 :]
+        # Those that a plan would take. The smallest is the decode kernel's, also for short chunks beside decoding
+        # requests.
+        order = preferred_tiles(shape.head_dim, target, shape.page_size)
+        tiles = [tile for at, tile in enumerate(order) if tile > max(order[:at], default=0)]
+        tiles = tiles[0 if shape.requests else 1 :]
         return [Variant(f"tile{tile}", f"tile{tile}", entry, tile=tile) for tile in tiles]
     counts = splits_worth_trying(shape) if splits is None else tuple(splits)
     found = []
