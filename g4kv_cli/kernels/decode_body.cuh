@@ -87,7 +87,7 @@ __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
     const int key = key_tile * kKeysPerTile + Copy::Keys::row_of_lane(half, lane);
     return Copy::place(p, tile, key, key_tile < last_tile);
   };
-  const auto copy_keys_and_values = [&](unsigned keys, const auto& lane_place) {
+  const auto copy_keys_and_values = [&](unsigned keys, const decltype(place_of(0))& lane_place) {
     Copy::keys(p, lane_place, keys, half, lane);
     Copy::values(p, lane_place, keys + Shape::kKeyBytes, half, lane);
   };
