@@ -16,13 +16,15 @@ from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.inputs import rope_rows
+from g4kv_cli.inputs import rope_rows, turning_columns
 from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import folded_k_dim
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
+from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.oracle.compare import POISON_BYTE
-from g4kv_cli.oracle.reference import Expected, expected_rotated, expected_value_rows
+from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
 from g4kv_cli.records.bench import Shape
 
 Array = npt.NDArray[Any]
@@ -71,8 +73,9 @@ class PrepProblem:
         """Lay the sets out and allocate outputs. Raises what the device raises."""
         device, tokens, head_dim = arena.device, shape.tokens, shape.head_dim
         entry = entry_named(shape.id.split("/")[2])
+        k_dim = folded_k_dim(head_dim) if shape.kv_format else head_dim
         layout = KvLayout.derive(
-            page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=head_dim
+            page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=head_dim, k_dim=k_dim
         )
         random = np.random.Generator(np.random.PCG64([seed, 11, tokens]))
         if entry.metadata == "batch":
@@ -148,7 +151,8 @@ class PrepProblem:
             device.fill(array, POISON_BYTE)
 
     def written(self, pool: int, order: PoolOrder = OWN_ORDER) -> Array:
-        """What ``check`` takes: the checked tokens' rows in q_out and in the pool (or k_out) of a set."""
+        """What ``check`` takes: the checked tokens' rows in q_out and in the pool (or k_out) of a set. A folded row of
+        K has its columns in their places, and zeros in the others."""
         device, heads, head_dim = self.arena.device, self.shape.num_kv_heads, self.shape.head_dim
         pages, slots = self.places() if self.entry.metadata != "none" else (None, None)
         rows = []
@@ -159,12 +163,16 @@ class PrepProblem:
             else:
                 page, slot = int(pages[row.token]), int(slots[row.token])
                 data = self.pools[pool].data
-                shape = (len(self.pages), 1, 2, self.shape.page_size, heads, head_dim)
+                image = PoolImage.of(self.layout, len(self.pages), order)
                 for is_v in (0, 1):
                     # pool[page][layer][K, V][slot][head][dim], one layer, in the order of the pool's axes
-                    first = order.offsets((page, 0, is_v, slot, np.arange(heads), 0), shape)
-                    rows_of = [device.read(data.view((head_dim,), offset_elems=int(at))) for at in first]
-                    parts.append(np.stack(rows_of))
+                    first = image.offsets((page, 0, slot, np.arange(heads), 0), is_v)
+                    columns = image.row_dim(is_v)
+                    rows_of = np.zeros((heads, head_dim), BF16)
+                    kept = slice(None) if columns == head_dim else turning_columns(self.geometry)
+                    for head, at in enumerate(first):
+                        rows_of[head, kept] = device.read(data.view((columns,), offset_elems=int(at)))
+                    parts.append(rows_of)
             rows.append(np.concatenate(parts))
         return np.stack(rows)
 
@@ -181,10 +189,13 @@ class PrepProblem:
             bands.append(rows.reshape(len(tokens), heads, shape.head_dim))
             begin += shape.tokens * heads * shape.head_dim
         cos, sin = (table[self.positions[tokens]] for table in self.tables)
-        wanted: list[tuple[str, Expected]] = [
-            ("q", expected_rotated(bands[0], self.weights[0], cos, sin, rounds_norm=rounds_norm)),
-            ("k", expected_rotated(bands[1], self.weights[1], cos, sin, rounds_norm=rounds_norm)),
-        ]
+        q = expected_rotated(bands[0], self.weights[0], cos, sin, rounds_norm=rounds_norm)
+        k = expected_rotated(bands[1], self.weights[1], cos, sin, rounds_norm=rounds_norm)
+        if shape.kv_format:
+            turning = np.isin(np.arange(shape.head_dim), turning_columns(self.geometry))
+            q = expected_folded_query(bands[0], *self.weights, cos, sin, turning)
+            k = Expected(np.where(turning, k.value, 0.0), np.where(turning, k.limit, 0.0), k.limit_text)
+        wanted: list[tuple[str, Expected]] = [("q", q), ("k", k)]
         if self.entry.writes_v:
             wanted.append(("v", expected_value_rows(bands[-1])))
         begin = 0

@@ -122,8 +122,6 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
 def _require_folded(request: Request) -> None:
     """Raises UsageError for what has no shapes of folded rows alone."""
     require_format(request.geometries, FOLDED)
-    if request.workload == "prep":
-        raise UsageError("--kv-format goes with decode and prefill: g4kv bench prep writes split rows")
     others = [option for option, given in (("--peer", request.peers), ("--provider", request.providers)) if given]
     if others:
         raise UsageError(f"{others[0]} reads whole rows of K: say --kv-format both, or leave one of the two out")

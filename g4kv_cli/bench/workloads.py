@@ -76,7 +76,7 @@ _PREP_TOKENS: dict[Preset, tuple[int, ...]] = {
 
 
 def shapes_of(workload: Workload, geometry: Geometry, preset: Preset, kv_format: KvFormat = SPLIT) -> list[Shape]:
-    """The shapes of a workload, in the order of the run; those of prep are of split rows."""
+    """The shapes of a workload, in the order of the run; of folded rows prep's are those of entries that write them."""
     found: list[Shape] = []
     if workload in ("decode", "all"):
         batches, lengths = _DECODE_BATCHES[preset], _DECODE_KV[preset][geometry.family]
@@ -92,8 +92,9 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset, kv_format:
             for chunk, history in _PREFILL[preset]
             if chunk + history <= geometry.max_positions
         ]
-    if workload in ("prep", "all") and kv_format == SPLIT:
-        found += [prep_shape(geometry, entry, tokens) for entry in entries_for(geometry, "prep") for tokens in
+    if workload in ("prep", "all"):
+        writing = [entry for entry in entries_for(geometry, "prep") if kv_format in entry.kv_formats]
+        found += [prep_shape(geometry, entry, tokens, kv_format) for entry in writing for tokens in
                   _PREP_TOKENS[preset] if tokens <= geometry.max_positions]  # fmt: skip
     return found
 
@@ -222,14 +223,16 @@ def _attention_shape(
     return replace(shape, id=f"{kind}/{shape.pool}/{name}")
 
 
-def prep_shape(geometry: Geometry, entry: Entry, tokens: int) -> Shape:
-    """``tokens`` rows: Q, K (and V) read once and written once, V also where it is made from K."""
+def prep_shape(geometry: Geometry, entry: Entry, tokens: int, kv_format: KvFormat = SPLIT) -> Shape:
+    """``tokens`` rows: Q, K (and V) read once and written once, V also where it is made from K; folded rows of K are
+    written short."""
     q_row = geometry.num_qo_heads * geometry.head_dim * ELEMENT_BYTES
     kv_row = geometry.num_kv_heads * geometry.head_dim * ELEMENT_BYTES
-    written_kv = 2 if entry.writes_v else 1
-    elements = (q_row + written_kv * kv_row) // ELEMENT_BYTES
-    return Shape(
-        id=f"prep/{geometry.name}/{entry.name}/tokens{tokens}",
+    k_row = geometry.num_kv_heads * k_dim_of(geometry, kv_format) * ELEMENT_BYTES
+    written_kv = k_row + (kv_row if entry.writes_v else 0)
+    elements = (q_row + written_kv) // ELEMENT_BYTES
+    shape = Shape(
+        id="",
         kind="prep",
         geometry=geometry.name,
         family=geometry.family,
@@ -242,10 +245,12 @@ def prep_shape(geometry: Geometry, entry: Entry, tokens: int) -> Shape:
         num_kv_heads=geometry.num_kv_heads,
         head_dim=geometry.head_dim,
         read_bytes=tokens * (q_row + entry.kv_bands * kv_row),
-        write_bytes=tokens * (q_row + written_kv * kv_row),
+        write_bytes=tokens * (q_row + written_kv),
         # Square and add, two scalings, a rotation of three operations: 7 an element written, to the nearest.
         flops=7 * tokens * elements,
+        kv_format="folded" if kv_format == FOLDED else "",
     )
+    return replace(shape, id=f"prep/{shape.pool}/{entry.name}/tokens{tokens}")
 
 
 def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequence[int] | None = None) -> list[Variant]:

@@ -195,7 +195,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice([*KV_FORMATS, BOTH]),
         default=SPLIT,
         show_default=True,
-        help="Decode and prefill: how rows of K lie in the pool, whole (split) or, where V is made of raw K, their "
+        help="How rows of K lie in the pool, whole (split) or, where V is made of raw K, their "
         "rotated columns alone (folded).",
     ),
     device_options,

@@ -30,6 +30,7 @@ from g4kv_cli.model.pool_order import OWN_ORDER
 from g4kv_cli.oracle.attention_limits import Rounding
 
 LOCAL, GLOBAL = GEOMETRIES["12b-local"], GEOMETRIES["12b-global"]
+FOLDING = GEOMETRIES["26b-a4b-global"]
 FORMS = tuple(entry.form for entry in decode_entries(LOCAL))
 
 
@@ -181,6 +182,22 @@ def test_prep(geometry, entry, library, arena) -> None:  # type: ignore[no-untyp
     call.poison()
     call.queue(1)
     assert problem.check(call.output(), 1) == ""
+
+
+@pytest.mark.parametrize("entry", entries_for(FOLDING, "prep"), ids=lambda entry: entry.form)
+def test_prep_of_folded_rows(entry, library, arena) -> None:  # type: ignore[no-untyped-def]
+    problem = PrepProblem.make(prep_shape(FOLDING, entry, 3, "folded"), FOLDING, arena, 1, seed=1)
+    call = prep_call(problem, library)
+    call.poison()
+    call.queue(0)
+    out = call.output()
+    assert problem.check(out, 0) == ""
+    assert all("_folded_rows" in symbol for symbol in list(library.launched)[-1:])
+    heads = FOLDING.num_qo_heads
+    for row, column, what in ((0, 100, "q"), (heads, 300, "k"), (heads + FOLDING.num_kv_heads, 7, "v")):
+        spoiled = out.copy()
+        spoiled[1, row, column] += BF16.type(0.25)
+        assert problem.check(spoiled, 0).startswith(f"{what}: 1 of ")
 
 
 def test_pools_that_do_not_fit_are_refused(arena: NoiseArena) -> None:

@@ -168,15 +168,24 @@ def test_a_plan_of_both_formats_has_the_folded_shapes_of_what_folds() -> None:
     assert names[0] == names[1]
     alone = make_plan(Request("all", (L12, G12), "quick", kv_formats=("folded",)))
     assert {(shape.kind, shape.pool) for shape in alone.shapes} == {
-        (kind, "12b-global-folded") for kind in ("decode", "prefill")
+        (kind, "12b-global-folded") for kind in ("decode", "prefill", "prep")
     }
+    split, folded = (
+        {shape.id.split("/", 2)[2]: shape for shape in shapes_of("prep", G12, "quick", kv_format)}
+        for kv_format in ("split", "folded")
+    )
+    for name, shape in folded.items():
+        assert split[name].read_bytes == shape.read_bytes
+        # One KV head: a row of K is 128 columns of 512.
+        assert split[name].write_bytes - shape.write_bytes == shape.tokens * 384 * 2
+    assert folded.keys() == split.keys()
 
 
 def test_what_has_no_folded_shapes_is_said() -> None:
     with pytest.raises(UsageError, match="12b-local has no folded format of K and V: its V is not made of raw K"):
         make_plan(Request("decode", (L12,), "quick", kv_formats=("folded",)))
-    with pytest.raises(UsageError, match="--kv-format goes with decode and prefill"):
-        make_plan(Request("prep", (G12,), "quick", kv_formats=("folded",)))
+    with pytest.raises(UsageError, match="12b-local has no folded format"):
+        make_plan(Request("prep", (L12,), "quick", kv_formats=("folded",)))
     peers = select_peers(("torch",))
     with pytest.raises(UsageError, match="--peer reads whole rows of K: say --kv-format both"):
         make_plan(Request("decode", (G12,), "quick", peers=peers, kv_formats=("folded",)))
