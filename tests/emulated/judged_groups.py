@@ -187,6 +187,24 @@ RIGHT_GROUPS = (
         lambda grid, block: np.array([6, 8]),
     ),
     Program(
+        "what space an address is of",
+        """
+  __shared__ int row[4];
+  int own[4] = {n, n + 1, n + 2, n + 3};
+  row[0] = 1;
+  const void* places[5] = {out, row, fixed, own, module_word};
+  const void* p = places[t];
+  out[t] = (__isGlobal(p) != 0) + 2 * (__isShared(p) != 0) + 4 * (__isConstant(p) != 0) + 8 * (__isLocal(p) != 0);
+  unsigned of_cluster;
+  asm("{.reg .pred q; isspacep.shared::cluster q, %1; selp.u32 %0, 16, 0, q;}" : "=r"(of_cluster) : "l"(p));
+  out[t] += of_cluster;""",
+        1,
+        5,
+        "__constant__ int fixed[4]; __device__ int module_word[2];",
+        lambda grid, block: np.array([1, 18, 4, 8, 1]),
+        notes=("equal_stores",),
+    ),
+    Program(
         "a breakpoint that nobody reaches", 'if (in[t] < 0) asm volatile("brkpt;"); out[0] = 3;', 1, 32, "",
         filled(lambda grid, block: 3), notes=("equal_stores",),
     ),

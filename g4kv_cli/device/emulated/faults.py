@@ -34,6 +34,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "global_race",
     "shared_race",
     "unfinished_copy",
+    "unfinished_product",
     "unwritten_output",
 }
 """Kinds that hardware would not notice: the launch runs to its end and raises then."""

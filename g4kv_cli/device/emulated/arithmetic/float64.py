@@ -17,7 +17,7 @@ import numpy as np
 
 from .bits import F64, U32, U64, Predicate, f32, f64, u32, u64
 from .numerics import INTEGRAL_ROUNDING
-from .rounding import DIRECTIONS, round_to_odd, two_sum
+from .rounding import DIRECTIONS, is_tiny, round_to_odd, two_sum
 
 INVALID_NAN = u64(0xFFF8000000000000)
 _QUIET = u64(0x0008000000000000)
@@ -150,6 +150,12 @@ def f32_from_f64(a: U64) -> U32:
 def f32_from_f64_directed(a: U64, mode: str) -> U32:
     """``cvt.rz.f32.f64`` and its kin."""
     return _keep_payload(a, DIRECTIONS[mode](as_f64(a)))
+
+
+def f32_from_f64_ftz(a: U64, mode: str) -> U32:
+    """``cvt.rn.ftz.f32.f64`` and its kin: the flush point is that of ``add.ftz``."""
+    bits = f32_from_f64(a) if mode == "rn" else f32_from_f64_directed(a, mode)
+    return np.where(is_tiny(as_f64(a), mode), bits & u32(0x80000000), bits)
 
 
 def _keep_payload(a: U64, bits: U32) -> U32:

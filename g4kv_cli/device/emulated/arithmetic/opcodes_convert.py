@@ -107,6 +107,8 @@ def _float_to_float() -> dict[str, Op]:
         for mode in ("rn", "rz"):
             convert = narrow[f"cvt.{mode}.{form}.f32"]
             table[f"cvt.{mode}.relu.{form}.f32"] = call("b16", single, partial(_then_relu, convert))
+    for mode in ("rn", *rounding.DIRECTIONS):
+        table[f"cvt.{mode}.ftz.f32.f64"] = call("b32", ("b64",), partial(float64.f32_from_f64_ftz, mode=mode))
     return table | {
         "cvt.f32.bf16": inline("b32", ("b16",), "{0}.astype(u32) << u32(16)"),
         "cvt.f32.f16": call("b32", ("b16",), conversions.f32_from_f16),

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from . import float64, mufu, mufu_double, mufu_trig, numerics, packed16, rounding, rounding64
-from .bits import as_f32, f32, f32_bits, f64, u64
+from .bits import F32_SIGN, as_f32, f32, f32_bits, f64, u64
 from .operation import Op, call
 
 _ONE, _TWO, _THREE = ("b32",), ("b32", "b32"), ("b32", "b32", "b32")
@@ -65,9 +67,17 @@ def _single() -> dict[str, Op]:
         "fma.rn.ftz.f32": numerics.fma_ftz,
         "fma.rn.sat.f32": numerics.fma_sat,
     }
+    for name, flushed in (("add", numerics.add_ftz), ("sub", numerics.sub_ftz), ("mul", numerics.mul_ftz)):
+        for word in ("", "rn."):
+            binary[f"{name}.{word}ftz.sat.f32"] = partial(_then_saturated, flushed)
+    ternary["fma.rn.ftz.sat.f32"] = partial(_then_saturated, numerics.fma_ftz)
     table = {name: call("b32", _TWO, function) for name, function in binary.items()}
     table |= {name: call("b32", _ONE, function) for name, function in unary.items()}
     return table | {name: call("b32", _THREE, function) for name, function in ternary.items()}
+
+
+def _then_saturated(function: Callable[..., Any], *operands: Any) -> Any:
+    return numerics.saturate(function(*operands))
 
 
 def _directed() -> dict[str, Op]:
@@ -81,18 +91,41 @@ def _directed() -> dict[str, Op]:
             ("fma", _THREE, rounding.fma),
         ):
             table[f"{name}.{mode}.f32"] = call("b32", operands, partial(function, mode=mode))
+            flushed = partial(_flushed, directed=function, exact=_EXACT[name], mode=mode)
+            table[f"{name}.{mode}.ftz.f32"] = call("b32", operands, flushed)
         for name in ("div", "rcp", "sqrt"):
             count, function = rounding64.DIRECTED[name]
             directed = partial(_through_f64, function=function, mode=mode)
             table[f"{name}.{mode}.f32"] = call("b32", ("b32",) * count, directed)
+            exact = partial(_in_f64, function=function, mode=mode)
+            flushed = partial(_flushed, directed=partial(_through_f64, function=function), exact=exact, mode=mode)
+            table[f"{name}.{mode}.ftz.f32"] = call("b32", ("b32",) * count, flushed)
     return table
+
+
+_EXACT: dict[str, Callable[..., Any]] = {
+    "add": rounding.exact_add,
+    "sub": lambda a, b: rounding.exact_add(a, b ^ F32_SIGN),
+    "mul": rounding.exact_mul,
+    "fma": rounding.exact_fma,
+}
+
+
+def _flushed(*operands: Any, directed: Callable[..., Any], exact: Callable[..., Any], mode: str) -> Any:
+    """``.ftz`` of a directed rounding: operands and result, where it is tiny after rounding."""
+    kept = [numerics.flush(operand) for operand in operands]
+    result = directed(*kept, mode=mode)
+    return np.where(rounding.is_tiny(exact(*kept), mode), result & F32_SIGN, result)
+
+
+def _in_f64(*operands: Any, function: Callable[..., Any], mode: str) -> Any:
+    wide = [as_f32(operand).astype(f64).view(u64) for operand in operands]
+    return float64.as_f64(function(*wide, mode=mode))
 
 
 def _through_f64(*operands: Any, function: Callable[..., Any], mode: str) -> Any:
     """Rounding twice in one direction is rounding once."""
-    wide = [as_f32(operand).astype(f64).view(u64) for operand in operands]
-    exact = float64.as_f64(function(*wide, mode=mode))
-    return f32_bits(rounding.DIRECTIONS[mode](exact).view(f32))
+    return f32_bits(rounding.DIRECTIONS[mode](_in_f64(*operands, function=function, mode=mode)).view(f32))
 
 
 def _double() -> dict[str, Op]:

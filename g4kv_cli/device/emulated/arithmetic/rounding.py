@@ -68,6 +68,16 @@ def up(exact: F64) -> U32:
     return f32_bits(np.where(under, np.nextafter(nearest, f32(np.inf)), nearest))
 
 
+_SCALE = f64(2.0**64)
+
+
+def is_tiny(exact: F64, mode: str) -> Predicate:
+    """Whether a result is below every normal number even when rounded with unbounded exponent, as ``.ftz`` asks."""
+    scaled = exact * _SCALE
+    rounded = f32_bits(scaled.astype(f32)) if mode == "rn" else DIRECTIONS[mode](scaled)
+    return np.abs(as_f32(rounded)) < f32(2.0 ** (64 - 126))
+
+
 DIRECTIONS: dict[str, Callable[[F64], U32]] = {"rz": to_zero, "rm": down, "rp": up}
 """The directed roundings to f32, by PTX modifier."""
 

@@ -106,12 +106,16 @@ class KernelContext:
         self.local_offsets: dict[str, int] = {}
         self.parameter_offsets: dict[str, int] = {}
         self.device_variables: list[str] = []
+        self.constant_variables: list[tuple[int, int]] = []
+        """(number, bytes) of those that are constants."""
         self.parameter_loads: list[tuple[int, int, bool, int]] = []
         self.refused: dict[str, UnsupportedOpcode] = {}
         self.read: set[Register] = set()
         """Registers that any instruction reads."""
         self.validated: frozenset[tuple[int, str]] = frozenset()
         """Loads of which a compare-and-swap makes sure (ptx/validated.py)."""
+        self.accumulators: set[Register] = set()
+        """Registers that may hold results of wgmma that are still being computed (ptx/accumulators.py)."""
         self.smallest_shared_shift = 4
         self.local_bytes = 0
         self.is_asynchronous = False

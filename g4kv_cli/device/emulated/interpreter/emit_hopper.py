@@ -10,7 +10,16 @@ from ..memory.atomics import update_function
 from ..memory.bulk_bytes import load_bytes, store_bytes
 from ..memory.bulk_copy import Reduction, commit_bulk, load_tensor, store_tensor, wait_bulk
 from ..ptx.flow import READ_PHASE
-from ..ptx.instruction import Immediate, Instruction, Operand, Register, TensorAddress, Vector
+from ..ptx.instruction import (
+    WGMMA,
+    WGMMA_WAIT,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    TensorAddress,
+    Vector,
+)
 from ..ptx.parse import TYPE_BYTES
 from ..warp.mbarriers import (
     MBARRIER_SHIFT,
@@ -20,7 +29,7 @@ from ..warp.mbarriers import (
     invalidate_mbarrier,
     read_phase,
 )
-from ..warp.wgmma import Shape, commit_wgmma, fence_wgmma, multiply_async, wait_wgmma
+from ..warp.wgmma import Shape, commit_wgmma, fence_wgmma, multiply_async, require_finished, wait_wgmma
 from .emit import BlockEmitter
 from .emit_warp import is_dead
 
@@ -295,6 +304,16 @@ def _emit_wgmma(emitter: BlockEmitter, number: int, instruction: Instruction, fo
     arguments += [emitter.read(register) for register in accumulators]
     function = multiply_async(emitter.site(instruction), shape)
     emitter.effect(number, instruction, [*accumulators], function, arguments)
+
+
+def check_products(emitter: BlockEmitter, instruction: Instruction) -> None:
+    """Emit a look at accumulators that an instruction reads: their wgmma has to have been waited for. Moves may be."""
+    accumulators, opcode = emitter.context.accumulators, instruction.opcode
+    held = [register for register in instruction.reads if register in accumulators] if accumulators else []
+    is_move = opcode.startswith("mov.") and all(isinstance(item, Register) for item in instruction.operands)
+    if held and not is_move and instruction.guard is None and not opcode.startswith((WGMMA, WGMMA_WAIT)):
+        look = emitter.context.bind(require_finished(emitter.site(instruction)), "F")
+        emitter.emit(f"{look}(L, {', '.join(emitter.read(register) for register in held)})")
 
 
 def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match[str]) -> tuple[int, Form]:

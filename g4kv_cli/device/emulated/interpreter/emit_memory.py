@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..memory.access import Element, Loader, Storer, load_global, store_global
-from ..memory.generic_memory import load_generic, store_generic
+from ..memory.generic_memory import is_in_space, load_generic, store_generic
 from ..memory.local_memory import load_local, load_parameter, store_local
 from ..memory.shared_memory import load_shared, store_shared
 from ..ptx.instruction import Address, Immediate, Instruction, Register, Symbol
@@ -37,6 +37,9 @@ STORE = re.compile(
 )
 
 
+_IN_SPACE = re.compile(r"isspacep\.(global|shared|shared::cta|shared::cluster|local|param|const)")
+
+
 def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
     match = LOAD.fullmatch(instruction.opcode)
@@ -47,6 +50,10 @@ def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     if match is not None:
         _emit_store(emitter, number, instruction, *match.groups())
         return True
+    match = _IN_SPACE.fullmatch(instruction.opcode)
+    if match is not None:
+        _emit_in_space(emitter, number, instruction, match.group(1))
+        return True
     return False
 
 
@@ -55,6 +62,16 @@ def _element(emitter: BlockEmitter, instruction: Instruction, vector: str | None
     if element.total_bytes > 32:
         raise emitter.unsupported(instruction, "vector access of more than 32 bytes")
     return element
+
+
+def _emit_in_space(emitter: BlockEmitter, number: int, instruction: Instruction, space: str) -> None:
+    if len(instruction.operands) != 2:
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    target, address = instruction.operands
+    if not isinstance(target, Register) or target.kind != "pred" or isinstance(address, Address):
+        raise emitter.unsupported(instruction, "operand form not understood")
+    function = is_in_space(space, tuple(emitter.context.constant_variables))
+    emitter.effect(number, instruction, [target], function, [emitter.source(address, "b64", instruction)])
 
 
 def _check_shared(emitter: BlockEmitter, instruction: Instruction, space: str | None, element: Element) -> None:

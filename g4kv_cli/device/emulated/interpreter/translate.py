@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..faults import UnsupportedKernel, UnsupportedOpcode
+from ..ptx.accumulators import accumulator_registers
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import build_flow
 from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
@@ -29,7 +30,7 @@ from .emit_atomic import emit_atomic
 from .emit_basic import emit_basic
 from .emit_calls import emit_calls
 from .emit_clusters import check_cluster_wait, emit_clusters
-from .emit_hopper import emit_hopper, phase_operands
+from .emit_hopper import check_products, emit_hopper, phase_operands
 from .emit_matrix import emit_matrix
 from .emit_memory import emit_memory
 from .emit_warp import emit_warp
@@ -115,6 +116,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
     except UnsupportedOpcode as error:
         raise _refusal(kernel, [*problems, error]) from error
     context.validated = validated_loads(kernel)
+    context.accumulators = accumulator_registers(each for block in flow.blocks for each in block.body)
     for block in flow.blocks:
         for instruction in (*block.body, *([block.final] if block.final is not None else [])):
             context.read.update(instruction.reads)
@@ -187,6 +189,8 @@ def _layout_variables(context: KernelContext, module: ParsedModule, kernel: Pars
             local_bytes += variable.nbytes
         elif name in module.variables:
             if name in mentioned:
+                if variable.space == "const":
+                    context.constant_variables.append((len(context.device_variables), variable.nbytes))
                 context.device_variables.append(name)
         else:
             raise UnsupportedOpcode(f".{variable.space}", 0, f"variable {name} inside a kernel")
@@ -242,6 +246,7 @@ def emit_block(emitter: BlockEmitter, problems: list[UnsupportedOpcode]) -> None
     """Emit all instructions of one block and its return value; ``problems`` takes what is not known."""
     for number, instruction in enumerate(emitter.block.body):
         try:
+            check_products(emitter, instruction)
             if not any(emit(emitter, number, instruction) for emit in EMITTERS):
                 raise emitter.unsupported(instruction, _reason(instruction.opcode))
         except UnsupportedOpcode as error:

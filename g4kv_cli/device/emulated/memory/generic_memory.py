@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
-from ..state.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
+from ..state.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from .access import Element, Loader, Span, Storer, load_global, span_of, store_global
 from .local_memory import load_local, load_parameter, store_local
 from .shared_memory import load_shared, store_shared
@@ -17,7 +18,7 @@ from .shared_memory import load_shared, store_shared
 Array = npt.NDArray[Any]
 _WINDOWS = (PARAMETER_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, GLOBAL_BASE)
 _BOUNDARIES = np.array(_WINDOWS, np.uint64)
-GLOBAL_SPACE = 3
+_SHARED_SPACE, GLOBAL_SPACE = 2, 3
 
 
 def space_of(address: int) -> int:
@@ -33,6 +34,31 @@ def divide_by_space(base: Array, offset: int) -> list[tuple[int, npt.NDArray[np.
     spaces = np.searchsorted(_BOUNDARIES, base + np.uint64(offset & 0xFFFFFFFFFFFFFFFF), "right") - 1
     spaces = np.where(spaces < 0, GLOBAL_SPACE, spaces)
     return [(int(space), np.flatnonzero(spaces == space)) for space in np.unique(spaces)]
+
+
+def is_in_space(space: str, constants: tuple[tuple[int, int], ...]) -> Callable[..., npt.NDArray[np.bool_]]:
+    """isspacep: (lanes, generic address) -> whether it is of the space.
+
+    ``constants`` are (number, bytes) of those of the kernel's device variables that are constants.
+    """
+
+    def run(lanes: LaneSet, address: Array) -> npt.NDArray[np.bool_]:
+        found = np.where(
+            address < np.uint64(_WINDOWS[0]), GLOBAL_SPACE, np.searchsorted(_BOUNDARIES, address, "right") - 1
+        )
+        if space in ("param", "local"):
+            return np.asarray(found == ("param", "local").index(space), np.bool_)
+        if space.startswith("shared"):
+            ranks = ((address - np.uint64(SHARED_WINDOW)) >> np.uint64(RANK_SHIFT)).astype(np.int64) - 1
+            is_own = (ranks < 0) | (ranks == lanes.block_slot % lanes.chunk.cluster_blocks)
+            return np.asarray((found == _SHARED_SPACE) & (is_own | (space == "shared::cluster")), np.bool_)
+        is_constant = np.zeros(address.shape, np.bool_)
+        for number, nbytes in constants:
+            begin = lanes.chunk.run.symbols[number]
+            is_constant |= (address >= begin) & (address < begin + np.uint64(nbytes))
+        return np.asarray(is_constant if space == "const" else (found == GLOBAL_SPACE) & ~is_constant, np.bool_)
+
+    return run
 
 
 def _rebase(base: Array, space: int) -> Array:

@@ -16,7 +16,7 @@ mma.sync m16n8 of the type.
 
 Operands are read at issue, but destination registers hold *placeholders* until a wait_group of the warp: NaNs that no
 arithmetic gives, each standing for one register of one instruction. A later wgmma may take them as its accumulators;
-whatever else reads them early gets a NaN.
+whatever else reads them early gets a NaN, which is reported.
 """
 
 from __future__ import annotations
@@ -399,6 +399,24 @@ def multiply_async(site: Site, shape: Shape) -> Callable[..., tuple[U32, ...]]:
         c = _to_matrix(table, lanes.count // WARP, shape.columns, is_half)
         d = _multiply(a, b, c, operands.warps, form)
         return tuple(chunk.wgmmas.issue(lanes, _to_registers(d, shape.columns, is_half), site))
+
+    return run
+
+
+def require_finished(site: Site) -> Callable[..., None]:
+    """(lanes, registers...) that an instruction is about to read: none of them may still be computed by a wgmma."""
+
+    def run(lanes: LaneSet, *registers: Array) -> None:
+        wgmmas: Wgmmas = lanes.chunk.wgmmas
+        if not wgmmas.pending:
+            return
+        for register in registers:
+            early = np.flatnonzero(wgmmas.resolve(lanes, register, None) != register)
+            if early.size:
+                words = "read of a register that a wgmma still computes: its group was not waited for"
+                collector = lanes.chunk.run.collector
+                collector.add("unfinished_product", words, site, lanes, int(early[0]), early.size)
+                return
 
     return run
 
