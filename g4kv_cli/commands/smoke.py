@@ -35,7 +35,7 @@ from g4kv_cli.commands.options import (
 from g4kv_cli.entries.table import arithmetic_of
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import MODELS, Geometry, names_file, select_geometries
-from g4kv_cli.model.kv_format import KvFormat
+from g4kv_cli.model.kv_format import SPLIT, KvFormat, format_for, require_format
 from g4kv_cli.records.run import BLOCKS_DIFFER, CaseResult, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole
 from g4kv_cli.report.json import GEOMETRIES_OF_FILES, OF_FILES, PAGE_SIZE, WORKLOAD, EarlierRun, read_record
@@ -70,6 +70,7 @@ class Request:
             words += ["--model-golden", str(self.model_golden)]
         elif self.asked:
             words += self.asked.rerun()
+            words += ["--kv-format", self.kv_format] if self.kv_format is not None else []
             words += ["--seed", str(self.seed)] if self.seed != DEFAULT_SEED else []
         else:
             if self.geometry is not None and names_file(self.geometry):
@@ -196,9 +197,9 @@ def smoke(
 
 def cases_of(request: Request) -> list[Case]:
     """The table that a request chooses. Raises UsageError."""
-    recorded_or_asked = bool(request.asked) or request.golden is not None or request.model_golden is not None
-    if request.kv_format is not None and (recorded_or_asked or any(is_end_to_end(text) for text in request.case)):
-        raise UsageError("--kv-format chooses among the cases of geometries; drop it here")
+    recorded = request.golden is not None or request.model_golden is not None
+    if request.kv_format is not None and (recorded or any(is_end_to_end(text) for text in request.case)):
+        raise UsageError("--kv-format chooses among the cases of geometries; drop it here, where both formats run")
     if request.asked:
         return _asked_cases(request)
     if request.model_golden is not None or any(is_end_to_end(text) for text in request.case):
@@ -245,7 +246,15 @@ def _asked_cases(request: Request) -> list[Case]:
                          ("--page-size", request.page_size)):  # fmt: skip
         if given is not None:
             raise UsageError(f"{other} does not apply to {option}, which says its own; drop one of them")
-    table = [case for one in request.asked.workloads for case in workload_cases(one, seed=request.seed)]
+    kv_format = request.kv_format or SPLIT
+    workloads = request.asked.workloads
+    require_format([one.geometry for one in workloads], kv_format)
+    table = [
+        case
+        for one in workloads
+        if format_for(one.geometry, kv_format) == kv_format
+        for case in workload_cases(one, seed=request.seed, kv_format=kv_format)
+    ]
     return select_cases(table, request.case, f"g4kv smoke --list {option} ... shows the ids")
 
 

@@ -51,6 +51,23 @@ def test_chunked_prefill_mixed_with_decode(tmp_path: Path, capsys: pytest.Captur
     assert "3 passed, 0 failed, 0 error, 0 skipped, 6 not covered of 9 cases" in shown
 
 
+def test_a_workload_over_folded_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the families that fold; the command that runs a case again says the format."""
+    chosen = ("--workload", str(EXAMPLES / "chat_decode.json"), "--geometry", "12b", "--kv-format", "folded",
+              "--case", "*/decode/*/random", "--case", "*/decode/*/spread")  # fmt: skip
+    code, record = smoke(tmp_path / "run.json", *chosen)
+    assert code == 0
+    assert {case["id"]: case["status"] for case in record["cases"]} == {
+        "prep/12b-global/decode/folded/chat-decode/random": "passed",
+        "attention/12b-global/decode/folded/chat-decode/spread": "passed",
+    }
+    assert all("--kv-format folded" in case["rerun"] for case in record["cases"])
+    assert all("folded" in symbol for case in record["cases"] for symbol in case["kernels"])
+    capsys.readouterr()
+    assert g4kv(["smoke", "--shape", LINE, "--kv-format", "folded"]) == 2
+    assert "has no folded format of K and V: its V is not made of raw K" in capsys.readouterr().err
+
+
 def test_one_line_reruns_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, record = smoke(tmp_path / "run.json", "--shape", LINE, "--seed", "3")
     assert code == 0

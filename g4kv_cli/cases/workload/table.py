@@ -14,27 +14,31 @@ from dataclasses import replace
 from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE
 from g4kv_cli.cases.attention.case import AttentionCase, Check, KeyKind, KvRequest
 from g4kv_cli.cases.case import Case
-from g4kv_cli.cases.prep.build import SPARE_TABLE_ROWS
+from g4kv_cli.cases.prep.build import SPARE_TABLE_ROWS, id_part
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.cases.workload.uncovered import UncoveredCase
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries_for, require_served
 from g4kv_cli.inputs import InputKind
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 from g4kv_cli.model.workload import Workload
 
 _PREP_KINDS: tuple[InputKind, ...] = ("closed-form", "random")
 
 
-def workload_cases(workload: Workload, *, seed: int) -> list[Case]:
-    """Every case of a workload. Raises UsageError for a geometry that no kernel serves."""
+def workload_cases(workload: Workload, *, seed: int, kv_format: KvFormat = SPLIT) -> list[Case]:
+    """Every case of a workload over pools of a format that its geometry has. Raises UsageError for a geometry that no
+    kernel serves."""
     require_served(workload.geometry)
-    made = _Table(workload, seed)
+    made = _Table(workload, seed, kv_format)
     cases: list[Case] = []
     for entry in entries_for(workload.geometry):
+        if kv_format not in entry.kv_formats:
+            continue
         reason = _refusal(entry, workload)
         if reason:
             place = "prep" if entry.is_prep else "attention"
-            case_id = f"{place}/{workload.geometry.name}/{entry.form}/{workload.name}"
+            case_id = f"{place}/{workload.geometry.name}/{entry.form}/{id_part(kv_format)}{workload.name}"
             cases.append(UncoveredCase(case_id, entry.name, workload.geometry, reason))
         elif entry.is_prep:
             cases.extend(made.prep(entry))
@@ -59,7 +63,8 @@ def _refusal(entry: Entry, workload: Workload) -> str:
 class _Table:
     """The cases of one workload."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, workload: Workload, seed: int, kv_format: KvFormat) -> None:
+        self.kv_format = kv_format
         self.workload, self.geometry, self.seed = workload, workload.geometry, seed
         self.requests = tuple(KvRequest(one.kv_len, one.q_len, one.origin, one.pages) for one in workload.requests)
         page = workload.padding_page
@@ -98,7 +103,7 @@ class _Table:
     ) -> AttentionCase:
         workload, geometry = self.workload, self.geometry
         case = AttentionCase(
-            id=f"attention/{geometry.name}/{entry.form}/{workload.name}/{name}",
+            id=f"attention/{geometry.name}/{entry.form}/{id_part(self.kv_format)}{workload.name}/{name}",
             entry=entry.name,
             geometry=geometry,
             form=entry.form,
@@ -115,6 +120,7 @@ class _Table:
             cta_tile_q=tile,
             check=check,
             is_asked=True,
+            kv_format=self.kv_format,
         )
         # The pages of a pool that is never made on the host stay where they are.
         return replace(case, check="oracle") if check == "permuted" and case.is_sparse else case
@@ -143,7 +149,7 @@ class _Table:
                 padding_page=workload.padding_page,
             )
         case = PrepCase(
-            id=f"prep/{geometry.name}/{entry.form}/{workload.name}/{kind}",
+            id=f"prep/{geometry.name}/{entry.form}/{id_part(self.kv_format)}{workload.name}/{kind}",
             entry=entry.name,
             geometry=geometry,
             form=entry.form,
@@ -154,6 +160,7 @@ class _Table:
             table_positions=max(positions) + 1 + SPARE_TABLE_ROWS,
             placement=placement,
             requests=tuple((one.start_pos, one.q_len) for one in self.requests) if entry.takes_plan else (),
+            kv_format=self.kv_format,
         )
         # The same rows through the contiguous form, where there is one, must have the same bits.
         has_twin = any(other.metadata == "none" for other in entries_for(geometry, "prep"))
