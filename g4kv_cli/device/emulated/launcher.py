@@ -88,6 +88,11 @@ class Launcher:
             return self._interpret(request)
         self._active = run = EngineRun(engine, self._memory, program, request)
         found = run.execute()
+        if isinstance(found, Detected) and found.kind == "reads and stores of one allocation" and not program.shares:
+            watched = engine.state.used_twice()
+            if watched is not None:  # each thread its own, perhaps: kernels work in place
+                self._active = run = EngineRun(engine, self._memory, program, request, watched)
+                found = run.execute()
         if isinstance(found, Detected):
             if found.kind == "watchdog" and request.max_instructions is None:
                 return self._endless(engine, run)

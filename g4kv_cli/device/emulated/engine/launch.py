@@ -19,6 +19,7 @@ from ..state.store_log import Ranges, gaps, merge_ranges
 from .callbacks import Caller
 from .library import Library
 from .program import Program
+from .same_threads import reads_of_others
 from .state import EngineState
 from .structures import FAULT_KINDS, RUN_CLOCKS_FULL, RUN_LOGS_FULL, RUN_SLICE_OVER
 
@@ -29,9 +30,10 @@ BLOCK_STEPS = 20_000_000
 _NO_LIMIT = (1 << 63) - 1
 _SEVERAL_USES = np.array([bits not in (0, 1, 2, 4) for bits in range(8)])
 """Which uses of an allocation need another look: all but reads alone, stores alone and atomics alone."""
+_READ_AND_STORED = 3
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
-    | {"shared uninitialised", "several spaces"}
+    | {"shared uninitialised", "several spaces", "reads of what others store"}
 )
 """What is found that may be right after all: the interpreter decides."""
 _FRAME_ALIGN = 64
@@ -63,9 +65,17 @@ class Engine:
 
 
 class EngineRun:
-    """One launch on the engine."""
+    """One launch on the engine; ``watched`` are addresses of which it also sees which thread reads what."""
 
-    def __init__(self, engine: Engine, memory: DeviceMemory, program: Program, request: LaunchRequest) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        memory: DeviceMemory,
+        program: Program,
+        request: LaunchRequest,
+        watched: tuple[int, int] | None = None,
+    ) -> None:
+        self.watched = watched
         self.engine = engine
         self.memory = memory
         self.program = program
@@ -118,7 +128,8 @@ class EngineRun:
         state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift, program.has_shared_atomics)
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)
-        state.set_logs(program.most_stores)
+        state.set_logs(self._most_logged)
+        launch.watch_begin, launch.watch_end = self.watched or (0, 0)
         state.set_owned(request.owned_reads)
         parameters = state.buffers.get("parameters", len(request.parameters) + 16)
         parameters[: len(request.parameters)] = np.frombuffer(request.parameters, np.uint8)
@@ -143,6 +154,10 @@ class EngineRun:
         begin = scratch.ctypes.data
         library.begin(address, begin + -begin % _FRAME_ALIGN)
 
+    @property
+    def _most_logged(self) -> int:
+        return self.program.most_stores if self.watched is None else self.program.most_accesses
+
     def _run(self) -> None:
         state, library, caller = self.engine.state, self.engine.library, self.engine.caller
         deadline = self.request.deadline
@@ -155,7 +170,7 @@ class EngineRun:
                 why = library.run(address)  # between two calls Python handles signals
             caller.settle()
             if why == RUN_LOGS_FULL:
-                state.grow_logs(self.program.most_stores)
+                state.grow_logs(self._most_logged)
             elif why == RUN_CLOCKS_FULL:
                 state.forget_marks()
             elif why != RUN_SLICE_OVER:
@@ -179,7 +194,14 @@ class EngineRun:
         if has_conflict:
             return Detected("stores that meet")
         if _SEVERAL_USES[state.used].any():
-            return Detected("reads and stores of one allocation")
+            if self.watched is None or self.watched != state.used_twice():
+                return Detected("reads and stores of one allocation")
+            begin, end = (address - GLOBAL_BASE for address in self.watched)
+            inside = stores[(stores["begin"] < end) & (stores["begin"] + stores["bytes"] > begin)]
+            uses = state.used[_SEVERAL_USES[state.used]]
+            if (uses != _READ_AND_STORED).any() or reads_of_others(state.loads, inside):
+                self.program.shares = True
+                return Detected("reads of what others store")
         for address, nbytes in request.must_write:
             begin = address - GLOBAL_BASE
             if nbytes and gaps(ranges, begin, begin + nbytes).size:

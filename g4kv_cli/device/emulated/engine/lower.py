@@ -48,6 +48,8 @@ _SIGN = {
 
 LOGGED = ("store_global", "store_generic", "atomic_global", "atomic_generic")
 """Beginnings of the names of handlers that log stores: one a lane at most."""
+WATCHED = ("load_global", "load_generic", "copy_async")
+"""The same of those that log loads, where they are watched."""
 
 SPECIAL = {
     **{f"%tid.{axis}": number for number, axis in enumerate("xyz")},
@@ -252,6 +254,7 @@ class Lowering:
         if block.end in ("barrier", "trap"):
             lowered.site = self.site()
         lowered.store_count = sum(operation.handler.startswith(LOGGED) for operation in self.out)
+        lowered.load_count = sum(operation.handler.startswith(WATCHED) for operation in self.out)
         return lowered
 
     def _close_guard(self, start: int) -> None:

@@ -80,6 +80,7 @@ class LoweredBlock:
     barrier: int | Slot = 0
     threads: int | Slot = 0
     store_count: int = 0
+    load_count: int = 0
     stands_at: Instruction | None = None
 
 

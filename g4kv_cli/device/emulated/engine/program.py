@@ -84,6 +84,9 @@ class Program:
         self._instructions = sum(block.size for block in kernel.blocks)
         self.clears_frames = kernel.reads_unset_registers
         self.most_stores = max(block.store_count for block in kernel.blocks)
+        self.most_accesses = max(block.store_count + block.load_count for block in kernel.blocks)
+        self.shares = False
+        """Whether threads of a launch read what others of it stored, in memory that they also store to."""
         frame = lay_out(kernel)
         self.frame_bytes, self.image_bytes = frame.nbytes, frame.image_bytes
         self.stands_at = [block.stands_at for block in kernel.blocks]
@@ -119,6 +122,7 @@ class Program:
         successors = (*block.successors, 0, 0)
         row["end"], row["size"], row["site"] = BLOCK_ENDS[block.end], block.size, block.site
         row["first"], row["second"], row["stores"] = successors[0], successors[1], block.store_count
+        row["loads"] = block.load_count
         row["guard"] = frame.place(number, block.guard) if block.guard is not None else 0
         for name, operand in (("barrier", block.barrier), ("threads", block.threads)):
             row[name] = operand if isinstance(operand, int) else ~frame.place(number, operand)

@@ -18,6 +18,7 @@ from .structures import FAULT, OWNED, STORE, Launch
 FAULT_CAPACITY = 64
 FIRST_STORES = 1 << 14
 """Stores that the log has room for at first."""
+_READ_AND_STORED, _LOADED = 3, 2
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
 
@@ -174,7 +175,7 @@ class EngineState:
 
     def _drop_equal_stores(self) -> None:
         """Keep one of a block's equal stores; their order does not matter to the checks at the end."""
-        stores = self.stores
+        stores = self._logged
         fields = ("block", "begin", "bytes", "silent", "first", "each")
         keys = np.stack([stores[name].astype(np.int64) for name in fields])
         order = np.lexsort(keys[::-1])
@@ -199,7 +200,24 @@ class EngineState:
     @property
     def stores(self) -> npt.NDArray[Any]:
         """Stores of the launch so far."""
+        logged = self._logged
+        return logged[logged["silent"] != _LOADED] if self.launch.watch_end else logged
+
+    @property
+    def loads(self) -> npt.NDArray[Any]:
+        """Loads of the launch so far from the addresses that are watched."""
+        logged = self._logged
+        loads: npt.NDArray[Any] = logged[logged["silent"] == _LOADED]
+        return loads
+
+    @property
+    def _logged(self) -> npt.NDArray[Any]:
         return self.buffers.get("stores", 0, STORE)[: self.launch.store_count]
+
+    def used_twice(self) -> tuple[int, int] | None:
+        """From where to where the allocations lie that the launch both reads and stores to; None without any."""
+        twice = self._ranges[self.used == _READ_AND_STORED]
+        return (int(twice["begin"].min()), int(twice["end"].max())) if twice.size else None
 
     @property
     def faults(self) -> npt.NDArray[Any]:

@@ -13,7 +13,7 @@ FIELDS = 22
 LANES = 32
 
 INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
-_BLOCK_FIELDS = ("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "unused")
+_BLOCK_FIELDS = ("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "loads")
 BLOCK = np.dtype(
     [
         ("full", "<u8"),
@@ -106,6 +106,7 @@ class Launch(ctypes.Structure):
         ("is_guess", c_int32),
         ("stores", c_void_p),
         *((name, c_int64) for name in ("store_count", "store_capacity")),
+        *((name, c_uint64) for name in ("watch_begin", "watch_end")),
         *((name, c_void_p) for name in ("saved_in", "saved", "saved_pages")),
         *((name, c_int64) for name in ("saved_count", "saved_capacity")),
         *((name, c_uint32) for name in ("launch_number", "unused1")),

@@ -9,6 +9,7 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
   __builtin_memset(to, 0, 16);
   if (bytes == (u32)whole) {
     if (!check_global(w, hint, from, bytes, whole, site, 1u << l, READS)) return 0;
+    watch_load(w, from, whole, site, LANES * w->number + l, whole);
     COPY(to, c->data + (from - c->base), 16);
     return 1;
   }
@@ -16,6 +17,7 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
     if (!check_global(w, hint, from + k, 1, 1, site, 1u << l, READS)) return 0;
     to[k] = c->data[from + k - c->base];
   }
+  if (bytes) watch_load(w, from, (int)bytes, site, SEVERAL_THREADS, 1);
   return 1;
 }
 
@@ -47,6 +49,7 @@ HANDLER(copy_async_16) {
                        pack32((U32)(AT(U32, 6) >= 16u)) == ALL_LANES;
   if (in_a_row) {
     if (!check_global(w, hint, from[0], LANES * 16, 16, site, w->mask, READS)) return done(i);
+    watch_load(w, from[0], LANES * 16, site, LANES * w->number, 16);
     COPY(copy->data, c->data + (from[0] - c->base), LANES * 16);
   }
   for (int l = 0; l < LANES; l++) {

@@ -92,7 +92,8 @@ typedef struct {
 } OwnedRange;
 
 // Bytes of the arena that consecutive lanes of a warp stored to, `each` bytes a lane from lane `first` on (warp * 32 +
-// lane); silent: they were there already. each is 0 for what atomics changed, whose threads do not matter.
+// lane); silent: they were there already, or 2 for bytes that were loaded (first is -1 for those of several lanes). each
+// is 0 for what atomics changed, whose threads do not matter.
 typedef struct {
   i64 begin;
   i32 bytes, site, block, silent, first, each;
@@ -127,7 +128,7 @@ enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER };
 // A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets.
 typedef struct {
   const Instruction *full, *masked;
-  i32 end, size, successor[2], guard, site, barrier, threads, stores, unused;
+  i32 end, size, successor[2], guard, site, barrier, threads, stores, loads;
 } Block;
 
 // One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that
@@ -186,6 +187,7 @@ struct Launch {
   // Stores in the order they were made, and the old contents of every arena page stored to (undo.c).
   Store *stores;
   i64 store_count, store_capacity;
+  u64 watch_begin, watch_end;  // addresses of which loads are logged too
   u32 *saved_in;  // for each page the number of the launch that saved it
   u8 *saved;
   i64 *saved_pages;

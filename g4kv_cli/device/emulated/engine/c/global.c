@@ -18,6 +18,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   u64 first;
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, READS)) return;
+    watch_load(w, first, LANES * size, site, LANES * w->number, size);
     const u8 *from = c->data + (first - c->base);
     for (int k = 0; k < count; k++)
       for (int l = 0; l < LANES; l++)
@@ -29,6 +30,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   first = at[first_lane(here)];
   if ((pack64((U64)(address == first)) & here) == here) {
     if (!check_global(w, hint, first, (u64)size, size, site, here, READS)) return;
+    watch_load(w, first, size, site, here & (here - 1) ? SEVERAL_THREADS : LANES * w->number + first_lane(here), size);
     const u8 *from = c->data + (first - c->base);
     for (int k = 0; k < count; k++)
       for (int l = 0; l < LANES; l++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
@@ -37,6 +39,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   for (int l = 0; l < LANES; l++) {
     if (!(here >> l & 1)) continue;
     if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, READS)) return;
+    watch_load(w, at[l], size, site, LANES * w->number + l, size);
     const u8 *from = c->data + (at[l] - c->base);
     for (int k = 0; k < count; k++) load_element(frame, i->field[4 + k], l, from + k * bytes, bytes, is_signed);
   }
@@ -46,27 +49,6 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
 INLINE int may_meet(const Launch *c, i64 begin, i64 bytes) {
   return c->saved_in[begin >> PAGE_SHIFT] == c->launch_number ||
          c->saved_in[(begin + bytes - 1) >> PAGE_SHIFT] == c->launch_number;
-}
-
-INLINE void log_store(Warp *w, i64 begin, int bytes, int site, int silent, int lane, int each) {
-  Launch *c = w->launch;
-  const i32 first = LANES * w->number + lane;
-  if (c->store_count) {
-    Store *last = &c->stores[c->store_count - 1];
-    if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
-        last->silent == silent && last->each == each && last->first + last->bytes / each == first) {
-      last->bytes += bytes;
-      return;
-    }
-  }
-  Store *store = &c->stores[c->store_count++];
-  store->begin = begin;
-  store->bytes = bytes;
-  store->site = site;
-  store->block = c->current;
-  store->silent = silent;
-  store->first = first;
-  store->each = each;
 }
 
 INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
@@ -85,7 +67,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     save_old(c, begin, LANES * size);
     __builtin_memcpy(c->data + begin, row, (size_t)(LANES * size));
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)(LANES * size));
-    log_store(w, begin, LANES * size, site, silent, 0, size);
+    log_run(c, begin, LANES * size, site, silent, LANES * w->number, size);
     return;
   }
   u64 at[LANES];
@@ -100,7 +82,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     save_old(c, begin, size);
     COPY(c->data + begin, item, size);
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)size);
-    log_store(w, begin, size, site, silent, l, size);
+    log_run(c, begin, size, site, silent, LANES * w->number + l, size);
   }
 }
 

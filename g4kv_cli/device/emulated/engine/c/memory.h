@@ -106,6 +106,33 @@ INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, 
   for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
 }
 
+// Runs of bytes that threads stored to, or loaded where that is watched (silent is then LOADED).
+#define LOADED 2
+#define SEVERAL_THREADS (-1)
+INLINE void log_run(Launch *c, i64 begin, int bytes, int site, int silent, int first, int each) {
+  if (c->store_count) {
+    Store *last = &c->stores[c->store_count - 1];
+    if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
+        last->silent == silent && last->each == each && last->first + last->bytes / each == first) {
+      last->bytes += bytes;
+      return;
+    }
+  }
+  Store *store = &c->stores[c->store_count++];
+  store->begin = begin;
+  store->bytes = bytes;
+  store->site = site;
+  store->block = c->current;
+  store->silent = silent;
+  store->first = first;
+  store->each = each;
+}
+INLINE void watch_load(Warp *w, u64 address, int bytes, int site, int first, int each) {
+  Launch *c = w->launch;
+  if (UNLIKELY(address < c->watch_end && address + (u64)bytes > c->watch_begin))
+    log_run(c, (i64)(address - c->base), bytes, site, LOADED, first, each);
+}
+
 // Loads and stores of every space, as FORM(name, bytes, count); registers of signed ones are extended by the sign.
 #define ACCESS_FORMS(FORM) \
   FORM(v1_8, 1, 1)         \

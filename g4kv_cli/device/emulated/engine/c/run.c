@@ -43,7 +43,7 @@ INLINE void execute(const Instruction *i, char *frame, Warp *w) {
 }
 
 static int must_pause(Launch *c, const Block *block) {
-  const i64 stores = (i64)LANES * block->stores;
+  const i64 stores = (i64)LANES * (block->stores + (c->watch_end ? block->loads : 0));
   if (c->store_count + stores > c->store_capacity || c->saved_count + stores > c->saved_capacity) return RUN_LOGS_FULL;
   return c->spent > c->slice ? RUN_SLICE_OVER : 0;
 }
