@@ -319,7 +319,7 @@ def test_exponent_over_the_rotated_span_is_seen_by_the_recordings(
     code, record = smoke(tmp_path / "wrong.json", "--golden", str(wrong))
     assert code == 1
     failed = [case["id"] for case in record["cases"] if case["status"] != "passed"]
-    assert failed == ["golden/12b-global_short/prefill"]
+    assert failed == ["golden/12b-global_short/prefill", "golden/12b-global_short/folded/prefill"]
     shown = capsys.readouterr().out
     assert "q_out: " in shown
     assert "of the rotated pair's magnitude" in shown
