@@ -73,8 +73,11 @@ def compile_for(device: Device, kernels_directory: Path | None, cases: Sequence[
 
 def compile_libraries(device: Device, providers: Sequence[Path], cases: Sequence[Case]) -> None:
     """Compile what the cases call of manifests' sources with host code, once and here: it may take longer than a case
-    may, and a source that does not compile is an error of the run. Raises CompileError."""
+    may, and a source that does not compile is an error of the run, as is a pool that overlaps itself. Raises
+    CompileError, or UsageError."""
     loaded = load_providers(providers)
+    if loaded is not None:
+        loaded.require_good_pools([case.geometry for case in cases])
     names, dimensions = {case.entry for case in cases}, {case.geometry.head_dim for case in cases}
     table = entries()
     has_others = not names <= {entry.name for entry in table}  # such as a serving run, which calls any of them

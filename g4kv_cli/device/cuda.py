@@ -231,7 +231,10 @@ class CudaDevice(Device):
                 f"{known % 1000 // 10}) does not know: write PTX of an earlier version, or machine code (a cubin), or "
                 "take a newer driver"
             )
-        why = jit_complaint(self._driver, image.data) if "PTX" in said else ""
+        why = ""
+        if "PTX" in said:
+            with suppress(Exception):  # what went wrong there must not hide what went wrong here
+                why = jit_complaint(self._driver, image.data)
         return f"; its compiler says: {why}" if why else ""
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:

@@ -11,6 +11,7 @@ from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import UsageError
+from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.providers.manifest_provider import ManifestProvider
 from g4kv_cli.providers.read import read_manifest
 
@@ -45,6 +46,13 @@ class Providers:
             if part.serves(entry.name):
                 part.compile_libraries(entry, device)
                 return
+
+    def require_good_pools(self, geometries: Sequence[Geometry]) -> None:
+        """Raises UsageError for a form of a pool that is none on any of the geometries, in pages of the usual size."""
+        for part in self.parts:
+            problem = part.problem_of_pool(geometries)
+            if problem:
+                raise UsageError(f"{part.manifest.file}: [pool]: {problem}")
 
     def take_waived(self) -> tuple[str, ...]:
         """The waivers that tolerated something since the last call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import DeviceFault, UsageError
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.providers.callables import call_function
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.images import ImageStore
@@ -77,6 +79,21 @@ class ManifestProvider:
             image = self.manifest.images.get(name)
             if image is not None and image.is_compiled:
                 self.images.library(name, device)
+
+    def problem_of_pool(self, geometries: Sequence[Geometry]) -> str:
+        """Why the form of its pool is none on any of these; empty if it is one, or there is none."""
+        problem = ""
+        for heads, head_dim in {(one.num_kv_heads, one.head_dim) for one in geometries}:
+            try:
+                for part in () if self.manifest.pool_form is None else self.manifest.pool_form.parts:
+                    part.require_good((2, 2, 2, DEFAULT_PAGE_SIZE_TOKENS, heads, head_dim))
+            except NotCovered:
+                continue
+            except UsageError as error:
+                problem = problem or str(error)
+                continue
+            return ""
+        return problem
 
     def copies(self, entry: str) -> str:
         """What of the entry's calls is copied through the host, in words; empty for nothing. Such a call can neither be

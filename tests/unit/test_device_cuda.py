@@ -161,6 +161,8 @@ class StandInDriver:
         self, image: bytes, count: int, options: list[int], values: tuple[bytes, int]
     ) -> tuple[Result, str | None]:
         assert (count, options, image[-1:]) == (2, [5, 6], b"\0")
+        if b"odd" in image:
+            raise TypeError("expected bytes, int found")
         if b"good" in image:
             return Result.CUDA_SUCCESS, "a module"
         ctypes.memmove(values[0], b"\nptxas line 7; error: no such label\nand more\0", min(values[1], 45))
@@ -416,6 +418,7 @@ def test_an_image_is_loaded_once_and_a_missing_kernel_is_named(device: CudaDevic
         ("CUDA_ERROR_INVALID_PTX: failed.", b".version 8.0\n",
          r"INVALID_PTX: failed; its compiler says: ptxas line 7; error: no such label$"),
         ("CUDA_ERROR_INVALID_PTX: failed.", b".version 8.0\n// good", r"INVALID_PTX: failed$"),
+        ("CUDA_ERROR_INVALID_PTX: failed.", b".version 8.0\n// odd", r"INVALID_PTX: failed$"),
         ("CUDA_ERROR_NOT_FOUND: no such kernel.", b".version 8.0\n", r"NOT_FOUND: no such kernel$"),
     ],
 )  # fmt: skip

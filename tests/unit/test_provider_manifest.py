@@ -9,6 +9,7 @@ import pytest
 
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
+from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.toml_lines import lines_of
 from g4kv_cli.providers.load import load_providers
 from g4kv_cli.providers.manifest import ELEMENT_KINDS
@@ -260,6 +261,28 @@ def test_the_form_of_a_pool(folder: Path) -> None:
         assert (flat >= 0).sum() == logical.size
     assert names_of(entry_named("batch_decode_paged_hd512_into"), form)[1] >= {"k_pool", "v_pool"}
     assert "pool" not in names_of(entry_named("batch_decode_paged_hd512_into"), form)[1]
+
+
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        (f"[pool]\n{PLAIN}[pool.strides]\npage = 4000\n", "the pool overlaps itself: one page is 4000 elements, and "),
+        (f"[pool]\n{PLAIN}alignment = 16\n[pool.strides]\nslot = 4100\n", "but one slot is 8200 bytes"),
+        (f"[pool]\n{PLAIN}alignment = 16\n[pool.strides]\nslot = 4104\n", ""),
+    ],
+)
+def test_a_pool_that_no_case_can_have_ends_the_run_in_a_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], pool: str, says: str
+) -> None:
+    file = _write(folder, f"{GOOD}\n{pool}")
+    words = ["smoke", "--device", "emulated", "--provider", str(file), "--case", "prep/12b-local/decode/closed-form"]
+    code = g4kv([*words, "--json", str(folder / "record.json")])
+    error = capsys.readouterr().err.strip()
+    assert code == (2 if says else 1), error  # prep is not served: where nothing ran, that is a failure
+    assert error.startswith(f"g4kv: error: {file}: [pool]: ") == bool(says), error
+    assert says in error
+    assert not says or "\n" not in error
+    assert (folder / "record.json").exists() == (not says)
 
 
 def test_providers_of_different_pools_do_not_run_together(folder: Path) -> None:
