@@ -187,6 +187,31 @@ RIGHT_GROUPS = (
         lambda grid, block: np.array([6, 8]),
     ),
     Program(
+        "a wait whose value goes through the stack",
+        """
+  int kept;
+  if (b == 1) { if (t == 0) { V(out) = 7; __threadfence(); V(aux) = 1; } }
+  else { do { look(&kept, aux); } while (kept == 0); __threadfence(); out[1 + t] = V(out); }""",
+        2,
+        1,
+        VOLATILE + "__device__ __noinline__ void look(int* to, volatile int* from) { *to = *from; }",
+        lambda grid, block: np.array([7, 7]),
+    ),
+    Program(
+        "an asynchronous copy to 32-bit addresses that wrap",
+        """
+  __shared__ __align__(16) int row[128];
+  unsigned at = (unsigned)__cvta_generic_to_shared(row) + 16 * t - 64 + (n - 200);
+  asm volatile("cp.async.cg.shared.global [%0 + 64], [%1], 16;" :: "r"(at), "l"(in + 4 * t) : "memory");
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  out[t] = row[127 - t];""",
+        1,
+        32,
+        "",
+        lambda grid, block: np.arange(127, 95, -1),
+    ),
+    Program(
         "what space an address is of",
         """
   __shared__ int row[4];

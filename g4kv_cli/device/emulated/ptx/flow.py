@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -228,18 +229,26 @@ def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
     return found
 
 
+_STACK = re.compile(r"(ld|st)(?:\.local)?(?:\.v[24])?\.(?:[bus]\d+|f\d+)")
+"""What may go through a thread's own memory, as all variables do that --device-debug compiles."""
+
+
 def _waits_at(members: list[BasicBlock]) -> Instruction | None:
     """The load or atomic on whose result a branch in a loop depends: others may change what it finds."""
     sources = [each for block in members for each in block.body if learns(each.opcode)]
     if not sources:
         return None
     depends = {register for each in sources for register in each.writes}
-    size = -1
-    while size != len(depends):
-        size = len(depends)
+    size, on_stack = -1, False
+    while size != len(depends) + on_stack:
+        size = len(depends) + on_stack
         for block in members:
             for each in block.body:
+                of_stack = _STACK.fullmatch(each.opcode)
                 if any(register in depends for register in each.reads):
+                    depends.update(each.writes)
+                    on_stack |= of_stack is not None and of_stack.group(1) == "st"
+                elif on_stack and of_stack is not None and of_stack.group(1) == "ld":
                     depends.update(each.writes)
     branches = (block.final.guard for block in members if block.end == "branch" and block.final is not None)
     return sources[0] if any(guard in depends for guard in branches) else None

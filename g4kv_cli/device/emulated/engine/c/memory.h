@@ -78,11 +78,12 @@ INLINE void check_shared_written(Warp *w, Shared s, i64 at, int size, int site, 
 INLINE void mark_shared_written(Shared s, i64 at, int size) {
   for (int k = 0; k < size; k += size < 8 ? size : 8) COPY(s.state + at + k, &s.generation, size < 8 ? size : 8);
 }
-// Shared offsets of all lanes; a 32-bit base does not wrap here: what would wrap is out of bounds and so looked at
-// again.
+// Shared offsets of all lanes; a 32-bit base plus its offset wraps at 32 bits.
 INLINE void shared_offsets(i64 *at, const char *base, int is_wide, i64 offset) {
-  for (int l = 0; l < LANES; l++)
-    at[l] = (i64)((is_wide ? ((const u64 *)base)[l] : ((const u32 *)base)[l]) + (u64)offset);
+  if (is_wide)
+    for (int l = 0; l < LANES; l++) at[l] = (i64)(((const u64 *)base)[l] + (u64)offset);
+  else
+    for (int l = 0; l < LANES; l++) at[l] = (i64)(u32)(((const u32 *)base)[l] + (u32)offset);
 }
 
 // Element k of a lane's access lies element_bytes * k behind the lane's address.
