@@ -254,3 +254,21 @@ def test_a_launch_through_the_interface_of_all_devices() -> None:
     assert out[0] == 2000
     with pytest.raises(DeviceFault, match="past the end of 'x'"):
         launch_on(device, module, "sum", module.ptx[0].encode(), ((1, 1, 1), (128, 1, 1)), {**arguments, "n": 1001}, 0)
+
+
+WHERE_THE_GRID_MEETS = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry where(.param .u64 out)
+{
+  .reg .b32 %r<3>; .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [out]; mov.u32 %r1, %envreg1; mov.u32 %r2, %envreg2; st.global.v2.u32 [%rd1], {%r1, %r2};
+  ret;
+}
+"""
+
+
+def test_a_device_is_told_that_a_kernel_meets_its_grid() -> None:
+    module, out = emulator.load(WHERE_THE_GRID_MEETS), np.zeros(2, np.uint32)
+    launch_on(EmulatedDevice(), module, "where", module.ptx[0].encode(), ((1, 1, 1), (1, 1, 1)), {"out": out}, 0)
+    assert out.any()

@@ -96,6 +96,29 @@ def test_every_kind_of_argument_arrives(module: Module) -> None:
     np.testing.assert_array_equal(where.read(), [-1, -1, -1, -1, -1, 0, 0, 0])
 
 
+GRID = """
+#include <cooperative_groups.h>
+__global__ void turned(int* x) {
+  cooperative_groups::grid_group grid = cooperative_groups::this_grid();
+  int i = grid.thread_rank(), other = x[grid.size() - 1 - i];
+  grid.sync();
+  x[i] = other;
+}
+"""
+
+
+def test_a_kernel_that_meets_its_grid_is_launched_cooperatively() -> None:
+    module = emulator.load(GRID)
+    x = np.arange(96, dtype=np.int32)
+    assert module.launch("turned", 3, 32, [x]).is_clean
+    assert x.tolist() == list(range(95, -1, -1))
+    with pytest.raises(emulator.LaunchRefused, match="133 blocks in a cooperative launch, of which the card holds 132"):
+        module.launch("turned", 133, 1024, [np.zeros(133 * 1024, np.int32)], shared=120000)
+    with pytest.raises(emulator.LaunchFailed) as caught:
+        module.launch("turned", 3, 32, [x], cooperative=False)
+    assert caught.value.report.kinds == ["trap"], "as on a GPU"
+
+
 def test_vectors_carry_smaller_elements() -> None:
     source = "__global__ void swap(uint4* x, const float2* y) { x[threadIdx.x] = x[threadIdx.x ^ 1]; }"
     x, y = np.arange(16).astype(ml_dtypes.bfloat16), np.zeros(16, np.float16)
