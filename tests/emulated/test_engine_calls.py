@@ -19,7 +19,7 @@ WORDS = 1024
 
 DOUBLES = """
   double sum = 0;
-  for (int k = 0; k < n; k++) if ((t + k) % 3) sum = sum * 1.25 + (double)in[(t + k) % 256] / 3.0;
+  for (int k = 0; k < n; k++) if ((t + k) % 3) sum = sum * 1.25 + rint((double)in[(t + k) % 256] / 3.0);
   out[b * 48 + t] = (int)sum ^ __double2loint(sum);
 """
 APPROXIMATIONS = """
@@ -42,19 +42,19 @@ HALVES = """
   out[b * 48 + t] = sum << 16 | is_less;
 """
 COMPLEMENTS = """
-  double one = in[t], other = in[3 * t % 256];
+  unsigned short one = 0x3c00 + in[t], other = 0x3c00 + in[3 * t % 256];
   int found = 0;
-  if (t % 4) asm volatile("{ .reg .pred p, q; setp.lt.f64 p|q, %1, %2; selp.b32 %0, 1, 2, p; @q add.s32 %0, %0, 4; }"
-                          : "+r"(found) : "d"(one), "d"(other));
+  if (t % 4) asm volatile("{ .reg .pred p, q; setp.lt.f16 p|q, %1, %2; selp.b32 %0, 1, 2, p; @q add.s32 %0, %0, 4; }"
+                          : "+r"(found) : "h"(one), "h"(other));
   out[b * 48 + t] = found;
 """
 CALLED = {
-    "div.rn.f64": DOUBLES,
+    "cvt.rni.f64.f64": DOUBLES,
     "tanh.approx.f32": APPROXIMATIONS.replace("tanhf", "fast_tanh"),
     "cos.approx.f32": APPROXIMATIONS,
     "addc.cc.u32": CARRIES,
     "fma.rn.f16": HALVES,
-    "setp.lt.f64": COMPLEMENTS,
+    "setp.lt.f16": COMPLEMENTS,
 }
 
 
@@ -92,7 +92,7 @@ def test_the_engine_calls_what_it_has_no_handler_for(opcode: str, monkeypatch: p
 
 
 def test_a_launch_of_many_warps_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = kernel_of(DOUBLES.replace("b * 48 + t", "t"))
+    kernel = kernel_of(APPROXIMATIONS.replace("b * 48 + t", "t").replace("in[t + k]", "in[(t + k) % 256]"))
     program = kernel.program
     assert program is not None
     most = next(warps for warps in range(1, 1000) if not program.pays(warps + 1))
@@ -156,7 +156,7 @@ def test_a_function_gets_the_lanes_that_execute(monkeypatch: pytest.MonkeyPatch)
             seen.extend(operand.size for operand in operands)
             return call.function(*operands)
 
-        return replace(call, function=function) if call.opcode == "setp.lt.f64" else call
+        return replace(call, function=function) if call.opcode == "setp.lt.f16" else call
 
     monkeypatch.setattr(program, "calls", [watched(call) for call in program.calls])
     machine, arguments, _ = machine_in("native", monkeypatch)

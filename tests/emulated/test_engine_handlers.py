@@ -21,6 +21,15 @@ HARD_32 = np.array(
     ],
     np.uint32,
 )
+_NUMBERS = np.array(
+    [
+        *(0.0, 1.0, 0.5, 1.5, 2.5, 2.0**31, 2.0**32, 2.0**63, 2.0**64, 2.0**-1022, np.inf, 1e308, 2.0**-149, 3e-320),
+        *(2.0**31 - 1, 2.0**31 - 0.5, 2.0**31 + 1, 2.0**32 - 1, 2.0**32 - 0.5, 2.0**128, 2.0**-126),
+    ]
+).view(np.uint64)
+_NANS = np.uint64(0x7FF0000000000001) + (np.arange(16, dtype=np.uint64) << np.uint64(48))
+HARD_64 = np.concatenate([_NUMBERS, _NANS])
+HARD_64 = np.concatenate([HARD_64, HARD_64 | np.uint64(1 << 63)])
 ROWS = 24
 
 
@@ -43,7 +52,10 @@ def draw(rng: np.random.Generator, kind: str, count: int) -> Any:
     if kind == "b32":
         return low.astype(np.uint32)
     high = np.where(rng.random(count) < 0.5, rng.choice(HARD_32, count), rng.integers(0, 2**32, count, np.uint64))
-    return low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    whole = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    doubles = (rng.standard_normal(count) * np.exp2(rng.integers(-70, 70, count))).view(np.uint64)
+    pick = rng.random(count)
+    return np.where(pick < 0.3, rng.choice(HARD_64, count), np.where(pick < 0.5, doubles, whole))
 
 
 @pytest.mark.parametrize("family", sorted({opcode.split(".")[0] for opcode in HANDLERS}))

@@ -48,7 +48,15 @@ def _integers() -> dict[str, tuple[str, ...]]:
         table[f"{stem}.pred"] = (f"{stem}_pred",)
     for name in (
         *("abs.s32", "abs.s64", "popc.b32", "clz.b32", "brev.b32", "bfind.u32", "bfi.b32", "bfi.b64"),
-        *("prmt.b32", "lop3.b32", "shf.l.wrap.b32", "shf.r.wrap.b32", "shf.l.clamp.b32", "shf.r.clamp.b32"),
+        *(
+            "mul.hi.u16",
+            "prmt.b32",
+            "lop3.b32",
+            "shf.l.wrap.b32",
+            "shf.r.wrap.b32",
+            "shf.l.clamp.b32",
+            "shf.r.clamp.b32",
+        ),
     ):
         table[name] = (name.replace(".", "_"),)
     return table
@@ -68,6 +76,7 @@ def _comparisons() -> dict[str, tuple[str, ...]]:
     for name in FLOAT_COMPARISONS:
         table[f"setp.{name}.f32"] = (f"setp_{name}_f32",)
         table[f"setp.{name}.ftz.f32"] = (f"setp_{name}_ftz_f32",)
+        table[f"setp.{name}.f64"] = (f"setp_{name}_f64",)
     return table
 
 
@@ -86,6 +95,19 @@ def _floats() -> dict[str, tuple[str, ...]]:
     for stem, form in product(("ex2", "lg2", "rsqrt", "sqrt"), ("", ".ftz")):
         table[f"{stem}.approx{form}.f32"] = (f"{stem}_approx{form.replace('.', '_')}_f32",)
     for name in ("fma.rn.f32", "fma.rn.sat.f32", "div.rn.f32", "rcp.rn.f32", "sqrt.rn.f32", "copysign.f32"):
+        table[name] = (name.replace(".", "_"),)
+    return table
+
+
+def _doubles() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for stem, rounded in product(("add", "sub", "mul"), _ROUNDED):
+        table[f"{stem}{rounded}.f64"] = (f"{stem}_f64",)
+    for name in (
+        *("fma.rn.f64", "div.rn.f64", "rcp.rn.f64", "sqrt.rn.f64", "min.f64", "max.f64", "neg.f64", "abs.f64"),
+        *("copysign.f64", "cvt.f64.f32", "cvt.rn.f32.f64", "cvt.rzi.s32.f64", "cvt.rzi.u32.f64"),
+        *(f"cvt.rn.f64.{kind}" for kind in ("s32", "u32", "s64", "u64")),
+    ):
         table[name] = (name.replace(".", "_"),)
     return table
 
@@ -119,4 +141,4 @@ def _conversions() -> dict[str, tuple[str, ...]]:
     return table
 
 
-HANDLERS: dict[str, tuple[str, ...]] = {**_integers(), **_comparisons(), **_floats(), **_conversions()}
+HANDLERS: dict[str, tuple[str, ...]] = {**_integers(), **_comparisons(), **_floats(), **_doubles(), **_conversions()}
