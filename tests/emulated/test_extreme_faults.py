@@ -14,6 +14,7 @@ from seeding import Edits, require_red
 from smoke_helper import chosen, smoke
 
 TILE, DECODE, PREFILL, PREP = "attention_tile.cuh", "decode_body.cuh", "prefill_body.cuh", "prep_body.cuh"
+OFFSETS = "kv_offsets.cuh"
 LOCAL, GLOBAL = "attention/e2b-local", "attention/12b-global"
 FORMS = ("decode", "decode-split", "prefill/small-tile", "prefill/large-tile")
 PREP_FORMS = ("prefill", "decode", "batch_prefill")
@@ -195,6 +196,46 @@ FAULTS = (
           "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, p.v == nullptr && p.num_kv_heads % 4 != 0 ? "
           "p.num_kv_heads - 1 - first_head : first_head);"),),
         tuple(f"prep/12b-global/{form}/kv-heads5/few-tokens" for form in PREP_FORMS),
+        ("V in the pool",),
+    ),
+    Fault(
+        "an eps of its own",
+        ((PREP, "(1.0f / kHeadDim) + eps", "(1.0f / kHeadDim) + 1e-6f"),),
+        (*_prep("eps/another"), "prep/e2b-local/contiguous/eps/another"),
+        ("q_out",),
+    ),
+    Fault(
+        "slots of 8 bits",
+        ((OFFSETS, "((long long)slot * layout", "((long long)(slot & 255) * layout"),),
+        (*_both("page-size/4096", ("decode", "decode-split", "prefill")), *_prep("page-size/4096")),
+    ),
+    Fault(
+        "tile indices of 4 bits",
+        ((TILE, "0 : p.tile_indices[tile_number];", "0 : p.tile_indices[tile_number] & 15;"),),
+        (f"{LOCAL}/prefill/small-tile/tiles/past-64", f"{GLOBAL}/prefill/large-tile/tiles/past-64"),
+    ),
+    Fault(
+        "a split without a key has a largest score of 0",
+        ((DECODE, "p.partial_max[partial] = max;", "p.partial_max[partial] = finite_max(max);"),),
+        _both("scores/far-below-zero", SPLIT),
+        ("out: ",),
+    ),
+    Fault(
+        "the largest score of all warps but the last",
+        ((DECODE, "g < kGroups; ++g) max = fmaxf(max,", "g < kGroups - 1; ++g) max = fmaxf(max,"),),
+        (f"{LOCAL}/decode/scores/far-below-zero",),
+    ),
+    Fault(
+        "log(2) of five digits",
+        ((TILE, "0.693147180559945309f", "0.69314f"),),
+        _both("scores/zero-queries", ("decode", "decode-split", "prefill")),
+        ("lse: ",),
+    ),
+    Fault(
+        "V of all heads in the first one's row, K = V and a head that turns in part",
+        ((PREP, "store_value_row<kHeadDim>(value_out + r * kHeadDim, row, inv_rms, lane);",
+          "store_value_row<kHeadDim>(value_out, row, inv_rms, lane);"),),
+        ("prep/12b-global/prefill/kv-heads5/many-tokens/rotary-partial",),
         ("V in the pool",),
     ),
 )  # fmt: skip

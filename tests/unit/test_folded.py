@@ -94,7 +94,7 @@ def test_folded_closed_form_agrees_with_the_oracle() -> None:
     assert k.value.shape[-1] == 128
 
 
-@pytest.mark.parametrize("kind", ["spread", "needles", "large", "equal", "rising"])
+@pytest.mark.parametrize("kind", ["spread", "needles", "large", "equal", "rising", "low", "zero"])
 def test_attention_over_what_a_folded_pool_holds(kind: str) -> None:
     """What is stored gives the scores that the oracle takes K for: V's columns where a row of K has none."""
     case = next(

@@ -16,10 +16,11 @@ from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.records.run import CaseResult
 
-KeyKind = Literal["spread", "needles", "large", "equal", "rising"]
+KeyKind = Literal["spread", "needles", "large", "equal", "rising", "low", "zero"]
 """spread: scores around +-2, so that many keys count. needles: the oldest and the newest key that a query sees outweigh
 all others, and the keys just outside outweigh those. large: scores up to 80. equal: one key, repeated. rising: each
-score a little above the one before: every tile has a new maximum, and the factor of what stands is close to 1."""
+score a little above the one before: every tile has a new maximum, and the factor of what stands is close to 1. low: all
+scores around -200 or half of it, by the head, but for one key of every other request. zero: queries of zeros."""
 
 Check = Literal["oracle", "alone", "permuted", "refill", "graph", "forms", "merge", "ends"]
 """Every check holds the output against the oracle. Besides: ``alone``: each request run alone has the same bits;

@@ -27,6 +27,8 @@ FAR_KV_LENS = ((1 << 15) + 33, (1 << 16) + 7)
 RISING_KEYS = 1100
 """More than 64 pages of 16."""
 CHUNK_TOKENS = 3
+MANY_TILES = 64
+"""Of the small tile, which holds a token of MAX_GQA_GROUP heads."""
 SPLITS = 3
 KV_HEADS_OF_MANY_ROWS = 512
 
@@ -64,6 +66,10 @@ class Extremes(CaseBuilder):
                         window=FAR_WINDOW, tile=tile, num_splits=splits)  # fmt: skip
         yield self.case(form, f"{tile_name}pool/page-ids-past-16-bits", ((3 * size + 2, tokens), (size + 5, 1)),
                         geometry=one, tile=tile, num_splits=splits, first_page=PAST_UINT16)  # fmt: skip
+        if not form.one_token_each:
+            heads = self.geometry.with_heads(1, MAX_GQA_GROUP)
+            yield self.case(form, f"{tile_name}tiles/past-{MANY_TILES}", ((MANY_TILES + 2, MANY_TILES + 2), (40, 2)),
+                            geometry=heads, window=FAR_WINDOW, tile=tile)  # fmt: skip
         if self.page_size <= MAX_SPAN:
             yield self._many_rows(form, tile_name, tokens, tile, 2 if form.takes_splits else 1)
 

@@ -25,6 +25,8 @@ Float32 = npt.NDArray[np.float32]
 SPREAD_SCORE_DEVIATION = 2.0
 LARGE_SCORE_DEVIATION = 18.0
 LARGE_SCORE = 80.0
+LOW_SCORE = -200.0
+"""Below what float32 has weights for, if the largest score were 0."""
 SEEN_NEEDLE_SCORE = 9.0
 """exp(9) is eight times a window of 1024 keys of weight 1."""
 UNSEEN_NEEDLE_SCORE = 14.0
@@ -38,7 +40,7 @@ _RISING_COLUMNS = 2
 MAX_ATTEND_ELEMS = 1 << 24
 """Scores of a chunk that the oracle holds at once; each takes some eight float64 numbers."""
 
-_KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal", "rising")
+_KINDS: tuple[KeyKind, ...] = ("spread", "needles", "large", "equal", "rising", "low", "zero")
 _HEAD_NOISE = 0.25
 _REQUEST_STEP = 61
 
@@ -65,9 +67,12 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
         # One direction for the heads of a group: a planted key then stands out for each of them.
         q = random.standard_normal((*shape[:2], 1, head_dim), dtype=np.float32) + _HEAD_NOISE * q
 
-    elif case.kind == "rising":
+    elif case.kind in ("rising", "low"):
         # Each head of a group by a little less: bf16 holds these factors, so the keys decide how exact a score is.
         q[..., :_RISING_COLUMNS] = (1 - np.arange(geometry.gqa_group) / 32)[None, None, :, None]
+
+    elif case.kind == "zero":
+        q[:] = 0
 
     first_keys = tuple(_first_key(case, request) for request in case.requests)
     lengths = [request.kv_len - first for request, first in zip(case.requests, first_keys, strict=True)]
@@ -92,6 +97,10 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
             _plant_large(k, queries[:, :, 0], case.sm_scale)
         elif case.kind == "rising":
             k = _rising(k, case.sm_scale)
+        elif case.kind == "low":
+            k[:, :, :_RISING_COLUMNS] = LOW_SCORE / _RISING_COLUMNS / case.sm_scale
+            if index % 2:
+                k[len(k) // 2, :, :_RISING_COLUMNS] = 0
         keys.append(k.astype(BF16))
         values.append(v_rows[taken])
         if case.kv_format == FOLDED:

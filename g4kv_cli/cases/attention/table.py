@@ -17,7 +17,7 @@ from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import SPLIT, KvFormat
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, MAX_PAGE_SIZE_TOKENS
 from g4kv_cli.model.slots import derived_layout
 
 GROUPS = (1, 2, 4, 5, 6, 7, 8, 16)
@@ -33,7 +33,8 @@ LONG_HISTORY = {256: 4200, 512: 1100}
 """By head_dim, keys of which each warp's share has more tiles than it looks up of the page table at once: 32 tiles of
 16 keys, of eight warps or two."""
 SPLIT_SWEEP = (1, 2, 3, 7, 16)
-PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
+LARGE_PAGE = 256
+PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, LARGE_PAGE, MAX_PAGE_SIZE_TOKENS)
 
 
 def attention_cases(
@@ -87,7 +88,7 @@ class _Table(CaseBuilder):
         for page_size in page_sizes:
             lengths = (page_size, page_size + 1, 2 * page_size + page_size // 2 + 1, 1)
             yield self.case(form, f"page-size/{page_size}", _ones(lengths), geometry=self.one_head,
-                            page_size=page_size, num_splits=splits)  # fmt: skip
+                            page_size=page_size, window=_window_of(page_size), num_splits=splits)  # fmt: skip
         for group in GROUPS:
             yield self.case(form, f"group/{group}", _ones((size + 4, 3)), geometry=self.geometry.with_heads(2, group),
                             num_splits=splits)  # fmt: skip
@@ -162,7 +163,8 @@ class _Table(CaseBuilder):
         yield from self._values(form, ((3 * size + 5, 6), (100, 3), (9, 9)), 1)
         for page_size in page_sizes:
             chunks = ((2 * page_size + page_size // 2 + 1, min(page_size + 2, 40)), (page_size, 1))
-            yield self.case(form, f"page-size/{page_size}", chunks, geometry=one, page_size=page_size)
+            yield self.case(form, f"page-size/{page_size}", chunks, geometry=one, page_size=page_size,
+                            window=_window_of(page_size))  # fmt: skip
         yield self._large_pool(form, 1)
 
     # --- what several forms share -----------------------------------------------------------------------------
@@ -204,6 +206,10 @@ class _Table(CaseBuilder):
         long = [(kv_len + 3 * PREFILL_OFFSETS, q_len) for kv_len, q_len in chunks]
         yield self.case(form, "scores/to-80/long", long, kind="large", geometry=self.one_head, num_splits=splits)
         yield self.case(form, "scores/all-equal", chunks, kind="equal", geometry=self.one_head, num_splits=splits)
+        # No score is near 0, where a maximum may have begun; with splits, some of them are empty.
+        yield self.case(form, "scores/far-below-zero", chunks, kind="low", geometry=self.one_head, num_splits=splits)
+        # Nothing but the sum of the weights makes lse, which is then exact.
+        yield self.case(form, "scores/zero-queries", chunks, kind="zero", geometry=self.one_head, num_splits=splits)
         for scale in (0.0625, 2.5):
             yield self.case(form, f"sm-scale/{scale}", chunks, geometry=self.one_head, sm_scale=scale,
                             num_splits=splits)  # fmt: skip
@@ -219,6 +225,11 @@ class _Table(CaseBuilder):
         name = f"pool/past-{'u' if bits == 32 else ''}int32"
         return self.made(form, name, (request,), geometry=geometry, page_size=size, num_pages=straddling + 3,
                          num_layers=layers, layer=layers - 1, window=self.window, num_splits=splits)  # fmt: skip
+
+
+def _window_of(page_size: int) -> int:
+    """The window over pages of this size, 0 for the geometry's own: few keys of a large page, whatever their slots."""
+    return 0 if page_size <= LARGE_PAGE else SMALL_WINDOW
 
 
 def _sweep_splits(geometry: Geometry) -> tuple[int, ...]:

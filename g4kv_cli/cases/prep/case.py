@@ -14,6 +14,7 @@ from g4kv_cli.model.kv_layout import SPARSE_POOL_BYTES, KvLayout
 from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 from g4kv_cli.model.slots import derived_layout
+from g4kv_cli.oracle.prep import EPS
 from g4kv_cli.records.run import CaseResult
 
 BF16_BYTES = 2
@@ -41,6 +42,7 @@ class PrepCase(OfOneEntry):
     the contiguous entry; ``golden`` names a file of recorded vectors that replaces ``kind`` and ``seed``. ``requests``
     (start_pos, q_len) are those of a ragged batch, and ``padding_rows`` the rows of q, k, v and q_out behind them.
     With ``judges_ends`` only the first and the last token have inputs, and are looked at. ``kv_format``: of the pool.
+    ``eps``: of the norm, which a caller may give.
     """
 
     id: str
@@ -59,6 +61,7 @@ class PrepCase(OfOneEntry):
     padding_rows: int = 0
     judges_ends: bool = False
     kv_format: KvFormat = SPLIT
+    eps: float = EPS
 
     def run(self, context: RunContext) -> CaseResult:
         """Run it; see run_prep_case."""

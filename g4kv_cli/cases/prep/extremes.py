@@ -81,6 +81,9 @@ class _Table:
         yield self.past.prefill_case("pool/page-ids-past-16-bits", "random", tokens=TOKENS, start=max(self.size - 2, 0))
         yield self.heads.prefill_case(_heads(), "closed-form", tokens=TOKENS)
         yield self.heads.prefill_case(_heads(wide=True), "random", tokens=self._wide("prefill"))
+        if self.heads.kv_format == SPLIT:  # folded rows are of the whole head's rotation alone
+            yield self.heads.prefill_case(f"{_heads(wide=True)}/rotary-partial", "random", tokens=self._wide("prefill"),
+                                          rotary_dim=self.heads.geometry.head_dim // 4)  # fmt: skip
         yield _of_ends(self.rows.prefill_case(MANY_ROWS, "random", tokens=self.many_tokens))
 
     def decode(self) -> Iterator[PrepCase]:

@@ -59,15 +59,15 @@ def _oracle(
     case: PrepCase, inputs: PrepInputs, contract: Contract
 ) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
     rounds_norm = contract.rounds_norm
-    q = reference.expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm)
-    k = reference.expected_rotated(inputs.k, inputs.k_weight, inputs.cos, inputs.sin, rounds_norm=rounds_norm)
+    tables = inputs.cos, inputs.sin
+    q = reference.expected_rotated(inputs.q, inputs.q_weight, *tables, case.eps, rounds_norm=rounds_norm)
+    k = reference.expected_rotated(inputs.k, inputs.k_weight, *tables, case.eps, rounds_norm=rounds_norm)
     if case.kv_format == FOLDED:
         kept = turning_columns(case.geometry)
-        q = reference.expected_folded_query(
-            inputs.q, inputs.q_weight, inputs.k_weight, inputs.cos, inputs.sin, _is_among(kept, case.geometry.head_dim)
-        )
+        turning = _is_among(kept, case.geometry.head_dim)
+        q = reference.expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, *tables, turning, case.eps)
         k = k.columns(kept)
-    return (q,), (k,), (reference.expected_value_rows(inputs.value_source),)
+    return (q,), (k,), (reference.expected_value_rows(inputs.value_source, case.eps),)
 
 
 def _is_among(columns: npt.NDArray[np.intp], extent: int) -> npt.NDArray[np.bool_]:

@@ -217,6 +217,7 @@ def _tables_on_device(run: _Run, inputs: PrepInputs) -> dict[str, Any]:
         "k_norm_weight": run.upload(inputs.k_weight, "k_norm_weight"),
         "rope": RopeTables(_table(run, inputs, inputs.cos, "cos"), _table(run, inputs, inputs.sin, "sin")),
         "rotary_dim": inputs.rotary_dim,
+        "eps": run.case.eps,
     }
 
 

@@ -16,11 +16,13 @@ from g4kv_cli.entries.prep_request import first_wide_token_count
 from g4kv_cli.entries.table import entries_for, entry_for
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import SPLIT, KvFormat
-from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, MAX_PAGE_SIZE_TOKENS
 from g4kv_cli.model.slots import derived_layout
 
 DEFAULT_SEED = 1
-PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256)
+PAGE_SIZES = (1, 2, 3, 16, 48, 64, 100, 256, MAX_PAGE_SIZE_TOKENS)
+OTHER_EPS = 0.25
+"""No model's: a kernel that has its own is far off."""
 
 
 def prep_cases(
@@ -62,6 +64,7 @@ class _Table(CaseBuilder):
             seed = self.seed + index
             yield self.contiguous_case(f"random/seed{seed}/tokens{tokens}", "random", tokens=tokens, seed=seed)
         yield self.contiguous_case("near-eps/tokens5", "tiny", tokens=5)
+        yield _with_another_eps(self.contiguous_case("eps/another", "random", tokens=5))
         yield self.contiguous_case("large/tokens5", "large", tokens=5)
         for rotary_dim in self.partial_rotary_dims:
             yield self.contiguous_case(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
@@ -85,6 +88,7 @@ class _Table(CaseBuilder):
             seed = self.seed + index
             yield self.prefill_case(f"random/seed{seed}/tokens{tokens}/page{size}", "random", tokens=tokens, seed=seed)
         yield self.prefill_case("near-eps/tokens5", "tiny", tokens=5, start=3)
+        yield _with_another_eps(self.prefill_case("eps/another", "random", tokens=5, start=3))
         yield self.prefill_case("large/tokens5", "large", tokens=5, start=3)
         for rotary_dim in self.partial_rotary_dims:
             yield self.prefill_case(f"rotary{rotary_dim}", "random", tokens=3, start=5, rotary_dim=rotary_dim)
@@ -118,6 +122,7 @@ class _Table(CaseBuilder):
             seed = self.seed + index
             yield self._random_decode(tokens, seed)
         yield self.decode_case("near-eps/tokens5", "tiny", mixed[:5], origins="mixed")
+        yield _with_another_eps(self.decode_case("eps/another", "random", mixed[:5], origins="mixed"))
         yield self.decode_case("large/tokens5", "large", mixed[:5], origins="mixed")
         for rotary_dim in self.partial_rotary_dims:
             yield self.decode_case(f"rotary{rotary_dim}", "random", mixed[:3], rotary_dim=rotary_dim)
@@ -139,6 +144,7 @@ class _Table(CaseBuilder):
         yield self.batch_case("closed-form", "closed-form", ragged)
         yield self.batch_case(f"random/seed{self.seed}", "random", ragged)
         yield self.batch_case("near-eps", "tiny", ragged)
+        yield _with_another_eps(self.batch_case("eps/another", "random", ragged))
         yield self.batch_case("large", "large", ragged)
         for rotary_dim in self.partial_rotary_dims[:1]:
             yield self.batch_case(f"rotary{rotary_dim}", "random", ragged[:2], rotary_dim=rotary_dim)
@@ -207,3 +213,7 @@ class _Table(CaseBuilder):
             rows = tuple((page,) for page in ids)
             placement = Placement(size, num_pages, layers, layers - 1, rows, (0, 1, 2))
             yield self.decode_case(name, "random", (size - 1, size, 2 * size), placement=placement)
+
+
+def _with_another_eps(case: PrepCase) -> PrepCase:
+    return dataclasses.replace(case, eps=OTHER_EPS)
