@@ -82,6 +82,13 @@ class ArgumentSpec:
     fields: tuple[ArgumentSpec, ...] = ()
 
     @property
+    def text(self) -> str:
+        """As the manifest has it."""
+        if self.fields:
+            return f"[{', '.join(field.text for field in self.fields)}]"
+        return self.kind if self.value is None else f"{self.kind} {self.value.text}"
+
+    @property
     def pointer_names(self) -> frozenset[str]:
         """The names that a pointer in it is made from."""
         own = self.value.names if self.kind == "ptr" and self.value is not None else frozenset()

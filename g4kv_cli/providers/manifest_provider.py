@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,10 @@ from g4kv_cli.entries.contract import NO_PAGE_ORIGIN
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.errors import DeviceFault, UsageError
+from g4kv_cli.errors import ContractError, DeviceFault, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.providers.builder import LaunchFacts
 from g4kv_cli.providers.callables import call_function
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.images import ImageStore
@@ -273,7 +275,10 @@ class PreparedCall:
         launch = Launch(
             grid, block, arguments, shared, self._written_by(step), self._padding(), cluster, paged_reads=self._reads()
         )
-        self._launch(kernel, launch)
+        try:
+            self._launch(kernel, launch)
+        except ContractError as error:
+            raise provider.error_at(step.line, f"{error}{_given(step, facts, error.field)}") from error
 
     def _result(self, name: str, expression: Expression) -> None:
         """Fill an output from what the steps wrote elsewhere."""
@@ -359,6 +364,19 @@ class PreparedCall:
 def names_entry(spec: EntrySpec, entry: str) -> bool:
     """Whether one of the spec's patterns is the entry's name."""
     return any(fnmatch.fnmatchcase(entry, pattern) for pattern in spec.names)
+
+
+def _given(step: Step, facts: LaunchFacts, field: str) -> str:
+    """What the manifest gives for the argument that an error is about, in its own words; empty for other errors."""
+    found = re.search(r"argument (\d+)$", field)
+    if found is None:
+        return ""
+    names, at = facts.arguments, int(found[1])
+    named = dict(step.named)
+    spec = named.get(names[at]) if names is not None and at < len(names) else None
+    if names is None and at < len(step.arguments):
+        spec = step.arguments[at]
+    return "" if spec is None else f": the manifest gives {spec.text!r}"
 
 
 def _tolerates(waiver: Waiver, kind: str, line: str) -> bool:

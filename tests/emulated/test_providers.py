@@ -180,3 +180,21 @@ def _python() -> str:
     import sys
 
     return sys.executable
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"i32 num_qo_heads", "i32 group",', '"i32 num_qo_heads",', "number of arguments: differs from what the kernel declares (got 17, want 18)"),
+        ('"i32 group",', '"f32 group",', "(got f32, want .u32) [launch_parameters]: the manifest gives 'f32 group'"),
+        ('"i32 group",', '["i32 group", "ptr lse"],', "the manifest gives '[i32 group, ptr lse]'"),
+        ("block = [256]", "block = [2048]", "block: does not fit the device (got (2048, 1, 1), want 1 to 1024 threads)"),
+    ],
+)  # fmt: skip
+def test_a_launch_that_does_not_fit_its_kernel_names_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+    manifest = engine_in(tmp_path, ("kernels.toml", old, new)) / "kernels.toml"
+    (result,) = run_cases_of([manifest], ["attention/12b-local/decode/pages/permuted"])
+    line = manifest.read_text().splitlines().index('symbol = "attentionILi{head_dim}E"') - 1
+    assert result.status == "error"
+    assert result.reason.startswith(f"{manifest}:{line}: "), result.reason
+    assert says in result.reason
