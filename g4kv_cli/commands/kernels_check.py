@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from g4kv_cli.compiler import compile_image
-from g4kv_cli.compiler.sources import SourceFile
+from g4kv_cli.compiler.foreign import compile_foreign, includes_own
 from g4kv_cli.device.support import KernelSupport, kernel_support
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
 from g4kv_cli.records.files import write_whole
@@ -31,5 +30,5 @@ def _supports(path: Path, arch: str) -> tuple[KernelSupport, ...]:
         raise UsageError(f"--check {path}: cannot be read as text: {error}") from error
     if path.suffix == ".ptx":
         return kernel_support(text, path.name)
-    source = SourceFile.from_text(path.name, text, path.resolve().parent)
-    return kernel_support(compile_image(source, arch=arch, kind="ptx").data.decode(), path.name)
+    beside = [path.resolve().parent] if includes_own(text) else []
+    return kernel_support(compile_foreign(path.name, text, arch=arch, include=beside).data.decode(), path.name)

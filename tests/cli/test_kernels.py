@@ -82,6 +82,8 @@ def test_an_unknown_arch_ends_in_one_line(capsys: pytest.CaptureFixture[str]) ->
 
 CHECKED = """
 #include <mma.h>
+#include <cstdio>
+#include "own.h"
 extern "C" __global__ void fine(int* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void textured(float* out, unsigned long long handle) {
   out[threadIdx.x] = tex1Dfetch<float>(handle, threadIdx.x);  // MARK: texture
@@ -94,6 +96,7 @@ def test_check_lists_all_that_is_not_emulated_by_source_line(tmp_path: Path) -> 
     source, record = tmp_path / "mine.cu", tmp_path / "check.json"
     source.write_text(CHECKED)
     lines = [number for number, line in enumerate(CHECKED.split("\n"), 1) if "MARK" in line]
+    (tmp_path / "own.h").write_text("#pragma once\n")
     result = invoke("--check", str(source), "--json", str(record))
     assert result.return_value == 1
     shown = result.stdout.splitlines()

@@ -222,7 +222,9 @@ RIGHT_GROUPS = (
   out[t] = (__isGlobal(p) != 0) + 2 * (__isShared(p) != 0) + 4 * (__isConstant(p) != 0) + 8 * (__isLocal(p) != 0);
   unsigned of_cluster;
   asm("{.reg .pred q; isspacep.shared::cluster q, %1; selp.u32 %0, 16, 0, q;}" : "=r"(of_cluster) : "l"(p));
-  out[t] += of_cluster;""",
+  int* at = row;
+  asm("{.reg .u64 a; cvta.to.shared::cluster.u64 a, %0; cvta.shared::cluster.u64 %0, a;}" : "+l"(at));
+  out[t] += of_cluster + (at != row);""",
         1,
         5,
         "__constant__ int fixed[4]; __device__ int module_word[2];",

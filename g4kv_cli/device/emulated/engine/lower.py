@@ -69,7 +69,7 @@ SPECIAL = {
 """Numbers of the special registers, as in ``c/warp.c``."""
 
 _MOV = re.compile(r"mov\.(?:[bus](16|32|64)|f(16|32|64)|(pred))")
-_CVTA = re.compile(r"cvta(\.to)?\.(global|shared|local|const|param)\.u64")
+_CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
 _COMPARE = re.compile(rf"(setp\.[a-z]+)\.({'|'.join(COMBINATIONS)})(\..+)")
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.(?:sync(?:\.aligned)?|red\..*)")
 
@@ -414,7 +414,7 @@ def _lower_cvta(lowering: Lowering, instruction: Instruction, to_space: bool, sp
     if not isinstance(target, Register) or target.kind != "b64":
         raise NotLowered("destination form")
     source = lowering.source(value, "b64")
-    window = WINDOWS[space]
+    window = WINDOWS[space.partition(":")[0]]
     if window:
         handler = "sub_b64" if to_space else "add_b64"
         lowering.emit(handler, lowering.register(target), source, lowering.constant(window, "b64"))

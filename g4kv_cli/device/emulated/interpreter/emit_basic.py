@@ -11,7 +11,7 @@ from .emit import WINDOWS, BlockEmitter
 
 _MOV = re.compile(r"mov\.(?:b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64|pred)")
 _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}
-_CVTA = re.compile(r"cvta(\.to)?\.(global|shared|local|const|param)\.u64")
+_CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
 COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
 """setp without a combining predicate: a second result is the complement of the first."""
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
@@ -188,7 +188,7 @@ def _emit_cvta(emitter: BlockEmitter, number: int, instruction: Instruction, to_
     if not isinstance(target, Register) or target.kind != "b64":
         raise emitter.unsupported(instruction, "destination form not understood")
     expression = emitter.source(value, "b64", instruction)
-    window = WINDOWS[space]
+    window = WINDOWS[space.partition(":")[0]]
     if window:
         sign = "-" if to_space else "+"
         expression = f"({expression} {sign} {emitter.context.constant(window, 'b64')})"
