@@ -71,6 +71,7 @@ def test_a_pool_with_gaps_gives_the_same_bits(tmp_path: Path) -> None:
     assert [result.output_digest for result in own] == [result.output_digest for result in gaps]
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize(
     ("file", "old", "new", "case", "says"),
     [
