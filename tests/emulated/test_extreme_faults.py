@@ -215,6 +215,12 @@ FAULTS = (
         (f"{LOCAL}/prefill/small-tile/tiles/past-64", f"{GLOBAL}/prefill/large-tile/tiles/past-64"),
     ),
     Fault(
+        "keys that the first rows of a warp see are seen by all",
+        ((PREFILL, "common_keys(tile, first_row, Shape::kGroupRows);", "common_keys(tile, first_row, kRowsPerTile);"),),
+        (f"{GLOBAL}/prefill/large-tile/tiles/past-64",),
+        ("with a window one key longer",),
+    ),
+    Fault(
         "a split without a key has a largest score of 0",
         ((DECODE, "p.partial_max[partial] = max;", "p.partial_max[partial] = finite_max(max);"),),
         _both("scores/far-below-zero", SPLIT),

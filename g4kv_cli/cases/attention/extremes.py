@@ -29,6 +29,9 @@ RISING_KEYS = 1100
 CHUNK_TOKENS = 3
 MANY_TILES = 64
 """Of the small tile, which holds a token of MAX_GQA_GROUP heads."""
+HISTORY, WINDOW_OF_TILES = 120, 101
+"""More keys than a tile's step has; the oldest key of some tile's first token begins a step, and is hidden from the
+next."""
 SPLITS = 3
 KV_HEADS_OF_MANY_ROWS = 512
 
@@ -68,8 +71,9 @@ class Extremes(CaseBuilder):
                         geometry=one, tile=tile, num_splits=splits, first_page=PAST_UINT16)  # fmt: skip
         if not form.one_token_each:
             heads = self.geometry.with_heads(1, MAX_GQA_GROUP)
-            yield self.case(form, f"{tile_name}tiles/past-{MANY_TILES}", ((MANY_TILES + 2, MANY_TILES + 2), (40, 2)),
-                            geometry=heads, window=FAR_WINDOW, tile=tile)  # fmt: skip
+            rows = MANY_TILES + 2
+            yield self.case(form, f"{tile_name}tiles/past-{MANY_TILES}", ((rows + HISTORY, rows), (40, 2)),
+                            geometry=heads, window=WINDOW_OF_TILES, tile=tile)  # fmt: skip
         if self.page_size <= MAX_SPAN:
             yield self._many_rows(form, tile_name, tokens, tile, 2 if form.takes_splits else 1)
 
