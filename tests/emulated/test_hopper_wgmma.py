@@ -339,7 +339,7 @@ D4 = "{%f1, %f2, %f3, %f4}"
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r2, %r3}], [%r1];",
         f"wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {D4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
-        f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {D4}, %rd1, %rd2, 1, 1, 1;",
+        f"wgmma.mma_async.sync.aligned.m64n8k32.s32.e4m3.e4m3 {D4}, %rd1, %rd2, 1, 1, 1;",
         f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D4}, %rd1, %rd2, 1, 2, 1, 0, 0;",
         f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D4}, %rd1, %rd2, 1, 1, 1;",
         f"@%p1 wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D4}, %rd1, %rd2, 1, 1, 1, 0, 0;",

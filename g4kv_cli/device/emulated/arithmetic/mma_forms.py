@@ -1,11 +1,14 @@
-"""``mma.sync`` and ``wmma.mma`` of every type, exact: matrices of raw bits in and out.
+"""``mma.sync``, ``wmma.mma`` and ``wgmma`` of every type, exact: matrices of raw bits in and out.
 
-Recorded from an NVIDIA H200, driver 580.159.04, 30 Nov 2026 (28,000 outputs a form, 0 differ):
+Recorded from an NVIDIA H200, driver 580.159.04, 30 Nov 2026 (28,000 outputs a form, of wgmma 74,000; 0 differ):
 
 * f16, bf16 and tf32 into f32, and f16 into f16: the sum of ``mma_reference``, tf32 without its lower 13 bits. wmma
   makes two steps of tf32 with k = 4 each.
-* e4m3 and e5m2: the chip widens them to f16 and multiplies twice, k = 0, 1, 4, 5, ... first, then 2, 3, 6, 7, ..., the
-  second onto the first; C is added at the end, rounded by itself.
+* e4m3 and e5m2 of mma.sync: the chip widens them to f16 and multiplies twice, k = 0, 1, 4, 5, ... first, then 2, 3, 6,
+  7, ..., the second onto the first; C is added at the end, rounded by itself.
+* e4m3 and e5m2 of wgmma: the sum of ``mma_reference`` over all 32 products and C, with addends cut to multiples of
+  2^(E - 13) in place of 2^(E - 25). An f32 result keeps 13 bits of mantissa (its last 10 are zero), an f16 one is the
+  exact sum rounded to nearest even. No sum recorded was subnormal in f32.
 * f64: a chain of fma, k ascending, that starts from C.
 * integers: exact, cut to 32 bits or saturated (``.satfinite``); single bits: the count of ones of ``and`` or ``xor``.
 """
@@ -13,7 +16,7 @@ Recorded from an NVIDIA H200, driver 580.159.04, 30 Nov 2026 (28,000 outputs a f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from . import float64, numerics, packed16
 from .bits import I64, U16, Bits, i64, u16, u32
 from .conversions import f16x2_from_f8x2
 from .mma import mma
-from .mma_reference import mma_reference
+from .mma_reference import Element, Precision, mma_reference
 from .packed16 import Format
 
 ELEMENT_BITS = {
@@ -34,12 +37,13 @@ ELEMENT_BITS = {
 }
 _SMALL_FLOATS = ("e4m3", "e5m2")
 _HARDWARE_K = 16
+_OF_SMALL_FLOATS = Precision(fraction_bits=13, result_bits=13)
 
 
 @dataclass(frozen=True)
 class Form:
     """D = A B + C. ``a`` and ``b`` are element types, ``c`` that of C and D; ``combine`` is and or xor of single bits,
-    ``step`` the k of each of several instructions, 0: one does it all."""
+    ``step`` the k of each of several instructions, 0: one does it all. ``is_warpgroup`` is of wgmma."""
 
     a: str
     b: str
@@ -47,6 +51,7 @@ class Form:
     saturates: bool = False
     combine: str = ""
     step: int = 0
+    is_warpgroup: bool = False
 
 
 def multiply(form: Form, a: Bits, b: Bits, c: Bits) -> Bits:
@@ -62,6 +67,9 @@ def multiply(form: Form, a: Bits, b: Bits, c: Bits) -> Bits:
         return _doubles(a, b, c)
     if form.c == "s32":
         return _integers(form, a, b, c)
+    if form.a in _SMALL_FLOATS and form.is_warpgroup:
+        types = cast(tuple[Element, Element], (form.a, form.b))
+        return mma_reference(a, b, c, types, cast(Literal["f32", "f16"], form.c), _OF_SMALL_FLOATS)
     if form.a in _SMALL_FLOATS:
         return _small_floats(form, a, b, c)
     if form.a == "tf32":

@@ -59,11 +59,12 @@ _WGMMA = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f16|f32|s32)\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)"
     r"\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)(\.satfinite|\.and\.popc)?"
 )
+_SMALL_FLOATS, _BYTES = ("e4m3", "e5m2"), ("s8", "u8")
 _ACCUMULATORS = {
-    **dict.fromkeys(("s8", "u8", "b1"), ("s32",)),
+    **dict.fromkeys((*_BYTES, "b1"), ("s32",)),
     "bf16": ("f32",),
     "tf32": ("f32",),
-    "f16": ("f16", "f32"),
+    **dict.fromkeys(("f16", *_SMALL_FLOATS), ("f16", "f32")),
 }
 _ROW_BITS = 256
 _SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
@@ -317,21 +318,19 @@ def check_products(emitter: BlockEmitter, instruction: Instruction) -> None:
 
 
 def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match[str]) -> tuple[int, Form]:
-    """(N, types) of a wgmma. Raises UnsupportedOpcode for what does not exist, or was not recorded."""
+    """(N, types) of a wgmma. Raises UnsupportedOpcode for what does not exist, or has a wrong N."""
     columns, depth = int(found.group(1)), int(found.group(2))
     c, a, b, last = found.groups()[2:]
-    if a in ("e4m3", "e5m2"):
-        raise emitter.unsupported(instruction, "how wgmma adds products of 8-bit floats is not known")
     is_integer = c == "s32"
     exists = c in _ACCUMULATORS[a] and depth * ELEMENT_BITS[a] == _ROW_BITS
-    exists &= a == b or (a in ("s8", "u8") and b in ("s8", "u8"))
+    exists &= a == b or any(a in mixed and b in mixed for mixed in (_BYTES, _SMALL_FLOATS))
     exists &= last == (".and.popc" if a == "b1" else ".satfinite" if is_integer and last else None)
     if not exists:
         raise emitter.unsupported(instruction, "there is no such form")
     if columns % 8 or not 8 <= columns <= 256 or (is_integer and columns > 32 and columns % 16):
         more = ", of integers above 32 one of 16" if is_integer else ""
         raise emitter.unsupported(instruction, f"N must be a multiple of 8 from 8 to 256{more}")
-    return columns, Form(a, b, c, last == ".satfinite", "and" if a == "b1" else "")
+    return columns, Form(a, b, c, last == ".satfinite", "and" if a == "b1" else "", is_warpgroup=True)
 
 
 def _vector(emitter: BlockEmitter, instruction: Instruction, operand: Operand | None, count: int) -> list[Register]:
