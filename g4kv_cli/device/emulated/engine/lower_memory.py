@@ -187,6 +187,8 @@ def _lower_atomic(
         result = operands.pop(0)
         if result is not None and (not isinstance(result, Register) or result in lowering.read):
             raise NotLowered(f"{opcode} whose result is read")
+        if result is not None and result.kind == "pred":
+            raise NotLowered(f"{opcode} into a predicate")  # there is none
     nbytes = TYPE_BYTES[kind]
     if vector is not None or len(operands) != 2:
         raise NotLowered(f"{opcode} with these operands")
