@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 
@@ -22,6 +23,8 @@ class Fault:
     old: str
     new: str
     cases: tuple[str, ...]
+    on_gpu: Literal["failed", "error", "luck"] = "failed"
+    """What a GPU makes of them: ``error`` where the kernel does not end, ``luck`` where they may well pass (a race)."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -141,12 +144,14 @@ FAULTS = (
         "    if (ranks > 1) cluster_wait();  // from here on",
         "    // from here on",
         (f"{LOCAL}/decode-split/needle/window333",),
+        on_gpu="luck",
     ),
     Fault(
         "one block's results too many awaited",
         "barrier_expect(received, active_ranks * (own_pairs + 1) * pairs * 16);",
         "barrier_expect(received, (active_ranks + 1) * (own_pairs + 1) * pairs * 16);",
         (f"{LOCAL}/decode-split/needle/window333",),
+        on_gpu="error",
     ),
     Fault(
         "a slice too far",
@@ -183,6 +188,7 @@ FAULTS = (
         "      barrier_wait(ring.keys_full(stage + i), parity);",
         "      barrier_wait(ring.keys_full(stage), parity);",
         (f"{GLOBAL}/decode/folded/ragged",),
+        on_gpu="luck",
     ),
     Fault(
         "folded: first tile's weights for the second",
@@ -201,11 +207,13 @@ FAULTS = (
         "    buffer ^= 1;\n    const int first_key = tile * kClusterTileKeys, key_step",
         "    const int first_key = tile * kClusterTileKeys, key_step",
         (f"{GLOBAL}/decode/folded/page-size/256",),
+        on_gpu="luck",
     ),
     Fault(
         "folded: tile replaced while the team reads it",
         "      release_values<Shape::kTeamWarps>(Shape::kTeams + own.team + 1, own.fills);\n#pragma",
         "#pragma",
         (f"{GLOBAL}/decode/folded/page-size/256",),
+        on_gpu="luck",
     ),
 )

@@ -30,12 +30,16 @@ def _sm_90(cuda_device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
+    if fault.on_gpu == "luck":
+        pytest.skip("a race, which a GPU shows or does not: the emulated device judges it (tests/emulated)")
     record = tmp_path / "smoke.json"
     chosen = [word for case in fault.cases for word in ("--case", case)]
     arguments = ["smoke", "--geometry", "12b-local,12b-global", "--device", "cuda:0", "--json", str(record)]
-    assert g4kv([*arguments, "--kernels", str(fault.overlay(tmp_path)), *fault.options, *chosen]) == 1
+    limit = ["--case-timeout", "10"] if fault.on_gpu == "error" else []
+    code = g4kv([*arguments, *limit, "--kernels", str(fault.overlay(tmp_path)), *fault.options, *chosen])
+    assert code == {"failed": 1, "error": 2}[fault.on_gpu]
     results = json.loads(record.read_text(encoding="utf-8"))["cases"]
-    assert {result["id"] for result in results if result["status"] == "failed"} == set(fault.cases)
+    assert {result["id"] for result in results if result["status"] == fault.on_gpu} == set(fault.cases)
 
 
 class _Watched(CudaDevice):
