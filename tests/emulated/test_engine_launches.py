@@ -209,6 +209,17 @@ def test_logs_grow_with_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.counts.compared == 1
 
 
+def test_logs_that_were_given_back_are_not_made_again_for_the_next_launch() -> None:
+    state = engine_state.EngineState()
+    state.set_logs(1)
+    room = state.launch.saved_capacity
+    state.grow_logs(1 << 9)
+    assert state.launch.saved_capacity > room
+    state.release_logs()
+    state.set_logs(1)
+    assert state.launch.saved_capacity == room
+
+
 def test_a_loop_of_stores_to_one_place_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
     extern "C" __global__ void kernel(volatile int* out, int times) {

@@ -18,6 +18,8 @@ from .structures import FAULT, OWNED, STORE, Launch
 FAULT_CAPACITY = 64
 FIRST_STORES = 1 << 14
 """Stores that the log has room for at first."""
+FIRST_PAGES = 1 << 9
+"""Pages that can be taken back at first."""
 _READ_AND_STORED, _LOADED = 3, 2
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
@@ -142,12 +144,13 @@ class EngineState:
         """Empty logs with room for at least one basic block."""
         launch, room = self.launch, 64 * most_stores + 64
         stores = self.buffers.get("stores", max(room, FIRST_STORES), STORE)
-        pages = self.buffers.get("saved_pages", max(room, 1 << 9), np.int64)
+        self.buffers.get("saved_pages", max(room, FIRST_PAGES), np.int64)
+        saved = self.buffers.get("saved", max(room, FIRST_PAGES) * 2 * PAGE_BYTES)
         launch.store_count = launch.saved_count = launch.fault_count = 0
         launch.launch_number += 1
         launch.fault_capacity = FAULT_CAPACITY
         self.point("faults", self.buffers.get("faults", FAULT_CAPACITY, FAULT))
-        self._set_log_capacity(stores.size, pages.size)
+        self._set_log_capacity(stores.size, saved.size // (2 * PAGE_BYTES))
 
     def set_owned(self, rules: Sequence[OwnedReads]) -> None:
         """Whose the cells of some ranges are."""
@@ -189,7 +192,6 @@ class EngineState:
         launch, buffers = self.launch, self.buffers
         self.point("stores", buffers.grow("stores", stores))
         self.point("saved_pages", buffers.grow("saved_pages", pages))
-        buffers.get("saved", 2 * PAGE_BYTES)
         self.point("saved", buffers.grow("saved", pages * 2 * PAGE_BYTES))
         launch.store_capacity, launch.saved_capacity = stores, pages
 
