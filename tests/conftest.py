@@ -17,12 +17,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
-FAULTS_APART = 5
-"""Of each list of seeded faults, a default run takes every fifth: each costs a compilation and a run of the kernels."""
+FAULTS_APART = 8
+"""Of each list of seeded faults, a default run takes every eighth: each costs a compilation and a run of the kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every fifth")
+    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every eighth")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

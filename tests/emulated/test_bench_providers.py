@@ -73,6 +73,7 @@ def test_prep_and_prefill_in_another_order_of_the_pool(
 
     monkeypatch.setattr(workloads, "_PREP_TOKENS", {"quick": (3,)})
     monkeypatch.setattr(workloads, "_PREFILL", {"quick": ((5, 20),)})
+    monkeypatch.setattr(workloads, "_MIXED", {"quick": ()})
     prep, attention = prep_and_attention(engine_in(tmp_path), "layer page head slot dim")
     code, record, shown = _run(prep, "prep", "--geometry", "12b-global", "--preset", "quick")
     assert code == 0, shown

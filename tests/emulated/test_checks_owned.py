@@ -196,10 +196,13 @@ TILE = "attention_tile.cuh"
 KEY_PAGE = "p.page_indptr[tile.request] + logical_page - p.page_origins[tile.request]];"
 
 
-def _smoke(tmp_path: Path, new: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
+KEY_PLACE = "return kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head);"
+
+
+def _smoke(tmp_path: Path, old: str, new: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
     """The cases with a copy of the tile's source in which another page is read."""
     directory, record = tmp_path / "kernels", tmp_path / "run.json"
-    _, results = smoke(record, "--kernels", str(seed(directory, ((TILE, KEY_PAGE, new),))), *chosen(cases))
+    _, results = smoke(record, "--kernels", str(seed(directory, ((TILE, old, new),))), *chosen(cases))
     return list(results["cases"])
 
 
@@ -207,7 +210,7 @@ def test_another_requests_page_is_told_from_ones_own(tmp_path: Path) -> None:
     """Of a batch, each row's third page is the next row's."""
     case = "attention/e2b-local/decode/ragged"
     row_after = KEY_PAGE.replace("logical_page -", "(logical_page == 2 ? 3 : logical_page) -")
-    (result,) = _smoke(tmp_path, row_after, (case,))
+    (result,) = _smoke(tmp_path, KEY_PAGE, row_after, (case,))
     assert result["status"] == "failed"
     assert "foreign_read" in result["reason"]
     place = r"page \d+ \(layer 1, K, slot \d+, head 0, dim \d+\), which request \d+ of the launch has"
@@ -217,8 +220,7 @@ def test_another_requests_page_is_told_from_ones_own(tmp_path: Path) -> None:
 
 def _read_elsewhere(page: int) -> str:
     """A key early in each page but the first is looked for in this one."""
-    place = f"kv_row_offset(p.layout, {page}, p.layer, false, slot, tile.kv_head)"
-    return f"{KEY_PAGE}\n  if (logical_page > 0 && slot == 2) return {place};"
+    return KEY_PLACE.replace(", page,", f", logical_page > 0 && slot == 2 ? {page} : page,")
 
 
 @pytest.mark.parametrize("form", ["decode", "decode-split", "prefill/small-tile", "prefill/large-tile"])
@@ -226,14 +228,14 @@ def test_a_page_that_nobody_has(tmp_path: Path, form: str) -> None:
     (case,) = select_cases(gate_cases([GEOMETRIES["e2b-local"]]), (f"attention/e2b-local/{form}/ragged",))
     assert isinstance(case, AttentionCase)
     page = min(set(range(case.num_pages)) - {page for request in case.requests for page in request.pages})
-    (result,) = _smoke(tmp_path, _read_elsewhere(page), (case.id,))
+    (result,) = _smoke(tmp_path, KEY_PLACE, _read_elsewhere(page), (case.id,))
     assert result["status"] == "failed"
     place = f"page {page} (layer 1, K, slot 2, head 0, dim 0)"
     assert f"{place}, which no request of the launch has: nobody's, it holds poison" in result["reason"]
 
 
 def test_the_padding_page_of_a_serving_run(tmp_path: Path) -> None:
-    (result,) = _smoke(tmp_path, _read_elsewhere(0), ("serve/e2b-local/interleaved",))
+    (result,) = _smoke(tmp_path, KEY_PLACE, _read_elsewhere(0), ("serve/e2b-local/interleaved",))
     assert result["status"] == "failed"
     assert "which no request of the launch has: a padding page" in result["reason"]
 
