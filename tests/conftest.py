@@ -18,7 +18,7 @@ GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
 FAULTS_APART = 8
-"""Of each list of seeded faults, a default run takes every eighth: each costs a compilation and a run of the kernels."""
+"""Of each list of seeded faults a default run takes every eighth: each costs a compilation and a run of the kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
