@@ -17,16 +17,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
-FAULTS_APART = 8
-"""Of each list of seeded faults a default run takes every eighth: each costs a compilation and a run of the kernels."""
+FAULTS_APART = 12
+"""Of each list of seeded faults a default run takes every twelfth: each costs a compilation and a run of kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every eighth")
+    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every twelfth")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip four of five seeded faults of each test, unless all are asked for."""
+    """Of each test's seeded faults run every twelfth, unless all are asked for."""
     if config.getoption("--all-faults"):
         return
     seen: dict[str, int] = {}
