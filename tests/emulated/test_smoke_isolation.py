@@ -112,8 +112,8 @@ def test_host_code_that_does_not_end_is_an_error_of_its_case(
 def test_host_code_that_lets_nothing_else_run_is_given_up_from_outside(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that holds the interpreter's lock: no thread of its process can end it."""
-    hang = "import os, signal\n    if len(positions) == 1: os.kill(os.getpid(), signal.SIGSTOP)\n    q_out[...] ="
+    """As it holds the interpreter's lock, no thread of its process can end it."""
+    hang = "import ctypes\n    if len(positions) == 1: ctypes.PyDLL(None).sleep(60)\n    q_out[...] ="
     manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", hang)) / "reference.toml"
     monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 8.0)
     settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 2.0, providers=(manifest,))
