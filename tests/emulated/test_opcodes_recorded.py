@@ -118,8 +118,8 @@ NEVER_RECORDED = re.compile(
     r"|lop3\.(or|and)\.b32"  # lop3, and whether it is zero
     r"|sub\.r[zmp]\.f64"  # add of the negative
     r"|(min|max)\.relu\.s16x2"  # another spelling
-    r"|(div|rcp|sqrt)\.r[zmp]\.ftz\.f32"  # each without .ftz was recorded
-    r"|(add|sub|mul|fma)\.(r[nzmp]\.)?ftz\.(sat\.)?f32"  # against exact fractions, as the cvt below:
+    r"|(add|sub|mul|fma)\.(r[nzmp]\.)?ftz\.(sat\.)?f32"  # against exact fractions and roots, as the two below:
+    r"|(div|rcp|sqrt)\.r[zmp]\.ftz\.f32"
     r"|cvt\.r[nzmp]\.ftz\.f32\.f64"  # test_flushed_roundings.py
 )
 """Opcodes of the table without a vector of their own, and why they need none."""
