@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-from ..state.lanes import ChunkState, LaneSet
+from ..state.lanes import ChunkState, LaneSet, distinct_pairs
 from .conflicts import ACTIONS, READ, WRITE
 from .shared_races import report_race
 
@@ -188,7 +188,7 @@ class ClockRaces:
         if self.ranks == 1:
             self._join(self.joining[mbarrier], rows)
         else:  # the mbarrier may be another block's
-            for row, slot in np.unique(np.stack((lanes.index // 32, lanes.block_slot)), axis=1).T:
+            for row, slot in distinct_pairs(lanes.index // 32, lanes.block_slot):
                 into = self.joining[mbarrier][:, slot]
                 np.maximum(into, self.clocks[:, row], out=into)
         self.clocks[KNOWN, rows, self.own[rows]] += 1

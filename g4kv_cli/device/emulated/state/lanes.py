@@ -83,6 +83,13 @@ def unpack_lanes(masks: Array) -> npt.NDArray[np.bool_]:
     return np.asarray((masks[..., None] & _LANE_BITS) != 0, np.bool_)
 
 
+def distinct_pairs(first: Index, second: Index) -> list[tuple[int, int]]:
+    """The pairs that lanes give, in order, once each."""
+    if (first == first[0]).all() and (second == second[0]).all():
+        return [(int(first[0]), int(second[0]))]
+    return sorted(set(zip(first.tolist(), second.tolist(), strict=True)))
+
+
 class LaneSet:
     """Lanes of one chunk, ascending; what instructions ask about threads is computed on first use."""
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..checks.barrier_counts import BarrierCounts
 from ..ptx.sites import Site
 from ..state.groups import Group
-from ..state.lanes import WARP, ChunkState, LaneSet
+from ..state.lanes import WARP, ChunkState, LaneSet, distinct_pairs
 
 Flags = npt.NDArray[np.bool_]
 
@@ -108,7 +108,7 @@ class Barriers:
         count = group.lanes.count
         numbers = np.broadcast_to(operands[0], (count,)).astype(np.int64)
         threads = np.broadcast_to(operands[1], (count,)).astype(np.int64) if len(operands) > 1 else numbers * 0
-        pairs = _distinct_pairs(numbers, threads)
+        pairs = distinct_pairs(numbers, threads)
         parts = [group]
         if len(pairs) > 1:
             parts = group.split([np.flatnonzero((numbers == n) & (threads == t)) for n, t in pairs])
@@ -320,13 +320,6 @@ class Barriers:
                 )
 
 
-def _distinct_pairs(first: Any, second: Any) -> list[tuple[int, int]]:
-    """The pairs that lanes give, in order, once each."""
-    if (first == first[0]).all() and (second == second[0]).all():
-        return [(int(first[0]), int(second[0]))]
-    return sorted(set(zip(first.tolist(), second.tolist(), strict=True)))
-
-
 def signal_barrier(site: Site) -> Callable[..., None]:
     """bar.arrive: (lanes, barrier number, thread count)."""
 
@@ -334,7 +327,7 @@ def signal_barrier(site: Site) -> Callable[..., None]:
         barriers: Barriers = lanes.chunk.barriers
         numbers = np.broadcast_to(number, (lanes.count,)).astype(np.int64)
         counts = np.broadcast_to(threads, (lanes.count,)).astype(np.int64)
-        pairs = _distinct_pairs(numbers, counts)
+        pairs = distinct_pairs(numbers, counts)
         for one, count in pairs:
             part = lanes
             if len(pairs) > 1:

@@ -19,7 +19,7 @@ from ..memory.access import span_of
 from ..memory.shared_memory import SharedMemory
 from ..ptx.sites import Site
 from ..state.groups import Group
-from ..state.lanes import ChunkState, LaneSet
+from ..state.lanes import ChunkState, LaneSet, distinct_pairs
 
 Array = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
@@ -257,16 +257,13 @@ class Mbarriers:
         addresses = self.locate(lanes, base, offset, site)
         odd = np.broadcast_to(parity & np.uint32(1), (lanes.count,)).astype(np.int64)
         parts = [group]
-        if (addresses == addresses[0]).all() and (odd == odd[0]).all():
-            pairs = np.array([[addresses[0], odd[0]]])
-        else:
-            pairs = np.unique(np.stack((addresses, odd)), axis=1).T
+        pairs = distinct_pairs(addresses, odd)
         if len(pairs) > 1:
             parts = group.split([np.flatnonzero((addresses == address) & (odd == bit)) for address, bit in pairs])
         for part, (address, bit) in zip(parts, pairs, strict=True):
-            number = self._number(int(address))
+            number = self._number(address)
             self.use(number, part.lanes, site)
-            going = self._settle(_Waiting(part, following, number, int(bit), site))
+            going = self._settle(_Waiting(part, following, number, bit, site))
             if going is group:
                 return True
             if going is not None:
