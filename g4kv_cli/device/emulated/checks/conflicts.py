@@ -104,7 +104,7 @@ class _Table:
             chunk, stand, index = access.lanes.chunk, access.stand, access.lanes.index[lane]
             slot = index // chunk.lanes_per_block
             block = chunk.block_ids[slot]
-            thread = block * chunk.lanes_per_block + index % chunk.lanes_per_block
+            thread = chunk.order.threads_of(index)
             whose = np.full(place.size, entry, np.int64)
             parts.append(
                 (place, whose, lane, value, block, thread, stand.block[slot], stand.lane[index], stand.known[index])
@@ -164,13 +164,8 @@ def _distinct(values: Units) -> Units:
 def spread(access: Access, shift: int) -> tuple[Units, Units, npt.NDArray[np.uint64]]:
     """(places of 1 << shift bytes, positions of their lanes, values) of an access."""
     count = access.lanes.count
-    units = access.units if access.units.size == count else np.repeat(access.units, count)
-    split = 1 << (access.shift - shift)
-    lane = np.arange(count)
-    place = units
-    if split > 1:
-        place = ((units * split)[:, None] + np.arange(split)).reshape(-1)
-        lane = np.repeat(lane, split)
+    place = spread_places(access, shift)
+    lane = np.repeat(np.arange(count), place.size // count)
     value = np.zeros(place.size, np.uint64)
     if access.data is not None:
         raw = np.ascontiguousarray(access.data).view(np.uint8).reshape(-1, 1 << shift)
@@ -262,9 +257,7 @@ def _contested(accesses: Sequence[Access], shift: int) -> list[Units | None] | N
         rows = np.flatnonzero(written[at] == place)
         at = at[rows]
         split = place.size // access.lanes.count
-        chunk = access.lanes.chunk
-        index = access.lanes.index[rows // split]
-        thread = chunk.block_ids[index // chunk.lanes_per_block] * chunk.lanes_per_block + index % chunk.lanes_per_block
+        thread = access.lanes.chunk.order.threads_of(access.lanes.index[rows // split])
         before = owner[at]
         shared[at[(before >= 0) & (before != thread)]] = True
         owner[at] = thread
@@ -314,7 +307,7 @@ def _grouped(accesses: Sequence[Access], table: _Table, first: Units, second: Un
     for is_equal in (False, True):
         for site in np.unique(sites[equal == is_equal]):
             here = np.flatnonzero((sites == site) & (equal == is_equal))
-            lanes = np.unique(table.entry[second[here]] << 32 | table.lane[second[here]])
+            lanes = _distinct(table.entry[second[here]] << 32 | table.lane[second[here]])
             in_time = here[np.lexsort((table.lane[second[here]], table.entry[second[here]]))]
             one, other = first[in_time[0]], second[in_time[0]]
             rows = np.concatenate([first[here], second[here]])
