@@ -18,35 +18,10 @@ Array = npt.NDArray[Any]
 Index = npt.NDArray[np.int64]
 
 
-class Split:
-    """A group that was divided: what it held, for the parts to draw from."""
+class _Registers:
+    """Lanes with their registers (None: still to be drawn from the parent)."""
 
     __slots__ = ("dirty", "lanes", "parent", "position", "registers")
-
-    def __init__(self, group: Group) -> None:
-        self.lanes = group.lanes
-        self.registers = group.registers
-        self.parent = group.parent
-        self.position = group.position
-        self.dirty = group.dirty
-
-    def value(self, register: int) -> Array:
-        """A register of the undivided group."""
-        found: Array | None = self.registers[register]
-        if found is None:
-            if self.parent is None or self.position is None:
-                raise AssertionError("a register was never set")  # every register starts as a uniform zero
-            found = self.parent.value(register)
-            if found.shape[0] != 1:
-                found = found.take(self.position)
-            self.registers[register] = found
-        return found
-
-
-class Group:
-    """Lanes at one point of the program with their registers (None: still to be drawn from the parent)."""
-
-    __slots__ = ("dirty", "lanes", "parent", "position", "registers", "turn")
 
     def __init__(
         self, lanes: LaneSet, registers: list[Array | None], parent: Split | None = None, position: Index | None = None
@@ -56,8 +31,6 @@ class Group:
         self.parent = parent
         self.position = position
         self.dirty = 0
-        self.turn: tuple[int, int] | None = None
-        """The loop that may wait in which the group is, and the state of memory at the begin of its turn."""
 
     def pull(self, register: int) -> Array:
         """A register that was not read since the split."""
@@ -65,15 +38,35 @@ class Group:
         if found is None:
             if self.parent is None or self.position is None:
                 raise AssertionError("a register was never set")  # every register starts as a uniform zero
-            found = self.parent.value(register)
+            found = self.parent.pull(register)
             if found.shape[0] != 1:
                 found = found.take(self.position)
             self.registers[register] = found
         return found
 
+
+class Split(_Registers):
+    """A group that was divided: what it held, for the parts to draw from."""
+
+    __slots__ = ()
+
+
+class Group(_Registers):
+    """Lanes at one point of the program."""
+
+    __slots__ = ("turn",)
+
+    def __init__(
+        self, lanes: LaneSet, registers: list[Array | None], parent: Split | None = None, position: Index | None = None
+    ) -> None:
+        super().__init__(lanes, registers, parent, position)
+        self.turn: tuple[int, int] | None = None
+        """The loop that may wait in which the group is, and the state of memory at the begin of its turn."""
+
     def split(self, positions: Sequence[Index]) -> list[Group]:
         """Divide into groups by positions inside this one (ascending, disjoint, together everything)."""
-        node = Split(self)
+        node = Split(self.lanes, self.registers, self.parent, self.position)
+        node.dirty = self.dirty
         total = len(self.registers)
         parts = [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
         for part in parts:
