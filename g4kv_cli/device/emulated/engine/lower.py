@@ -15,7 +15,7 @@ from ..interpreter.emit import (
     KernelContext,
     real_bits,
 )
-from ..interpreter.emit_basic import COMPARE, FENCES, NO_OPERATION
+from ..interpreter.emit_basic import COMPARE, CVTA, FENCES, NO_OPERATION
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
 from ..ptx.instruction import (
@@ -69,7 +69,6 @@ SPECIAL = {
 """Numbers of the special registers, as in ``c/warp.c``."""
 
 _MOV = re.compile(r"mov\.(?:[bus](16|32|64)|f(16|32|64)|(pred))")
-_CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
 _COMPARE = re.compile(rf"(setp\.[a-z]+)\.({'|'.join(COMBINATIONS)})(\..+)")
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.(?:sync(?:\.aligned)?|red\..*)")
 
@@ -89,11 +88,8 @@ class Lowering:
         """Opcodes without a handler, in the order of their numbers."""
         self.missing: dict[str, None] = {}
         """What the engine does not know of the kernel."""
-        self.read: set[Register] = set()
+        self.read = flow.reads
         """Registers that any instruction reads."""
-        for block in flow.blocks:
-            for instruction in (*block.body, *([block.final] if block.final is not None else [])):
-                self.read.update(instruction.reads)
         self._fresh = 0
 
     # ---- operands ------------------------------------------------------------------------------------------------
@@ -279,7 +275,7 @@ def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
     opcode = instruction.opcode
     if _MOV.fullmatch(opcode):
         _lower_mov(lowering, instruction)
-    elif (found := _CVTA.fullmatch(opcode)) is not None:
+    elif (found := CVTA.fullmatch(opcode)) is not None:
         _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
     elif opcode in NO_OPERATION or opcode in FENCES:
         target = instruction.operands[0] if instruction.operands else None

@@ -11,7 +11,7 @@ from .emit import WINDOWS, BlockEmitter
 
 _MOV = re.compile(r"mov\.(?:b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64|pred)")
 _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}
-_CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
+CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
 COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
 """setp without a combining predicate: a second result is the complement of the first."""
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
@@ -48,7 +48,7 @@ def emit_basic(emitter: BlockEmitter, number: int, instruction: Instruction) -> 
     if _MOV.fullmatch(opcode):
         _emit_mov(emitter, number, instruction)
         return True
-    match = _CVTA.fullmatch(opcode)
+    match = CVTA.fullmatch(opcode)
     if match is not None:
         _emit_cvta(emitter, number, instruction, bool(match.group(1)), match.group(2))
         return True

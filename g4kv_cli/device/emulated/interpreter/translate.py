@@ -117,9 +117,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
         raise _refusal(kernel, [*problems, error]) from error
     context.validated = validated_loads(kernel)
     context.accumulators = accumulator_registers(each for block in flow.blocks for each in block.body)
-    for block in flow.blocks:
-        for instruction in (*block.body, *([block.final] if block.final is not None else [])):
-            context.read.update(instruction.reads)
+    context.read = flow.reads
     emitters = [BlockEmitter(context, block, flow.register_index) for block in flow.blocks]
     source: list[str] = []
     for number, emitter in enumerate(emitters):

@@ -35,6 +35,15 @@ class Flow:
     register_index: dict[Register, int] = field(default_factory=dict)
     entry: int = 0
 
+    @property
+    def reads(self) -> set[Register]:
+        """Registers that any instruction reads."""
+        found: set[Register] = set()
+        for block in self.blocks:
+            for instruction in (*block.body, *([block.final] if block.final is not None else [])):
+                found.update(instruction.reads)
+        return found
+
 
 def is_barrier(opcode: str) -> bool:
     """Whether the opcode waits for other warps of the thread block (``bar.arrive`` and ``bar.warp.sync`` do not)."""
