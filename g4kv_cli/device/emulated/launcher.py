@@ -275,7 +275,7 @@ _LONGER = 4
 
 def _changes(outcome: LaunchOutcome) -> Changes:
     if outcome.changes is None:
-        raise AssertionError("a launch that read undefined bytes keeps what it changed")
+        raise AssertionError("a launch that may be run again keeps what it changed")
     return outcome.changes
 
 
