@@ -40,26 +40,12 @@ UNARY(neg_f64, U64, U64, pick64(is_nan64(a), a | QUIET, a ^ SIGN64))
 UNARY(abs_f64, U64, U64, pick64(is_nan64(a), a | QUIET, a & ~SIGN64))
 BINARY(copysign_f64, U64, U64, U64, (a & SIGN64) | (b & ~SIGN64))
 
-// A comparison with NaN is false; those that end in u are true then.
 #define COMPARE(name, condition)               \
   BINARY(setp_##name##_f64, Mask, U64, U64, ({ \
            F64 x = (F64)a, y = (F64)b;         \
            pack64((U64)(condition));           \
          }))
-COMPARE(eq, x == y)
-COMPARE(ne, (x < y) | (x > y))
-COMPARE(lt, x < y)
-COMPARE(le, x <= y)
-COMPARE(gt, x > y)
-COMPARE(ge, x >= y)
-COMPARE(equ, ~((x < y) | (x > y)))
-COMPARE(neu, x != y)
-COMPARE(ltu, ~(x >= y))
-COMPARE(leu, ~(x > y))
-COMPARE(gtu, ~(x <= y))
-COMPARE(geu, ~(x < y))
-COMPARE(num, (x == x) & (y == y))
-COMPARE(nan, (x != x) | (y != y))
+FLOAT_COMPARISONS(COMPARE)
 
 // A NaN keeps its sign and what fits of its payload, and is made quiet.
 INLINE U64 from_f32(U32 a) {

@@ -36,3 +36,20 @@
     AT(R, 0) = (expression);                        \
     return done(i);                                 \
   }
+
+// Names and conditions of floats x and y. A comparison with NaN is false; those that end in u are true then.
+#define FLOAT_COMPARISONS(COMPARE)   \
+  COMPARE(eq, x == y)                \
+  COMPARE(ne, (x < y) | (x > y))     \
+  COMPARE(lt, x < y)                 \
+  COMPARE(le, x <= y)                \
+  COMPARE(gt, x > y)                 \
+  COMPARE(ge, x >= y)                \
+  COMPARE(equ, ~((x < y) | (x > y))) \
+  COMPARE(neu, x != y)               \
+  COMPARE(ltu, ~(x >= y))            \
+  COMPARE(leu, ~(x > y))             \
+  COMPARE(gtu, ~(x <= y))            \
+  COMPARE(geu, ~(x < y))             \
+  COMPARE(num, (x == x) & (y == y))  \
+  COMPARE(nan, (x != x) | (y != y))

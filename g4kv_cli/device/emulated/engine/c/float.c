@@ -59,7 +59,6 @@ UNARY(neg_ftz_f32, U32, U32, negated(flushed(a)))
 UNARY(abs_ftz_f32, U32, U32, absolute(flushed(a)))
 BINARY(copysign_f32, U32, U32, U32, (a & SIGN) | (b & MAGNITUDE))
 
-// A comparison with NaN is false; those that end in u are true then.
 #define COMPARE(name, condition)                         \
   BINARY(setp_##name##_f32, Mask, U32, U32, ({           \
            F32 x = (F32)a, y = (F32)b;                   \
@@ -69,20 +68,7 @@ BINARY(copysign_f32, U32, U32, U32, (a & SIGN) | (b & MAGNITUDE))
            F32 x = (F32)flushed(a), y = (F32)flushed(b); \
            pack32((U32)(condition));                     \
          }))
-COMPARE(eq, x == y)
-COMPARE(ne, (x < y) | (x > y))
-COMPARE(lt, x < y)
-COMPARE(le, x <= y)
-COMPARE(gt, x > y)
-COMPARE(ge, x >= y)
-COMPARE(equ, ~((x < y) | (x > y)))
-COMPARE(neu, x != y)
-COMPARE(ltu, ~(x >= y))
-COMPARE(leu, ~(x > y))
-COMPARE(gtu, ~(x <= y))
-COMPARE(geu, ~(x < y))
-COMPARE(num, (x == x) & (y == y))
-COMPARE(nan, (x != x) | (y != y))
+FLOAT_COMPARISONS(COMPARE)
 
 // ---- conversions -------------------------------------------------------------------------------------------------
 
