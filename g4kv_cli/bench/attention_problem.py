@@ -16,13 +16,14 @@ from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.arguments import PagedPool
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.inputs import turning_columns
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_format import SPLIT, folded_k_dim, k_columns
+from g4kv_cli.model.kv_format import SPLIT
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest
 from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
-from g4kv_cli.model.slots import page_origin, pages_for
+from g4kv_cli.model.slots import derived_layout, page_origin, pages_for
 from g4kv_cli.model.workload import PagedRequest, Workload
 from g4kv_cli.oracle.attention_limits import (
     LOG2_E,
@@ -222,7 +223,7 @@ class AttentionProblem:
         if is_v or layout.kv_format == SPLIT:
             return held
         k = self._kv(pool, order, row, positions, is_v=True)
-        k[:, list(k_columns(layout.head_dim, layout.k_dim))] = held
+        k[:, turning_columns(self.geometry)] = held
         return k
 
 
@@ -253,7 +254,7 @@ def wrong_rows(got: Float64, want: Float64, rounding: Rounding, rows: tuple[Chec
 def pool_elems_of(shape: Shape, geometry: Geometry, workload: Workload | None = None) -> int:
     """Elements of one pool, one layer: the resident pages of every request, or the workload's pool."""
     pages = shape.batch * _pages_a_request(shape, geometry) if workload is None else workload.num_pages
-    return _layout(shape).page_stride * pages
+    return derived_layout(geometry, shape.page_size, 1, shape.kv_format or SPLIT).page_stride * pages
 
 
 def attention_problem(
@@ -263,7 +264,7 @@ def attention_problem(
 
     The batch is ``workload``'s where one is given, with its pages, and of equals where none is.
     """
-    layout = _layout(shape)
+    layout = derived_layout(geometry, shape.page_size, 1, shape.kv_format or SPLIT)
     elems = pool_elems_of(shape, geometry, workload)
     if num_pools * elems > arena.elems:
         raise ValueError(f"{num_pools} pools of {elems} elements do not fit into {arena.elems}")
@@ -296,13 +297,6 @@ def _equals(shape: Shape, geometry: Geometry, seed: int) -> tuple[PagedRequest, 
     per_request, origin = _pages_a_request(shape, geometry), _origin(shape, geometry)
     pages = random.permutation(shape.batch * per_request).reshape(shape.batch, per_request)
     return tuple(PagedRequest(shape.kv_len, shape.tokens, origin, tuple(row)) for row in pages.tolist())
-
-
-def _layout(shape: Shape) -> KvLayout:
-    return KvLayout.derive(
-        page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        k_dim=folded_k_dim(shape.head_dim) if shape.kv_format else shape.head_dim,
-    )  # fmt: skip
 
 
 def _origin(shape: Shape, geometry: Geometry) -> int:

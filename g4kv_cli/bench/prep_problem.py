@@ -18,11 +18,12 @@ from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.inputs import rope_rows, turning_columns
 from g4kv_cli.model.geometry import Geometry
-from g4kv_cli.model.kv_format import folded_k_dim
+from g4kv_cli.model.kv_format import SPLIT
 from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.model.plan_request import PlanRequest, PlanShape
 from g4kv_cli.model.pool_image import PoolImage
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
+from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
 from g4kv_cli.records.bench import Shape
@@ -73,10 +74,7 @@ class PrepProblem:
         """Lay the sets out and allocate outputs. Raises what the device raises."""
         device, tokens, head_dim = arena.device, shape.tokens, shape.head_dim
         entry = entry_named(shape.id.split("/")[2])
-        k_dim = folded_k_dim(head_dim) if shape.kv_format else head_dim
-        layout = KvLayout.derive(
-            page_size=shape.page_size, num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=head_dim, k_dim=k_dim
-        )
+        layout = derived_layout(geometry, shape.page_size, 1, shape.kv_format or SPLIT)
         random = np.random.Generator(np.random.PCG64([seed, 11, tokens]))
         if entry.metadata == "batch":
             # Each token is a request of its own, at the same position: one page each.
@@ -192,9 +190,10 @@ class PrepProblem:
         q = expected_rotated(bands[0], self.weights[0], cos, sin, rounds_norm=rounds_norm)
         k = expected_rotated(bands[1], self.weights[1], cos, sin, rounds_norm=rounds_norm)
         if shape.kv_format:
-            turning = np.isin(np.arange(shape.head_dim), turning_columns(self.geometry))
+            turning = turning_columns(self.geometry)
             q = expected_folded_query(bands[0], *self.weights, cos, sin, turning)
-            k = Expected(np.where(turning, k.value, 0.0), np.where(turning, k.limit, 0.0), k.limit_text)
+            turns = np.isin(np.arange(shape.head_dim), turning)
+            k = Expected(np.where(turns, k.value, 0.0), np.where(turns, k.limit, 0.0), k.limit_text)
         wanted: list[tuple[str, Expected]] = [("q", q), ("k", k)]
         if self.entry.writes_v:
             wanted.append(("v", expected_value_rows(bands[-1])))

@@ -64,14 +64,15 @@ def expected_rotated(
 def expected_folded_query(
     x: Array, weight: Array, k_weight: Array, cos: Array, sin: Array, turning: Array, eps: float = EPS
 ) -> Expected:
-    """q for folded rows of K: columns ``turning`` (bool [head_dim]) as ever, the others times K's weight, not turned.
+    """q for folded rows of K: columns ``turning`` (their numbers) as ever, the others times K's weight, not turned.
 
     ``x`` [tokens, heads, head_dim]; ``cos``, ``sin`` [tokens, head_dim].
     """
     turned = expected_rotated(x, weight, cos, sin, eps)
     still = rms_norm(x, weight, eps) * np.asarray(k_weight, np.float64)
-    value = np.where(turning, turned.value, still)
-    return Expected(value, np.where(turning, turned.limit, tolerance.folded_limit(still)), ONCE_ROUNDED_TEXT)
+    turns = np.isin(np.arange(x.shape[-1]), turning)
+    value = np.where(turns, turned.value, still)
+    return Expected(value, np.where(turns, turned.limit, tolerance.folded_limit(still)), ONCE_ROUNDED_TEXT)
 
 
 def expected_recorded_rotated(recorded: Array, x: Array, weight: Array, rotary_dim: int) -> Expected:

@@ -53,7 +53,8 @@ def _turning() -> Any:
 
 
 def _folded_query(inputs: Any) -> Any:
-    return expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, inputs.cos, inputs.sin, _turning())
+    turning = turning_columns(GLOBAL)
+    return expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, inputs.cos, inputs.sin, turning)
 
 
 def test_the_geometries_that_fold() -> None:
@@ -121,7 +122,7 @@ def test_folding_moves_attention_by_no_more_than_the_roundings_of_its_queries_an
     """Rows of either format against attention without a rounding: h each of q and K (split), of q' and V (folded)."""
     inputs = _inputs("random", tuple(range(64)))
     weight = (inputs.k_weight.astype(np.float32) * 0.05).astype(BF16)  # a softmax of many keys
-    turning = _turning()
+    turning = turning_columns(GLOBAL)
     exact_q = expected_rotated(inputs.q, inputs.q_weight, inputs.cos, inputs.sin).value
     exact_k = expected_rotated(inputs.k, weight, inputs.cos, inputs.sin).value
     v = round_to_bf16(expected_value_rows(inputs.k).value)

@@ -64,14 +64,9 @@ def _oracle(
     k = reference.expected_rotated(inputs.k, inputs.k_weight, *tables, case.eps, rounds_norm=rounds_norm)
     if case.kv_format == FOLDED:
         kept = turning_columns(case.geometry)
-        turning = _is_among(kept, case.geometry.head_dim)
-        q = reference.expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, *tables, turning, case.eps)
+        q = reference.expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, *tables, kept, case.eps)
         k = k.columns(kept)
     return (q,), (k,), (reference.expected_value_rows(inputs.value_source, case.eps),)
-
-
-def _is_among(columns: npt.NDArray[np.intp], extent: int) -> npt.NDArray[np.bool_]:
-    return np.isin(np.arange(extent), columns)
 
 
 def _recorded(case: PrepCase, contract: Contract) -> Problem:

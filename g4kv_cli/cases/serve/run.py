@@ -282,8 +282,7 @@ class _Run:
         q, cos, sin = inputs.q[tokens], inputs.cos[tokens], inputs.sin[tokens]
         if self.turning is None:
             return expected_rotated(q, self.q_weight, cos, sin, rounds_norm=rounds_norm)
-        turning = np.isin(np.arange(self.geometry.head_dim), self.turning)
-        return expected_folded_query(q, self.q_weight, self.k_weight, cos, sin, turning)
+        return expected_folded_query(q, self.q_weight, self.k_weight, cos, sin, self.turning)
 
     def _expected_rows(
         self, history: _History, tokens: slice, *, rounds_norm: bool = False
@@ -315,13 +314,13 @@ class _Run:
                 continue
             history, tokens = self.histories[work.request], slice(token, token + work.kv.q_len)
             first = work.kv.first_seen(geometry.window_left)
-            keys = slice(first, work.kv.kv_len)
+            keys, k = slice(first, work.kv.kv_len), history.whole_k
             parts.append(
-                attend(q[tokens], history.whole_k[keys], history.v[keys], first_key=first,
+                attend(q[tokens], k[keys], history.v[keys], first_key=first,
                        window_left=geometry.window_left, sm_scale=1.0, roundings=roundings)
             )  # fmt: skip
             whole = slice(0, work.kv.kv_len)
-            suspects.append(RequestRows(q[tokens], history.whole_k[whole], history.v[whole], 0, work.request))
+            suspects.append(RequestRows(q[tokens], k[whole], history.v[whole], 0, work.request))
             named += [work.request] * work.kv.q_len
             session.outputs[step.number, "decode" if is_decode else "prefill", work.request] = got[tokens]
         expected = concatenate(parts)
