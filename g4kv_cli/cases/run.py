@@ -76,14 +76,17 @@ def compile_libraries(device: Device, providers: Sequence[Path], cases: Sequence
     may, and a source that does not compile is an error of the run, as is a pool that overlaps itself. Raises
     CompileError, or UsageError."""
     loaded = load_providers(providers)
-    if loaded is not None:
-        loaded.require_good_pools([case.geometry for case in cases])
+    if loaded is None:
+        return
+    loaded.require_good_pools([case.geometry for case in cases])
+    if cache_directory() is None:
+        return
     names, dimensions = {case.entry for case in cases}, {case.geometry.head_dim for case in cases}
     table = entries()
     has_others = not names <= {entry.name for entry in table}  # such as a serving run, which calls any of them
-    for entry in table if loaded is not None and cache_directory() is not None else ():
+    for entry in table:
         if entry.name in names or (has_others and entry.head_dim in dimensions):
-            loaded.compile_libraries(entry, device)  # type: ignore[union-attr]
+            loaded.compile_libraries(entry, device)
 
 
 class CaseRunner:
