@@ -41,7 +41,8 @@ def cluster_blocks(num_splits: int, most: int) -> int:
 
     Where several clusters a request do not all fit at once they are much slower than blocks alone: of 132
     multiprocessors, 15 clusters of 8 take 120. Where they fit, there is less to merge behind them: on an H200, 32768
-    keys of 12b-global took 25.1 us in 14 clusters of 8 and 27.3 us in 128 blocks alone, folded 20.3 and 22.4 us.
+    keys of 12b-global took 26.5 us in 14 clusters of 8 and 27.6 us in 128 blocks alone, folded 20.4 and 22.9 us
+    (results/nvidia-h200/2026-11-30-b89a320/bench.json).
     """
     if num_splits == WHOLE_CARD_SPLITS and num_splits % most == 0:
         return most
@@ -56,9 +57,10 @@ def suggested_splits(
 
     About one block for every other multiprocessor: that many already read at the memory's rate, and more have to be
     merged. Where that leaves LONG_SPLIT_ELEMS or more to each, one for every multiprocessor. Two where half the
-    multiprocessors have a request and KV head already; a tile of keys for each at least. On an H200, 86 shapes of 12b
-    and 31b with 128 to 131072 keys took at most 5 % longer than with the best of the counts that bench tries, and 23
-    folded ones of 1024 keys and more at most 7 %.
+    multiprocessors have a request and KV head already; a tile of keys for each at least. In the record of
+    an H200 that cluster_blocks names, 81 of 88 shapes of 12b and 31b with 128 to 131072 keys took at most 5 % longer
+    than with the best of the counts that bench tries, and 37 of 42 folded ones; the others up to 19 %, eight of the
+    twelve with six splits.
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors = device.limits.multiprocessors

@@ -1,4 +1,4 @@
-"""Decode in thread block clusters on a GPU that has them: it is what runs, it is right, each fault in it is seen."""
+"""Decode in thread block clusters on a GPU that has them: it runs, it is right, each fault but a race is seen in it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_readme_shows_the_recorded_verdict() -> None:
         for verdict in analyse(record).verdicts
         for cell in verdict.cells
     }
-    assert len(shown) == len(cells)
+    assert len(shown) == len(cells) == 130
     for (pool, kv_len, batch), cell in cells.items():
         words, ratio = shown[f"{pool} {kv_len}", batch]
         mark = "" if cell.decided else "~"
