@@ -60,7 +60,9 @@ def test_a_status_says_whether_it_refused(returns: Any, kind: Any, value: Any, s
 
 def test_the_runtime_is_asked_behind_a_function_without_a_result() -> None:
     """Its last error is of this call: what was there before is taken away first."""
-    errors, words = [98], ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(lambda number: b"invalid device function")
+    errors, text = [98], ctypes.create_string_buffer(b"invalid device function")
+    # A callback gives the address: of bytes that it returned itself, ctypes would never let go.
+    words = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)({98: ctypes.addressof(text)}.get)
     library: Any = SimpleNamespace(cudaGetLastError=lambda: errors.pop() if errors else 0, cudaGetErrorString=words)
     launch = ctypes.CFUNCTYPE(None)
     assert call(launch(lambda: None), [], "void", library) == ""
