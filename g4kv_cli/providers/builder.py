@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -70,7 +71,12 @@ def built(image: Image, constants: str, folder: Path) -> LaunchFacts:
 
 def cache_folder() -> Path:
     """Where built images are kept; a folder of the process's own where the user has none."""
-    return cache.cache_directory() or Path(tempfile.mkdtemp(prefix="g4kv-"))
+    return cache.cache_directory() or _own_folder()
+
+
+@functools.cache
+def _own_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="g4kv-"))
 
 
 def _run(image: Image, command: list[str], folder: Path, work: Path) -> None:

@@ -67,7 +67,7 @@ def test_many_calls_compile_once(manifest: Path, stub: Path, monkeypatch: pytest
     monkeypatch.setenv("G4KV_CACHE_DIR", str(tmp_path / "cache"))
     device, store = EmulatedDevice(), ImageStore(read_manifest(manifest))
     first = store.library("engine", device)
-    shutil.rmtree(tmp_path / "cache")  # what a user without a cache has at the next call
+    shutil.rmtree(tmp_path / "cache")  # the store itself knows where it is
     assert store.library("engine", device) == first
     assert len((stub.parent / "calls").read_text().splitlines()) == 1
     device.close()
