@@ -40,8 +40,7 @@ class Shape:
 
     ``requests``: (keys, new tokens) of each, where they are no equals; ``kv_len``, ``tokens`` and ``visible_keys`` are
     then the largest. ``read_bytes`` and ``write_bytes``: each input that the result depends on once, each output once.
-    ``flops`` count a multiply and an add as two. ``kv_format``: how rows of K lie in the
-    pool, empty for split.
+    ``flops`` count a multiply and an add as two. ``kv_format``: how rows of K lie in the pool, empty for split.
     """
 
     id: str

@@ -107,8 +107,7 @@ class CaseResult:
     """One case's outcome. ``mismatches`` only with status failed; ``reason`` only where it did not pass.
 
     ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit; or
-    BLOCKS_DIFFER,
-    where two devices do not run the same blocks.
+    BLOCKS_DIFFER, where two devices do not run the same blocks.
     ``kernels`` are the names of those that were launched, in the order of their first launch.
     """
 
