@@ -27,7 +27,8 @@ MAX_SAID = 4000
 """Characters of a builder's output that are looked at, from its end."""
 MAX_THREADS, MAX_ARGUMENTS, MAX_SHARED_BYTES = 1024, 4096, 1 << 20
 _ZERO = Expression.parse("0")
-_ENTRY = re.compile(rb"\.entry\s+[\w$]+")
+KERNEL_OF_PTX = re.compile(r"\.entry\s+([\w$]+)")
+"""Its group is the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _facts_of(image: Image, target: Path) -> LaunchFacts:
     arguments: Any = values.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(name, str) for name in arguments):
         raise CompileError(f"{what}: 'arguments' in {file.name} must be a list of names, got {arguments!r}")
-    if not target.is_file() or not _ENTRY.search(target.read_bytes()):
+    if not target.is_file() or not KERNEL_OF_PTX.search(target.read_text(errors="replace")):
         raise CompileError(
             f"{what} left no PTX in {target.name}: " + ("no .entry is in it" if target.is_file() else "no such file")
         )

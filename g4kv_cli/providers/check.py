@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
+from g4kv_cli.providers.builder import KERNEL_OF_PTX
 from g4kv_cli.providers.callables import find_module
 from g4kv_cli.providers.cudart.library import read_library, stand_in_for
 from g4kv_cli.providers.expression import Expression
@@ -155,7 +156,7 @@ def _missing_code(manifest: Manifest, step: Step) -> list[str]:
     if step.call is not None and _is_plain(step.call.parts):
         return _missing_function(image, step.call.text, step.line)
     if step.symbol is not None and _is_plain(step.symbol.parts) and image.kind == "ptx":
-        names = re.findall(r"\.entry\s+([\w$]+)", image.path.read_text(errors="replace"))
+        names = KERNEL_OF_PTX.findall(image.path.read_text(errors="replace"))
         found = [name for name in names if re.search(step.symbol.text, name)]
         if len(found) != 1:
             what = f"{len(found)} kernels match" if found else "no kernel matches"

@@ -16,14 +16,12 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel, PagedReads
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError
-from g4kv_cli.providers.builder import LaunchFacts, built, cache_folder
+from g4kv_cli.providers.builder import KERNEL_OF_PTX, LaunchFacts, built, cache_folder
 from g4kv_cli.providers.c_function import LauncherRefused, call, function_of, last_error_of
 from g4kv_cli.providers.callables import load_function
 from g4kv_cli.providers.manifest import Image, Manifest, Returns
 from g4kv_cli.providers.nvcc import compile_library
 from g4kv_cli.records.run import KernelImage
-
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 
 
 class ImageStore:
@@ -175,7 +173,7 @@ def _family(arch: str) -> str:
 
 def _kernel_names(image: KernelImage) -> list[str]:
     if image.kind == "ptx":
-        return _ENTRY.findall(image.data.decode(errors="replace"))
+        return KERNEL_OF_PTX.findall(image.data.decode(errors="replace"))
     from g4kv_cli.providers.cudart.library import kernels_of_cubin
 
     return kernels_of_cubin(image.data, image.name)

@@ -19,6 +19,7 @@ from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import ContractError, DeviceFault, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
+from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.providers.builder import LaunchFacts
 from g4kv_cli.providers.callables import call_function
 from g4kv_cli.providers.expression import Expression, ExpressionError
@@ -34,8 +35,6 @@ from g4kv_cli.providers.scope import (
     pool_shape,
     scope_of,
 )
-
-POISON_BYTE = 0xFF
 
 
 class ManifestProvider:

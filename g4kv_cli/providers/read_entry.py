@@ -69,9 +69,13 @@ def _require_one_each(table: Table, spec: EntrySpec) -> None:
             seen.add(one.name)
 
 
-def _named_expression(table: Table, name: str) -> Expression:
+def _require_name(table: Table, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise table.error(name, "is no name: letters, digits and _")
+
+
+def _named_expression(table: Table, name: str) -> Expression:
+    _require_name(table, name)
     return table.expression(name)
 
 
@@ -83,8 +87,7 @@ def _made(table: Table, name: str) -> MadeArray:
 
 
 def _scratch(table: Table, name: str, kinds: tuple[str, ...] = ELEMENT_KINDS) -> MadeArray:
-    if not _NAME.fullmatch(name):
-        raise table.error(name, "is no name: letters, digits and _")
+    _require_name(table, name)
     kind, _, expression = table.text(name).partition(" ")
     if kind not in kinds or not expression.strip():
         words = "must be a type and an expression ('i32 kv_lens')"
