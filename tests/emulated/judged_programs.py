@@ -20,7 +20,8 @@ Want = Callable[[int, int], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Program:
-    """``kinds``: what may be found, of which at least one is; empty for a right program. ``notes``: what is counted."""
+    """``kinds``: what may be found, of which at least one is; empty for a right program. ``besides``: what is too.
+    ``notes``: what is counted."""
 
     name: str
     body: str
@@ -34,6 +35,7 @@ class Program:
     out_is_new: bool = False
     archs: tuple[str, ...] = ("90",)
     attributes: str = ""
+    besides: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:

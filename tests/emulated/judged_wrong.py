@@ -174,6 +174,7 @@ WRONG = (
         before=COPIES,
         kinds=("unfinished_copy",),
         words="still in flight",
+        besides=("shared_race",),
     ),
     Program(
         "a block reads what another stores",
@@ -303,7 +304,15 @@ WRONG = (
         VOLATILE,
         kinds=("global_race",),
     ),
-    Program("a last block without a fence", LAST_BLOCK.replace("FENCE", ""), 6, 64, VOLATILE, kinds=("global_race",)),
+    Program(
+        "a last block without a fence",
+        LAST_BLOCK.replace("FENCE", ""),
+        6,
+        64,
+        VOLATILE,
+        kinds=("global_race",),
+        besides=("block_write_conflict",),
+    ),
     Program(
         "a counter without its lock",
         "if (t == 0) out[0] = out[0] + b + 1;",

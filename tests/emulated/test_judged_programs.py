@@ -50,5 +50,7 @@ def test_a_program_is_judged_rightly(program: Program) -> None:
         assert not faults
         assert notes == set(program.notes)
         return
-    assert {fault.kind for fault in faults} & set(program.kinds)
+    found = {fault.kind for fault in faults}
+    assert found & set(program.kinds)
+    assert found - set(program.kinds) == set(program.besides)
     assert any(program.words in fault.message for fault in faults)
