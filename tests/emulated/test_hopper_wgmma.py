@@ -87,6 +87,17 @@ def test_accumulators_read_before_their_wait_are_nan_and_reported(waiting: str) 
     assert np.isnan(got).all()
 
 
+GUARDED = """asm volatile("{{.reg .pred p; .reg .f32 f; setp.ne.s32 p, %2, 0; mov.f32 f, 0f40000000;\\n"
+  "@p add.f32 f, %1, f; mov.b32 %0, f;}}" : "=f"(d[1]) : "f"(d[0]), "r"((int)({guard})) : "memory");"""
+
+
+@pytest.mark.parametrize(("guard", "lanes"), [("lane < 3", 12), ("row > 1000", 0)])
+def test_an_accumulator_read_under_a_guard_before_its_wait(guard: str, lanes: int) -> None:
+    look = GUARDED.format(guard=guard)
+    faults, _ = run(f"wgmma_fence(); {CALL} wgmma_commit(); float e = d[1]; {look} wgmma_wait(); d[1] = e;")
+    assert [(fault.kind, fault.lanes) for fault in faults] == [("unfinished_product", lanes)] * (lanes > 0)
+
+
 def test_uncommitted_products_are_not_waited_for() -> None:
     faults, got = run(f"wgmma_fence(); {CALL} wgmma_wait();")
     assert {fault.kind for fault in faults} == {"unfinished_product"}

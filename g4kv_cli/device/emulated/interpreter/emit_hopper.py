@@ -312,9 +312,17 @@ def check_products(emitter: BlockEmitter, instruction: Instruction) -> None:
     accumulators, opcode = emitter.context.accumulators, instruction.opcode
     held = [register for register in instruction.reads if register in accumulators] if accumulators else []
     is_move = opcode.startswith("mov.") and all(isinstance(item, Register) for item in instruction.operands)
-    if held and not is_move and instruction.guard is None and not opcode.startswith((WGMMA, WGMMA_WAIT)):
-        look = emitter.context.bind(require_finished(emitter.site(instruction)), "F")
-        emitter.emit(f"{look}(L, {', '.join(emitter.read(register) for register in held)})")
+    if not held or is_move or opcode.startswith((WGMMA, WGMMA_WAIT)):
+        return
+    look = emitter.context.bind(require_finished(emitter.site(instruction)), "F")
+    names = [emitter.read(register) for register in held]
+    if instruction.guard is None:
+        emitter.emit(f"{look}(L, {', '.join(names)})")
+        return
+    mask, guard = emitter.temporary(), emitter.read(instruction.guard)
+    emitter.emit(f"{mask} = L.sub({guard}, {instruction.guard_negated})")
+    cut = ", ".join(f"{mask}.cut({name})" for name in names)
+    emitter.emit(f"if {mask} is not None: {look}({mask}.lanes, {cut})")
 
 
 def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match[str]) -> tuple[int, Form]:

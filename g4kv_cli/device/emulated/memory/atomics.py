@@ -17,12 +17,11 @@ from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from ..state.memory import SHARED_WINDOW
 from .access import ALL_INITIALISED, SIGNED, UNSIGNED, Span, check_initialised, differs, global_units, span_of
+from .atomic_chains import Chain, Update, chain_of
 from .generic_memory import GLOBAL_SPACE, divide_by_space, space_of
 from .shared_memory import SharedMemory, placed
 
 Array = npt.NDArray[Any]
-Update = Callable[[Array, Array, Array], Array]
-"""(old, b, c) -> new, all raw bits."""
 
 
 def _signed(function: Any, nbytes: int) -> Update:
@@ -107,7 +106,9 @@ def update_function(operation: str, kind: str, is_shared: bool, is_reduction: bo
     return None
 
 
-def apply_in_turns(view: Array, units: npt.NDArray[np.int64], update: Update, b: Array, c: Array) -> Array:
+def apply_in_turns(
+    view: Array, units: npt.NDArray[np.int64], update: Update, b: Array, c: Array, chain: Chain | None = None
+) -> Array:
     """Apply an atomic for every lane; returns what each lane found."""
     count = units.size
     b, c = (np.broadcast_to(value, (count,)) for value in (b, c))
@@ -119,8 +120,15 @@ def apply_in_turns(view: Array, units: npt.NDArray[np.int64], update: Update, b:
         view[units] = update(old, b, c)
         return old
     first = np.flatnonzero(starts)
-    turn = np.arange(count) - np.repeat(first, np.diff(np.append(first, count)))
+    ends = np.append(first[1:], count)
+    turn = np.arange(count) - np.repeat(first, ends - first)
     found = np.empty(count, view.dtype)
+    seen = None if chain is None else chain(view.take(in_order), b[order], c[order], turn)
+    if seen is not None:
+        last = ends - 1
+        view[in_order[last]] = update(seen[last], b[order[last]], c[order[last]])
+        found[order] = seen
+        return found
     by_turn = np.argsort(turn, kind="stable")
     bounds = np.searchsorted(turn[by_turn], np.arange(int(turn.max()) + 2))
     for begin, end in pairwise(bounds.tolist()):
@@ -141,11 +149,13 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
         is_shared: update_function(what.operation, what.kind, is_shared, what.is_reduction)
         for is_shared in (False, True)
     }
+    chain = chain_of(what.operation, what.kind, updates[True])
 
     def apply(view: Array, units: npt.NDArray[np.int64], update: Update, values: Sequence[Array]) -> list[Array]:
         second = values[count:] if len(values) > count else values[:count]
         return [
-            apply_in_turns(view, units * count + place, update, values[place], second[place]) for place in range(count)
+            apply_in_turns(view, units * count + place, update, values[place], second[place], chain)
+            for place in range(count)
         ]
 
     def on_global(lanes: LaneSet, base: Array, span: Span, *values: Array) -> list[Array]:

@@ -26,7 +26,8 @@ from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import PARAMETER_WINDOW
 from .access import ALL_INITIALISED, check_alignment, check_initialised, global_units, span_of
-from .atomics import Update, apply_in_turns
+from .atomic_chains import Update
+from .atomics import apply_in_turns
 from .generic_memory import GLOBAL_SPACE, space_of
 from .shared_memory import SharedMemory
 from .tensor_map import CHUNK_BYTES, SWIZZLE_ROWS, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TensorMap
