@@ -150,3 +150,15 @@ def test_atomics_are_ordered_with_loads_and_stores_by_barriers(
         faults, machine = both_say("".join(wrong), monkeypatch, grid=1)
         assert {fault.kind for fault in faults} == {"shared_race"}
         assert machine.counts.replayed == {"shared race": 1}
+
+
+def test_shared_memory_of_a_larger_launch_long_ago_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine counts blocks in a byte: 255 later what the first launch wrote must not look new."""
+    large = "__shared__ int row[2048]; {} __syncthreads(); out[t] = row[2047 - t];"
+    small = "__shared__ int one[32]; if (t < 32) { one[t] = in[t]; out[t] = one[t]; }"
+    assert not run(small, "native", monkeypatch, grid=3)[0]
+    filled = large.format("for (int k = t; k < 2048; k += 256) row[k] = in[t];")
+    assert not run(filled, "native", monkeypatch, grid=1)[0]
+    assert not run(small, "native", monkeypatch, grid=254)[0]
+    faults, _ = run(large.format("row[t] = in[t];"), "native", monkeypatch, grid=1)
+    assert [fault.kind for fault in faults] == ["shared_uninitialised_read"]

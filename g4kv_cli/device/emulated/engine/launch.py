@@ -63,6 +63,10 @@ class Engine:
         """Take the last launch back; or, called again, do it once more."""
         self.library.exchange(ctypes.addressof(self.state.launch))
 
+    def settle(self) -> None:
+        """Later launches begin behind all marks of a block that did not end."""
+        self.library.settle(ctypes.addressof(self.state.launch))
+
 
 class EngineRun:
     """One launch on the engine; ``watched`` are addresses of which it also sees which thread reads what."""
@@ -93,7 +97,7 @@ class EngineRun:
         except KeyboardInterrupt as interrupt:
             raise LaunchInterrupted(self.standing()) from interrupt
         finally:
-            self._settle_clocks()
+            self.engine.settle()
         if isinstance(found, Detected):
             self.engine.exchange()
         return found
@@ -175,13 +179,6 @@ class EngineRun:
                 state.forget_marks()
             elif why != RUN_SLICE_OVER:
                 return
-
-    def _settle_clocks(self) -> None:
-        """Later launches begin behind all marks of a block that did not end."""
-        launch = self.engine.state.launch
-        if launch.is_running:
-            launch.clock = max(launch.clock, int(np.ctypeslib.as_array(launch.clocks).max()))
-            launch.is_running = 0
 
     def _judge(self) -> LaunchOutcome | Detected:
         state, request = self.engine.state, self.request

@@ -50,6 +50,9 @@ class Library:
         self.exchange = self._loaded.engine_exchange
         self.exchange.argtypes = [ctypes.c_void_p]
         self.exchange.restype = None
+        self.settle = self._loaded.engine_settle
+        self.settle.argtypes = [ctypes.c_void_p]
+        self.settle.restype = None
         self.scratch_bytes = self._loaded.engine_scratch_bytes
         self.scratch_bytes.argtypes = [ctypes.c_void_p]
         self.scratch_bytes.restype = ctypes.c_int64

@@ -114,13 +114,15 @@ class EngineState:
         self.point("used", self.used)
         self.point("saved_in", self.buffers.get("saved_in", memory.used_bytes // PAGE_BYTES + 2, np.uint32))
 
-    def set_shared(self, nbytes: int, warps: int, granule_shift: int, has_atomics: bool) -> None:
-        """Shared memory of one block, and the marks of its race check."""
+    def set_shared(self, nbytes: int, warps: int, granule_shift: int, has_atomics: bool, residents: int = 1) -> None:
+        """Shared memory of each block that may be resident, and the marks of its race check."""
         launch, buffers = self.launch, self.buffers
-        rounded = -(-max(nbytes, 1) // 128) * 128
+        rounded = -(-max(nbytes, 1) // 128) * 128 * residents
         self.point("shared", buffers.get("shared", rounded))
-        self.point("shared_state", buffers.get("shared_state", rounded))
-        launch.shared_bytes = nbytes
+        state = buffers.get("shared_state", rounded)
+        self.point("shared_state", state)
+        launch.shared_room = state.size
+        launch.shared_bytes, launch.resident_count = nbytes, residents
         granules = rounded // 16
         fine = granules << (4 - granule_shift)
         stride = -(-warps // 8) * 8
@@ -132,7 +134,7 @@ class EngineState:
         if not has_atomics:
             launch.fine_atomics = None
         self.point("has_fine", buffers.get("has_fine", granules))
-        launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
+        launch.granules, launch.granule_shift, launch.reader_stride = granules // residents, granule_shift, stride
         launch.races_on, launch.warp_count = int(nbytes > 0), warps
 
     def forget_marks(self) -> None:

@@ -74,15 +74,6 @@ CALL = ctypes.CFUNCTYPE(c_int32, c_int32, c_uint32)
 """The type of ``Launch.call``."""
 
 
-class _Barrier(ctypes.Structure):
-    _fields_ = [
-        ("waiting", c_uint32),
-        *((name, c_int32) for name in ("arrived", "expected", "site", "held", "given", "last_held", "last_given")),
-        ("has_met", c_int32),
-        ("met", c_uint32 * LANES),
-    ]
-
-
 class Launch(ctypes.Structure):
     """``struct Launch``."""
 
@@ -95,7 +86,7 @@ class Launch(ctypes.Structure):
         ("parameters", c_void_p),
         ("parameter_bytes", c_int64),
         *((name, c_void_p) for name in ("shared", "shared_state")),
-        ("shared_bytes", c_int64),
+        *((name, c_int64) for name in ("shared_bytes", "shared_room")),
         ("generation", c_uint64),
         *((name, c_int64) for name in ("local_bytes", "local_stride")),
         *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "fine_atomics")),
@@ -123,14 +114,12 @@ class Launch(ctypes.Structure):
         *((name, c_int32 * 3) for name in ("grid", "extent")),
         *((name, c_int64) for name in ("next", "last", "step")),
         *((name, c_int64) for name in ("instructions", "instruction_limit", "steps", "step_limit", "slice", "spent")),
-        *((name, c_int32) for name in ("is_running", "stop", "current", "live_threads")),
+        *((name, c_int32) for name in ("is_running", "stop", "current")),
         ("coordinates", c_int32 * 3),
         *((name, c_int32) for name in ("at_warp", "at_block")),
         *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes")),
-        ("always_guesses", c_int32),
-        ("warps", c_void_p),
-        ("barriers", _Barrier * 16),
-        ("clocks", (c_uint32 * LANES) * LANES),
+        *((name, c_int32) for name in ("always_guesses", "resident_count")),
+        *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "clocks")),
     ]
 
 

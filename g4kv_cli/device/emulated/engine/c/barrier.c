@@ -20,7 +20,7 @@ static void join_clocks(Launch *c, u32 members, u32 *latest) {
 }
 
 static void release(Launch *c, Barrier *barrier, int number) {
-  const int needed = barrier->expected ? barrier->expected : c->live_threads, counts = barrier->expected != 0;
+  const int needed = barrier->expected ? barrier->expected : c->here->live_threads, counts = barrier->expected != 0;
   if (barrier->arrived == 0 || barrier->arrived < needed) return;
   for (int m = 0; m < c->warp_count; m++) {
     if (!(barrier->waiting >> m & 1)) continue;

@@ -155,8 +155,19 @@ struct Warp {
   Mask mask, block_mask, live, waiting;  // lanes that execute; the same without an instruction's guard; not exited
   i32 number, state, following, site;
   i32 space;  // of the generic addresses looked at last
+  i32 resident;
   U32 committed;  // cp.async groups of each lane
 };
+
+// What a block that is resident has of its own. Handlers see the pointers of the block that runs in Launch (enter_block).
+typedef struct {
+  Warp *warps;
+  u8 *shared, *shared_state, *has_fine;
+  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
+  i32 number, live_threads, coordinates[3];
+  Barrier barriers[BARRIERS];
+  u32 clocks[LANES][LANES];  // [warp][of warp]
+} Resident;
 
 enum Pause { RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL };
 
@@ -171,9 +182,10 @@ struct Launch {
   u8 *used;      // for each allocation, what this launch does with it (enum Access)
   const u8 *parameters;
   i64 parameter_bytes;
-  // Shared memory of the block that runs; a byte was written if its state is the block's generation.
+  // Shared memory of the block that runs, at first of all that may be resident; a byte was written if its state is the
+  // block's generation.
   u8 *shared, *shared_state;
-  i64 shared_bytes;
+  i64 shared_bytes, shared_room;  // of one block; of all that launches ever had
   u64 generation;
   // Local memory of a thread; a byte was written if its state is the block's generation.
   i64 local_bytes, local_stride;
@@ -212,12 +224,14 @@ struct Launch {
   // Progress: linear number of the thread block, of the first one not to run, and the step; limits.
   i64 next, last, step;
   i64 instructions, instruction_limit, steps, step_limit, slice, spent;
-  i32 is_running, stop, current, live_threads, coordinates[3], at_warp, at_block;  // the two that ran last
+  i32 is_running, stop, current, coordinates[3], at_warp, at_block;  // the two that ran last
   u32 dynamic_shared_bytes, total_shared_bytes;
   i32 always_guesses;
-  Warp *warps;
-  Barrier barriers[BARRIERS];
-  u32 clocks[LANES][LANES];  // [warp][of warp]
+  i32 resident_count;
+  Resident *residents, *here;  // blocks that there is room for, and the one that runs
+  Warp *warps;                 // of that block, as the two below
+  Barrier *barriers;
+  u32 (*clocks)[LANES];
 };
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address);

@@ -88,7 +88,7 @@ static int run_warp(Warp *w) {
         if (!taken) next = block->successor[1];
       } else if (block->end == END_EXIT) {
         w->live &= ~mask;
-        c->live_threads -= __builtin_popcount(mask);
+        c->here->live_threads -= __builtin_popcount(mask);
         release_after_exit(c);
         break;
       } else if (block->end == END_TRAP) {
@@ -116,41 +116,71 @@ static int run_warp(Warp *w) {
 // Marks hold 21 bits of clock; before those run out, all marks are forgotten between two blocks.
 #define LAST_CLOCK 0x180000u
 
+// Lets handlers see a block that is resident.
+static void enter_block(Launch *c, Resident *r) {
+  c->here = r;
+  c->warps = r->warps;
+  c->shared = r->shared;
+  c->shared_state = r->shared_state;
+  c->has_fine = r->has_fine;
+  c->writers = r->writers;
+  c->readers = r->readers;
+  c->fine_writers = r->fine_writers;
+  c->fine_readers = r->fine_readers;
+  c->fine_atomics = r->fine_atomics;
+  c->barriers = r->barriers;
+  c->clocks = r->clocks;
+  c->current = r->number;
+  COPY(c->coordinates, r->coordinates, sizeof c->coordinates);
+}
+
 static void start_clocks(Launch *c) {
   for (int k = 0; k < LANES; k++)
     for (int of = 0; of < LANES; of++) c->clocks[k][of] = c->clock + (k == of);
-  c->clock++;
 }
-static void end_clocks(Launch *c) {
+// Later blocks begin behind all marks of this one.
+static u32 latest_clock(const Launch *c, const Resident *r) {
+  u32 latest = c->clock;
   for (int k = 0; k < c->warp_count; k++)
-    if (c->clocks[k][k] > c->clock) c->clock = c->clocks[k][k];
+    if (r->clocks[k][k] > latest) latest = r->clocks[k][k];
+  return latest;
+}
+void engine_settle(Launch *c) {
+  if (!c->is_running) return;
+  for (i32 slot = 0; slot < c->resident_count; slot++) c->clock = latest_clock(c, &c->residents[slot]);
+  c->is_running = 0;
 }
 
 static void forget_local(Launch *c) {
-  for (int number = 0; number < c->warp_count; number++)
-    __builtin_memset(c->warps[number].local_state, 0, (size_t)(LANES * c->local_stride));
+  for (i32 slot = 0; slot < c->resident_count; slot++)
+    for (int number = 0; number < c->warp_count; number++)
+      __builtin_memset(c->residents[slot].warps[number].local_state, 0, (size_t)(LANES * c->local_stride));
 }
 
-static void start_block(Launch *c) {
-  const i64 x = c->grid[0], y = c->grid[1];
-  c->current = (i32)c->next;
-  c->coordinates[0] = (i32)(c->next % x);
-  c->coordinates[1] = (i32)(c->next / x % y);
-  c->coordinates[2] = (i32)(c->next / (x * y));
-  // A byte of shared or local memory counts as written if its state is the block's generation, 1 to 255 in every byte.
+// A byte of shared or local memory counts as written if its state is the generation, 1 to 255 in every byte.
+static void start_generation(Launch *c) {
   if (c->generation == ~(u64)0 || c->generation == 0) {
-    __builtin_memset(c->shared_state, 0, (size_t)c->shared_bytes);
+    __builtin_memset(c->residents[0].shared_state, 0, (size_t)c->shared_room);
     forget_local(c);
     c->generation = 0;
   }
   c->generation += 0x0101010101010101u;
+}
+
+static void start_block(Launch *c, Resident *r, i64 block) {
+  const i64 x = c->grid[0], y = c->grid[1];
+  r->number = (i32)block;
+  r->coordinates[0] = (i32)(block % x);
+  r->coordinates[1] = (i32)(block / x % y);
+  r->coordinates[2] = (i32)(block / (x * y));
+  r->live_threads = c->threads;
+  enter_block(c, r);
   __builtin_memset(c->has_fine, 0, (size_t)c->granules);
-  __builtin_memset(c->barriers, 0, sizeof c->barriers);
+  __builtin_memset(c->barriers, 0, sizeof r->barriers);
   start_owned(c);
   start_clocks(c);
   c->steps = 0;
   c->is_guess = c->always_guesses;
-  c->live_threads = c->threads;
   for (int number = 0; number < c->warp_count; number++) {
     Warp *w = &c->warps[number];
     const int left = c->threads - LANES * number;
@@ -164,7 +194,6 @@ static void start_block(Launch *c) {
     if (c->clear_frames) __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
     make_pending(w, (int)c->entry, w->live);
   }
-  c->is_running = 1;
 }
 
 // Runs the block to its end; otherwise the result says why it stands still.
@@ -193,12 +222,14 @@ static int run_grid(Launch *c) {
   while (c->next != c->last) {
     if (!c->is_running) {
       if (c->clock > LAST_CLOCK) return RUN_CLOCKS_FULL;
-      start_block(c);
+      start_generation(c);
+      start_block(c, c->residents, c->next);
+      c->clock++;
+      c->is_running = 1;
     }
     const int why = run_block(c);
     if (why != RUN_ENDED) return why;
-    end_clocks(c);
-    c->is_running = 0;
+    engine_settle(c);
     c->next += c->step;
   }
   return RUN_ENDED;
@@ -256,21 +287,37 @@ static size_t lay_out(Launch *c, u8 *base) {
   const size_t pending = rounded(4 * (size_t)c->block_count), copies = rounded(sizeof(Copy) * (size_t)c->copies_each);
   const size_t occupied = rounded(8 * (size_t)((c->block_count + 63) >> 6)), frame = rounded((size_t)c->frame_bytes);
   const size_t local = rounded((size_t)(LANES * c->local_stride)), warps = rounded(sizeof(Warp) * (size_t)c->warp_count);
-  const size_t each = pending + copies + occupied + frame + 2 * local;
-  if (!base) return warps + each * (size_t)c->warp_count;
-  c->warps = (Warp *)base;
-  for (int number = 0; number < c->warp_count; number++) {
-    Warp *w = &c->warps[number];
-    u8 *at = base + warps + each * (size_t)number;
-    w->launch = c;
-    w->number = number;
-    w->frame = (char *)at;
-    w->pending = (u32 *)(at + frame);
-    w->occupied = (u64 *)(at + frame + pending);
-    w->copies = (Copy *)(at + frame + pending + occupied);
-    w->local = at + frame + pending + occupied + copies;
-    w->local_state = w->local + local;
-    __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+  const size_t each = pending + copies + occupied + frame + 2 * local, resident = warps + each * (size_t)c->warp_count;
+  const size_t residents = rounded(sizeof(Resident) * (size_t)c->resident_count);
+  if (!base) return residents + resident * (size_t)c->resident_count;
+  const i64 fine = c->granules << (4 - c->granule_shift);
+  c->residents = (Resident *)base;
+  for (i32 slot = 0; slot < c->resident_count; slot++) {
+    Resident *r = &c->residents[slot];
+    u8 *own = base + residents + resident * (size_t)slot;
+    r->warps = (Warp *)own;
+    r->shared = c->shared + slot * c->granules * 16;
+    r->shared_state = c->shared_state + slot * c->granules * 16;
+    r->has_fine = c->has_fine + slot * c->granules;
+    r->writers = c->writers + slot * c->granules;
+    r->readers = c->readers + slot * c->granules * c->reader_stride;
+    r->fine_writers = c->fine_writers + slot * fine;
+    r->fine_readers = c->fine_readers + slot * fine * c->reader_stride;
+    r->fine_atomics = c->fine_atomics ? c->fine_atomics + slot * fine * c->reader_stride : 0;
+    for (int number = 0; number < c->warp_count; number++) {
+      Warp *w = &r->warps[number];
+      u8 *at = own + warps + each * (size_t)number;
+      w->launch = c;
+      w->number = number;
+      w->resident = slot;
+      w->frame = (char *)at;
+      w->pending = (u32 *)(at + frame);
+      w->occupied = (u64 *)(at + frame + pending);
+      w->copies = (Copy *)(at + frame + pending + occupied);
+      w->local = at + frame + pending + occupied + copies;
+      w->local_state = w->local + local;
+      __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+    }
   }
   return 0;
 }
