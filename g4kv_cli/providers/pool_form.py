@@ -208,11 +208,15 @@ class StagedPool:
         logical = bits(device.read(own)).reshape(shape)
         self._before: dict[str, Array] = {}
         self.arrays: dict[str, DeviceArray] = {}
-        for part in form.parts:
-            flat = np.full(part.elements(shape), POISON_BITS, np.uint16)
-            part.view(flat, shape)[...] = part.split(self._part_of(logical, part))
-            self._before[part.name] = flat
-            self.arrays[part.name] = device.upload(flat.view(BF16), part.name)
+        try:
+            for part in form.parts:
+                flat = np.full(part.elements(shape), POISON_BITS, np.uint16)
+                part.view(flat, shape)[...] = part.split(self._part_of(logical, part))
+                self._before[part.name] = flat
+                self.arrays[part.name] = device.upload(flat.view(BF16), part.name)
+        except BaseException:
+            device.free_all(list(self.arrays.values()))
+            raise
 
     def pieces_of_page(self, page: int) -> tuple[DeviceArray, ...]:
         """The stretches of memory that a page lies in."""

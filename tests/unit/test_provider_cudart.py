@@ -361,3 +361,33 @@ def test_a_cluster_set_as_a_functions_attribute_is_refused_and_not_forgotten(cal
     assert caller_13.cudaFuncSetAttribute(host, 14, 1) == 0  # larger clusters may be asked for
     assert caller_13.cudaFuncSetAttribute(host, 11, 2) != 0
     assert "sets the cluster of ranks by function attribute 11" in str(caller_13.state.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "outputs", "behind"),
+    [
+        ("cudaMemGetInfo", (), 2, ()),
+        ("cudaMalloc", (), 1, (64,)),
+        ("cudaMallocHost", (), 1, (64,)),
+        ("cudaGetDevice", (), 1, ()),
+        ("cudaGetDeviceCount", (), 1, ()),
+        ("cudaDeviceGetAttribute", (), 1, (10, 0)),
+        ("cudaRuntimeGetVersion", (), 1, ()),
+        ("cudaDriverGetVersion", (), 1, ()),
+        ("cudaStreamCreate", (), 1, ()),
+        ("cudaEventCreateWithFlags", (), 1, (2,)),
+        ("cudaStreamIsCapturing", (0,), 1, ()),
+        ("cudaStreamGetPriority", (0,), 1, ()),
+        ("cudaGetDriverEntryPoint", (b"cuTensorMapEncodeTiled",), 1, (0, None)),
+    ],
+)
+def test_a_result_without_a_place_is_an_invalid_value(
+    caller_13: Caller, name: str, before: tuple[Any, ...], outputs: int, behind: tuple[Any, ...]
+) -> None:
+    """As on a GPU: each of the places null in turn, and the error is the last one."""
+    for missing in range(outputs):
+        places = [None if at == missing else ctypes.byref(ctypes.c_uint64()) for at in range(outputs)]
+        assert caller_13[name](*before, *places, *behind) == 1
+        assert caller_13.cudaGetLastError() == 1
+    places = [ctypes.byref(ctypes.c_uint64()) for _ in range(outputs)]
+    assert caller_13[name](*before, *places, *behind) == 0, "with places for its results"

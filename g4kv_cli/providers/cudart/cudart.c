@@ -55,6 +55,9 @@ static int ask(enum operation operation, uint64_t *values) {
 }
 
 #define ADDRESS(pointer) ((uint64_t)(uintptr_t)(pointer))
+// Where a result has no place to go, nothing is asked.
+#define REQUIRE(pointer)                                                                                               \
+  if (!(pointer)) return noted(INVALID_VALUE)
 // The name that code built with --default-stream per-thread calls: there is one stream, so that it is the same function.
 #define SAME(name, other) EXPORT extern __typeof__(name) other __attribute__((alias(#name)))
 
@@ -186,6 +189,7 @@ SAME(cudaLaunchKernelExC, cudaLaunchKernelExC_ptsz);
 // --- memory ---------------------------------------------------------------------------------------------------------
 
 EXPORT int cudaMalloc(void **pointer, size_t bytes) {
+  REQUIRE(pointer);
   uint64_t values[] = {bytes};
   const int error = ask(OPERATION_malloc, values);
   *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
@@ -206,6 +210,7 @@ EXPORT int cudaFreeAsync(void *pointer, void *stream) {
 }
 SAME(cudaFreeAsync, cudaFreeAsync_ptsz);
 EXPORT int cudaMallocHost(void **pointer, size_t bytes) {
+  REQUIRE(pointer);
   uint64_t values[] = {bytes};
   const int error = ask(OPERATION_host_malloc, values);
   *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
@@ -270,6 +275,7 @@ EXPORT int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, si
 }
 SAME(cudaMemset2DAsync, cudaMemset2DAsync_ptsz);
 EXPORT int cudaMemGetInfo(size_t *unused, size_t *total) {
+  REQUIRE(unused && total);
   uint64_t values[2] = {0, 0};
   const int error = ask(OPERATION_memory_info, values);
   *unused = values[0];
@@ -277,10 +283,12 @@ EXPORT int cudaMemGetInfo(size_t *unused, size_t *total) {
   return error;
 }
 EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer) {
+  REQUIRE(attributes);
   uint64_t values[] = {ADDRESS(attributes), ADDRESS(pointer), CUDART_MAJOR};
-  return attributes ? ask(OPERATION_pointer_attributes, values) : noted(INVALID_VALUE);
+  return ask(OPERATION_pointer_attributes, values);
 }
 EXPORT int cudaGetSymbolAddress(void **pointer, const void *symbol) {
+  REQUIRE(pointer);
   const struct registered *found = find(variables, variable_count, symbol);
   if (!found) return noted(13);  // cudaErrorInvalidSymbol
   uint64_t values[] = {ADDRESS(found->name), ADDRESS(found->fatbin)};
@@ -303,15 +311,18 @@ SAME(cudaMemcpyToSymbol, cudaMemcpyToSymbol_ptds);
 // --- one device, one stream that is always idle ---------------------------------------------------------------------
 
 EXPORT int cudaGetDevice(int *device) {
+  REQUIRE(device);
   *device = 0;
   return 0;
 }
 EXPORT int cudaSetDevice(int device) { return noted(device == 0 ? 0 : INVALID_DEVICE); }
 EXPORT int cudaGetDeviceCount(int *count) {
+  REQUIRE(count);
   *count = 1;
   return 0;
 }
 EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  REQUIRE(value);
   if (device != 0) return noted(INVALID_DEVICE);
   uint64_t values[] = {(uint64_t)attribute};
   const int error = ask(OPERATION_device_attribute, values);
@@ -319,8 +330,8 @@ EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
   return error;
 }
 static int properties(void *to, int device, unsigned layout) {
+  REQUIRE(to);
   uint64_t values[] = {ADDRESS(to), layout};
-  if (!to) return noted(INVALID_VALUE);
   return device == 0 ? ask(OPERATION_device_properties, values) : noted(INVALID_DEVICE);
 }
 // CUDA 12's headers call it by its second name; the first is then of a layout that came before.
@@ -329,10 +340,12 @@ EXPORT int cudaGetDeviceProperties_v2(void *to, int device) { return properties(
 EXPORT int cudaGetDeviceProperties(void *to, int device) { return properties(to, device, 13); }
 #endif
 EXPORT int cudaRuntimeGetVersion(int *version) {
+  REQUIRE(version);
   *version = CUDART_MAJOR == 12 ? 12090 : 13000;  // whose functions absent.inc names
   return 0;
 }
 EXPORT int cudaDriverGetVersion(int *version) {
+  REQUIRE(version);
   *version = 13000;
   return 0;
 }
@@ -348,12 +361,14 @@ EXPORT int cudaStreamQuery(void *stream) {
 }
 SAME(cudaStreamQuery, cudaStreamQuery_ptsz);
 EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
+  REQUIRE(status);
   (void)stream;
   *status = 0;
   return 0;
 }
 SAME(cudaStreamIsCapturing, cudaStreamIsCapturing_ptsz);
 EXPORT int cudaStreamCreate(void **stream) {
+  REQUIRE(stream);
   static char made;
   *stream = &made;
   return 0;
@@ -372,6 +387,7 @@ EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   return 0;
 }
 EXPORT int cudaStreamGetPriority(void *stream, int *priority) {
+  REQUIRE(priority);
   (void)stream;
   *priority = 0;
   return 0;
@@ -393,6 +409,7 @@ EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data
 }
 SAME(cudaLaunchHostFunc, cudaLaunchHostFunc_ptsz);
 EXPORT int cudaEventCreate(void **event) {
+  REQUIRE(event);
   static char made;
   *event = &made;
   return 0;
@@ -444,12 +461,14 @@ EXPORT int cudaFuncSetCacheConfig(const void *host, int config) {
   return function_of(host, values);
 }
 EXPORT int cudaFuncGetAttributes(void *attributes, const void *host) {
+  REQUIRE(attributes);
   uint64_t values[4] = {0, 0, ADDRESS(attributes)};
   const int error = function_of(host, values);
   return error ? error : ask(OPERATION_function_attributes, values);
 }
 EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *host, int threads,
                                                                   size_t shared, unsigned flags) {
+  REQUIRE(blocks);
   uint64_t values[4] = {0, 0, (uint64_t)threads, shared};
   (void)flags;
   int error = function_of(host, values);
@@ -473,6 +492,7 @@ static int encode_tiled(void *map, int type, unsigned rank, void *address, const
 }
 EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, uint64_t flags,
                                             int *status) {
+  REQUIRE(symbol && function);
   (void)version, (void)flags;
   const int known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
   *function = known ? (void *)(uintptr_t)encode_tiled : NULL;
