@@ -261,9 +261,8 @@ class CudaDevice(Device):
         self.call(f"launch {kernel.name}", returned)
         self.note_queued(f"kernel {kernel.name}")
 
-    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+    def tensor_map_at(self, address: int, element_bytes: int, shape: TensorMapShape, label: str) -> Argument:
         """The driver's encoding (cuTensorMapEncodeTiled)."""
-        require_own(self, array)
         driver = self._driver
         kinds = driver.CUtensorMapDataType
         by_size = {
@@ -276,9 +275,9 @@ class CudaDevice(Device):
         promotion = "NONE" if shape.l2_bytes == 0 else f"L2_{shape.l2_bytes}B"
         rank = len(shape.extents)
         status, made = driver.cuTensorMapEncodeTiled(
-            by_size[array.dtype.itemsize],
+            by_size[element_bytes],
             rank,
-            array.address,
+            address,
             [driver.cuuint64_t(extent) for extent in shape.extents],
             [driver.cuuint64_t(stride) for stride in shape.strides_bytes],
             [driver.cuuint32_t(extent) for extent in shape.box],
@@ -289,7 +288,7 @@ class CudaDevice(Device):
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         why = f"a map that the driver takes: cuTensorMapEncodeTiled says {getattr(status, 'name', status)}"
-        TENSOR_MAP.require(int(status) == 0, array.label, shape, why)
+        TENSOR_MAP.require(int(status) == 0, label, shape, why)
         return Argument("tensor_map", ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES))
 
     def synchronize(self) -> None:

@@ -269,14 +269,16 @@ class EmulatedDevice(Device):
         finally:
             self._ends_only = False
 
-    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+    def tensor_map_at(self, address: int, element_bytes: int, shape: TensorMapShape, label: str) -> Argument:
         """The interpreter's own encoding of a tensor map."""
-        require_own(self, array)
         try:
-            return self.tensor_map_at(array.address, array.dtype.itemsize, shape)
+            made = self._machine.tensor_map(
+                address, shape.extents, shape.box, element_bytes, shape.strides_bytes, shape.swizzle_bytes
+            )
         except EmulatorError as error:
-            TENSOR_MAP.require(False, array.label, shape, f"a map that the driver takes: {error}")
+            TENSOR_MAP.require(False, label, shape, f"a map that the driver takes: {error}")
             raise
+        return Argument("tensor_map", made.pack())
 
     # --- memory by address, for host code that is not ours --------------------------------------------------------
 
@@ -316,13 +318,6 @@ class EmulatedDevice(Device):
             self._machine.store(address, data)
         except EmulatorError as error:
             raise _copy_fault("to", error) from error
-
-    def tensor_map_at(self, address: int, element_bytes: int, shape: TensorMapShape) -> Argument:
-        """A tensor map of memory at an address."""
-        made = self._machine.tensor_map(
-            address, shape.extents, shape.box, element_bytes, shape.strides_bytes, shape.swizzle_bytes
-        )
-        return Argument("tensor_map", made.pack())
 
     def synchronize(self) -> None:
         """Nothing is ever pending; raises the fault of an earlier launch that hardware would not have survived."""

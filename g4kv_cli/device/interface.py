@@ -221,11 +221,17 @@ class Device(ABC):
         """Queue one launch. Raises DeviceFault (now or at the next synchronise/read) if the kernel faults."""
 
     @abstractmethod
-    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
-        """A tensor map of the array from its first element on, as this device's kernels take it.
+    def tensor_map_at(self, address: int, element_bytes: int, shape: TensorMapShape, label: str) -> Argument:
+        """A tensor map of memory at an address, as this device's kernels take it; ``label`` names it in errors.
 
         Raises ContractError for what the driver refuses.
         """
+
+    def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
+        """A tensor map of the array from its first element on. Raises ContractError for what the driver refuses."""
+        if array.device is not self or array.allocation.freed:
+            raise ValueError(f"{array.label} is not there on this device")
+        return self.tensor_map_at(array.address, array.dtype.itemsize, shape, array.label)
 
     @abstractmethod
     def synchronize(self) -> None:

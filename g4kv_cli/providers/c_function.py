@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from g4kv_cli.errors import CompileError, G4kvError
 from g4kv_cli.providers.host_code import running
 from g4kv_cli.providers.manifest import Returns
+from g4kv_cli.providers.packing import C_TYPES
 from g4kv_cli.providers.said import one_line
 
-_RESULTS: dict[Returns, Any] = {"int": ctypes.c_int, "bool": ctypes.c_bool, "void": None}
+_STATUSES: dict[str, Any] = {"int": ctypes.c_int, "bool": ctypes.c_bool, "void": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a function gave back: why it was refused, empty if it was not, or else a value where it has one."""
+
+    refusal: str
+    value: Any = None
 
 
 class LauncherRefused(G4kvError):
@@ -26,21 +36,26 @@ def function_of(library: ctypes.CDLL, path: object, name: str) -> Any:
         raise CompileError(f"{path} has no function {name!r}: nm -D --defined-only shows those it has") from error
 
 
-def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctypes.CDLL) -> str:
-    """Call it; why it was refused, empty if it was not.
+def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctypes.CDLL) -> Returned:
+    """Call it.
 
-    A status of 0, or true, is success. A function without a result leaves its errors to the runtime, which is asked.
+    A status of 0, or true, is success, and so is any value but a null pointer. A function whose result says nothing of
+    errors leaves them to the runtime, which is asked.
     """
-    target.restype = _RESULTS[returns]
+    target.restype = _STATUSES[returns] if returns in _STATUSES else C_TYPES[returns]
     target.argtypes = [type(argument) for argument in arguments]
-    if returns == "void":
+    is_status = returns in ("int", "bool")
+    if not is_status:
         _last_runtime_error(library)  # what others left there is not this call's
     with running(f"{getattr(target, '__name__', 'a function')} of the library"):
         returned = target(*arguments)
-    if returns == "void":
-        return _last_runtime_error(library)
-    is_good = bool(returned) if returns == "bool" else returned == 0
-    return "" if is_good else f"returned {returned}"
+    if is_status:
+        is_good = bool(returned) if returns == "bool" else returned == 0
+        return Returned("" if is_good else f"returned {returned}")
+    refusal = _last_runtime_error(library)
+    if returns == "ptr" and returned is None:
+        refusal = " and ".join(part for part in ("returned null", refusal) if part)
+    return Returned(refusal, returned)
 
 
 def last_error_of(library: ctypes.CDLL, name: str) -> str:

@@ -56,7 +56,7 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
                 close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.3)
                 hint = f"; nearest: {close[0]}" if close else ""
                 problems.append((f"{spec.line}: {pattern!r} names no entry{hint}", ""))
-        for step in spec.steps:
+        for step in (*spec.prepare, *spec.steps):
             problems += [(text, "") for text in _missing_code(manifest, step)]
     for image in manifest.images.values():
         if image.kind == "library" and image.path is not None and not image.is_compiled:
@@ -105,23 +105,25 @@ def _unknown_names(manifest: Manifest, spec: EntrySpec, entry: Entry) -> list[tu
         check(spec.line, [expression], inputs)
         known.add(name)
     check(spec.line, (condition for condition, _ in spec.only_if), inputs)
-    for made in (*spec.arrays, *spec.host):
-        if not made.is_of_addresses:
-            check(spec.line, [made.value], inputs)
-        known.add(made.name)
-        arrays.add(made.name)
-    for made in spec.workspace:
-        check(spec.line, [made.value])
-        arrays.add(made.name)
-    for made in (*spec.arrays, *spec.host):
-        if made.is_of_addresses:
-            for kind, expression in _leaves(ArgumentSpec(made.kind, made.value, made.fields)):  # type: ignore[arg-type]
-                check(spec.line, [expression], arrays if kind == "ptr" else frozenset())
-    for name, expression in spec.results:
-        check(spec.line, [expression], [made.name for made in spec.workspace])
-        if name not in arrays:
-            problems.append((f"{spec.line}: results has {name!r}, which is no output of the call", entry.name))
-    for step in spec.steps:
+
+    def check_arrays(*, late: bool) -> None:
+        waiting = spec.late_names
+        of_values = [made for made in (*spec.arrays, *spec.host) if (made.name in waiting) is late]
+        for made in of_values:
+            if not made.is_of_addresses:
+                check(spec.line, [made.value], inputs)
+            known.add(made.name)
+            arrays.add(made.name)
+        for made in spec.workspace:
+            if (made.name in waiting) is late:
+                check(spec.line, [made.value])
+                arrays.add(made.name)
+        for made in of_values:
+            if made.is_of_addresses:
+                for kind, expression in _leaves(ArgumentSpec(made.kind, made.value, made.fields)):  # type: ignore[arg-type]
+                    check(spec.line, [expression], arrays if kind == "ptr" else frozenset())
+
+    def check_step(step: Step) -> None:
         texts = [text for text in (step.image, step.call, step.symbol) if text is not None]
         expressions = [part for text in texts for part in text.parts if isinstance(part, Expression)]
         expressions += [*step.grid, *step.block, *step.cluster]
@@ -134,6 +136,19 @@ def _unknown_names(manifest: Manifest, spec: EntrySpec, entry: Entry) -> list[tu
         for name in step.writes:
             if name not in arrays:
                 problems.append((f"{step.line}: writes {name!r}, which is no array of the call", entry.name))
+        if step.gives:
+            (arrays if step.returns == "ptr" else known).add(step.gives)
+
+    check_arrays(late=False)
+    for step in spec.prepare:
+        check_step(step)
+    check_arrays(late=True)
+    for step in spec.steps:
+        check_step(step)
+    for name, expression in spec.results:
+        check(spec.line, [expression], [made.name for made in spec.workspace])
+        if name not in arrays:
+            problems.append((f"{spec.line}: results has {name!r}, which is no output of the call", entry.name))
     return problems
 
 
@@ -143,6 +158,8 @@ def _image_kind(manifest: Manifest, step: Step) -> str:
 
 
 def _leaves(argument: ArgumentSpec) -> list[tuple[str, Expression]]:
+    if argument.map is not None and argument.value is not None:
+        return [("ptr", argument.value), *(("i64", number) for number in argument.map.numbers)]
     if not argument.fields and argument.value is not None:
         return [(argument.kind, argument.value)]
     return [leaf for field in argument.fields for leaf in _leaves(field)]

@@ -78,9 +78,9 @@ class ImageStore:
         run: Callable[[LoadedKernel, Launch], None],
         may_collide: Sequence[DeviceArray],
         paged_reads: Sequence[PagedReads],
-    ) -> None:
+    ) -> Any:
         """Call a function of a library: on a GPU with the real runtime, on the emulated device with the stand-in.
-        ``arguments`` are of ctypes."""
+        ``arguments`` are of ctypes. The value that it returned, None where that is a status."""
         image, path = self.image(name), self.library(name, device)
         if device.info.kind == "emulated":
             from g4kv_cli.providers.cudart.runtime import runtime_of_process
@@ -88,9 +88,9 @@ class ImageStore:
             def collide(kernel: LoadedKernel, launch: Launch) -> None:
                 run(kernel, replace(launch, may_collide=tuple(may_collide), paged_reads=tuple(paged_reads)))
 
-            runtime_of_process().call(path, function, arguments, returns, device, collide, image.last_error)  # type: ignore[arg-type]
-            return
-        self._call_on_gpu(image, path, function, arguments, returns, device)
+            runtime = runtime_of_process()
+            return runtime.call(path, function, arguments, returns, device, collide, image.last_error)  # type: ignore[arg-type]
+        return self._call_on_gpu(image, path, function, arguments, returns, device)
 
     def library(self, name: str, device: Device) -> Path:
         """The file of a library; one that is a source is compiled, once. Raises CompileError."""
@@ -146,7 +146,7 @@ class ImageStore:
 
     def _call_on_gpu(
         self, image: Image, path: Path, function: str, arguments: Sequence[Any], returns: Returns, device: Device
-    ) -> None:
+    ) -> Any:
         if path not in self._libraries:
             try:
                 self._libraries[path] = ctypes.CDLL(str(path))
@@ -159,11 +159,12 @@ class ImageStore:
         if not device.is_capturing:
             device.synchronize()
         device.launch_count += 1
-        refusal = call(target, arguments, returns, library)
+        returned = call(target, arguments, returns, library)
         if not device.is_capturing:
             device.synchronize_context(f"run {function} of {path.name}")
-        if refusal:
-            raise LauncherRefused(f"{function} {refusal}{last_error_of(library, image.last_error)}")
+        if returned.refusal:
+            raise LauncherRefused(f"{function} {returned.refusal}{last_error_of(library, image.last_error)}")
+        return returned.value
 
 
 def _family(arch: str) -> str:

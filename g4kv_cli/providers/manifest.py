@@ -26,9 +26,10 @@ SCALAR_KINDS: tuple[ScalarKind, ...] = get_args(ScalarKind)
 ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "bf16", "bool")
 BUILDER_SECONDS = 600
 """How long a builder may take unless its image says more: compilers of whole attention kernels take minutes."""
-Returns = Literal["int", "bool", "void"]
-RETURNS: tuple[Returns, ...] = get_args(Returns)
-"""What a C function gives back: a status that is 0, true, or nothing."""
+Status = Literal["int", "bool", "void"]
+Returns = Literal[Status, ScalarKind, "ptr"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""What a C function gives back that is no value: a status that is 0, true, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,36 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentSpec:
-    """One argument. A struct has ``fields`` and is passed by value with C's alignment. A Python function's tensors have
-    their element kind, which may be ``bf16`` or ``bool``."""
+class MapSpec:
+    """What a tensor map says beside its address; from the innermost dimension on, strides (bytes) of all others."""
 
-    kind: ScalarKind | Literal["ptr", "struct", "bf16", "bool"]
+    elements: str
+    extents: tuple[Expression, ...]
+    strides: tuple[Expression, ...]
+    box: tuple[Expression, ...]
+    swizzle_bytes: int
+
+    @property
+    def numbers(self) -> tuple[Expression, ...]:
+        """Its expressions."""
+        return (*self.extents, *self.strides, *self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSpec:
+    """One argument. A struct has ``fields`` and is passed by value with C's alignment; a tensor map has a ``map``, and
+    its address as value. A Python function's tensors have their element kind, which may be ``bf16`` or ``bool``."""
+
+    kind: ScalarKind | Literal["ptr", "struct", "tensor_map", "bf16", "bool"]
     value: Expression | None = None
     fields: tuple[ArgumentSpec, ...] = ()
+    map: MapSpec | None = None
 
     @property
     def text(self) -> str:
         """As the manifest has it."""
+        if self.map is not None and self.value is not None:
+            return f"{{ tensor_map = {self.value.text!r} }}"
         if self.fields:
             return f"[{', '.join(field.text for field in self.fields)}]"
         return self.kind if self.value is None else f"{self.kind} {self.value.text}"
@@ -91,13 +111,27 @@ class ArgumentSpec:
     @property
     def pointer_names(self) -> frozenset[str]:
         """The names that a pointer in it is made from."""
-        own = self.value.names if self.kind == "ptr" and self.value is not None else frozenset()
+        own = self.value.names if self.kind in ("ptr", "tensor_map") and self.value is not None else frozenset()
         return own.union(*(field.pointer_names for field in self.fields))
+
+    @property
+    def has_map(self) -> bool:
+        """Whether it is a tensor map, or has one in it."""
+        return self.map is not None or any(field.has_map for field in self.fields)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that it is made from."""
+        own = [] if self.value is None else [self.value]
+        own += [] if self.map is None else self.map.numbers
+        parts = [expression.names for expression in own] + [field.names for field in self.fields]
+        return frozenset[str]().union(*parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call or launch of an entry; ``line`` is where it stands."""
+    """One call or launch of an entry; ``line`` is where it stands. ``gives`` is the name that what a C function returns
+    has for the steps behind it. ``overlap`` and ``cooperative`` as of a ``Launch``."""
 
     image: Text
     line: int
@@ -112,6 +146,9 @@ class Step:
     named: tuple[tuple[str, ArgumentSpec], ...]
     writes: tuple[str, ...]
     returns: Returns = "int"
+    gives: str = ""
+    overlap: bool = False
+    cooperative: bool = False
 
     @property
     def pointer_names(self) -> frozenset[str]:
@@ -135,6 +172,11 @@ class MadeArray:
         """Whether it is made from where other arrays lie, and so behind them."""
         return self.kind in ("ptr", "struct")
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that it is made from."""
+        return self.value.names.union(*(field.names for field in self.fields))
+
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
@@ -148,9 +190,20 @@ class EntrySpec:
     arrays: tuple[MadeArray, ...]
     workspace: tuple[MadeArray, ...]
     steps: tuple[Step, ...]
+    prepare: tuple[Step, ...] = ()
+    """Calls that are made once, before what is made from the names that they give."""
     host: tuple[MadeArray, ...] = ()
     results: tuple[tuple[str, Expression], ...] = ()
     """Outputs that are not written where they belong: each as an expression over the arrays that the steps wrote."""
+
+    @property
+    def late_names(self) -> frozenset[str]:
+        """What waits for the calls of ``prepare``: the names that they give, and arrays that are made from those."""
+        late = {step.gives for step in self.prepare if step.gives}
+        arrays = (*self.arrays, *self.host, *self.workspace)
+        while more := {array.name for array in arrays if array.names & late} - late:
+            late |= more
+        return frozenset(late)
 
     @property
     def host_names(self) -> frozenset[str]:

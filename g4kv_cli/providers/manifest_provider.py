@@ -132,13 +132,16 @@ class ManifestProvider:
             scope[name] = self.evaluated(spec.line, lambda value=expression: value.evaluate(scope))  # type: ignore[misc]
         self._require_covered(spec, scope, lambda condition: bool(condition.names & made_here))
         made = _Made(request)
+        call = PreparedCall(self, request, spec, scope, made)
         try:
             self._stage(made, spec)
-            self._fill(spec, scope, made)
+            self._fill(spec, scope, made, late=False)
+            call.take_steps(spec.prepare)
+            self._fill(spec, scope, made, late=True)
         except BaseException:
             made.release()
             raise
-        return PreparedCall(self, request, spec, scope, made)
+        return call
 
     def _require_covered(self, spec: EntrySpec, scope: dict[str, Any], chosen: Callable[[Expression], bool]) -> None:
         """Raises NotCovered where one of the chosen conditions does not hold."""
@@ -180,14 +183,18 @@ class ManifestProvider:
         except UsageError as error:
             raise self.error_at(spec.line, str(error)) from error
 
-    def _fill(self, spec: EntrySpec, scope: dict[str, Any], made: _Made) -> None:
-        """Upload the engine's index arrays, allocate scratch full of NaN, and last what is made of addresses."""
-        device = made.request.device
+    def _fill(self, spec: EntrySpec, scope: dict[str, Any], made: _Made, *, late: bool) -> None:
+        """Upload the engine's index arrays, allocate scratch full of NaN, and last what is made of addresses: all that
+        waits for the calls of ``prepare``, or all that does not."""
+        device, waiting = made.request.device, spec.late_names
         behind = [(array, False) for array in spec.arrays] + [(array, True) for array in spec.host]
+        behind = [(array, is_host) for array, is_host in behind if (array.name in waiting) is late]
         for array, is_host in behind:
             if not array.is_of_addresses:
                 self._make(spec, array, scope, made, is_host=is_host)
         for array in spec.workspace:
+            if (array.name in waiting) is not late:
+                continue
             count = self.evaluated(spec.line, lambda item=array: item.value.integer(scope))  # type: ignore[misc]
             scratch = made.keep(array.name, device.allocate((max(1, count),), element_type(array.kind), array.name))
             device.fill(scratch, POISON_BYTE)
@@ -197,7 +204,8 @@ class ManifestProvider:
 
     def _make(self, spec: EntrySpec, array: MadeArray, scope: dict[str, Any], made: _Made, *, is_host: bool) -> None:
         addresses = made.all_addresses(scope)
-        values = self.evaluated(spec.line, lambda: values_of(array, scope, addresses))
+        maps = made.request.device.tensor_map_at
+        values = self.evaluated(spec.line, lambda: values_of(array, scope, addresses, maps))
         scope[array.name] = values
         if is_host:
             made.host[array.name] = values
@@ -218,16 +226,23 @@ class PreparedCall:
         made: _Made,
     ) -> None:
         self._provider, self._request, self._spec, self._scope, self._made = provider, request, spec, scope, made
-        self._addresses = made.all_addresses(scope)
-        self._arrays = {**made.call_arrays, **made.arrays}
+        self._addresses: Mapping[str, Any] = {}
+        self._arrays: dict[str, DeviceArray] = {}
 
-    def run(self) -> None:
-        """Queue the steps in order."""
+    def take_steps(self, steps: Sequence[Step]) -> None:
+        """Queue these steps in order."""
         provider, scope = self._provider, self._scope
-        for step in self._spec.steps:
+        self._arrays = {**self._made.call_arrays, **self._made.arrays}
+        for step in steps:
+            self._addresses = self._made.all_addresses(scope)
             condition = step.condition
             if condition is None or provider.evaluated(step.line, lambda rule=condition: rule.truth(scope)):  # type: ignore[misc]
                 self._step(step)
+
+    def run(self) -> None:
+        """Queue the entry's steps in order."""
+        provider = self._provider
+        self.take_steps(self._spec.steps)
         if self._made.staged is not None:
             try:
                 self._made.staged.give_back()
@@ -254,9 +269,11 @@ class PreparedCall:
                 step.line, lambda: [c_argument(item, scope, addresses) for item in step.arguments]
             )
             self._require_stream(step)
-            provider.images.call(
+            value = provider.images.call(
                 image, function, given, step.returns, request.device, self._launch, self._padding(), self._reads()
             )
+            if step.gives:
+                (self._made.given if step.returns == "ptr" else scope)[step.gives] = value
             return
         pattern = step.symbol
         symbol = "" if pattern is None else provider.evaluated(step.line, lambda: pattern.format(scope))
@@ -269,12 +286,14 @@ class PreparedCall:
         )
         if min(grid) < 1:
             return  # nothing to do, as a launcher that returns early
-        arguments = provider.evaluated(step.line, lambda: packed(step, facts, scope, addresses))
         shared = provider.evaluated(step.line, lambda: (step.shared or facts.shared).integer(scope))
-        launch = Launch(
-            grid, block, arguments, shared, self._written_by(step), self._padding(), cluster, paged_reads=self._reads()
-        )
         try:
+            maps = request.device.tensor_map_at
+            arguments = provider.evaluated(step.line, lambda: packed(step, facts, scope, addresses, maps))
+            launch = Launch(
+                grid, block, arguments, shared, self._written_by(step), self._padding(), cluster, step.overlap,
+                self._reads(), step.cooperative,
+            )  # fmt: skip
             self._launch(kernel, launch)
         except ContractError as error:
             raise provider.error_at(step.line, f"{error}{_given(step, facts, error.field)}") from error
@@ -391,12 +410,14 @@ class _Made:
         """The call's own, with the pool in the engine's form where that is another."""
         self.arrays: dict[str, DeviceArray] = {}
         self.host: dict[str, npt.NDArray[Any]] = {}
+        self.given: dict[str, int] = {}
+        """What functions returned, by the name that a step gives to it: addresses."""
         self.staged: StagedPool | None = None
 
     def all_addresses(self, scope: dict[str, Any]) -> Mapping[str, Any]:
         """Where everything lies: the call's arrays, and what was made for it up to now."""
         made = {name: array.address for name, array in self.arrays.items()}
-        made |= {name: values.ctypes.data for name, values in self.host.items()}
+        made |= {name: values.ctypes.data for name, values in self.host.items()} | self.given
         return addresses_of(self.request, self.call_arrays, made, scope)
 
     def stage(self, staged: StagedPool) -> None:

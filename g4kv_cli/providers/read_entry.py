@@ -9,13 +9,15 @@ from typing import Any
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.manifest import (
     ELEMENT_KINDS,
-    RETURNS,
     SCALAR_KINDS,
+    STATUSES,
     ArgumentSpec,
     EntrySpec,
     Image,
     ImageKind,
     MadeArray,
+    MapSpec,
+    Returns,
     Step,
     Text,
 )
@@ -23,7 +25,9 @@ from g4kv_cli.providers.schema import Table
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_OF_LAUNCHES = ("grid", "block", "cluster", "shared")
+_OF_LAUNCHES = ("grid", "block", "cluster", "shared", "overlap", "cooperative")
+_SWIZZLES = (0, 32, 64, 128)
+MAX_RANK = 5
 _OTHER_TYPES = re.compile(r"f16|fp16|float16|half|f?p?8|fp?4|e[45]m[23]|float8")
 _NOTHING = Expression.parse("0")
 """The value of a struct, which has fields."""
@@ -49,6 +53,7 @@ def read_entry(table: Table, images: dict[str, Image]) -> EntrySpec:
         tuple(table.mapping("arrays", _made).values()),
         tuple(table.mapping("workspace", _scratch).values()),
         tuple(_step(step, images, of_host) for step in table.tables("launch")),
+        tuple(_prepared(step, images) for step in table.tables("prepare")),
         host,
         tuple(table.mapping("results", _named_expression).items()),
     )
@@ -67,6 +72,17 @@ def _require_one_each(table: Table, spec: EntrySpec) -> None:
             if one.name in seen:
                 raise table.error(key, f"{one.name!r} is made twice")
             seen.add(one.name)
+    for step in (*spec.prepare, *spec.steps):
+        if step.gives in seen:
+            raise table.error("", f"{step.gives!r}, which a function returns, is an array's name too")
+
+
+def _prepared(table: Table, images: dict[str, Image]) -> Step:
+    """A call that is made once for all runs of an entry's steps."""
+    step = _step(table, images, ())
+    if step.call is None:
+        raise table.error("", "prepare has calls of C functions; what launches a kernel is an [[entry.launch]]")
+    return step
 
 
 def _require_name(table: Table, name: str) -> None:
@@ -123,6 +139,7 @@ def _step(table: Table, images: dict[str, Image], of_host: Collection[str]) -> S
         raise table.error("", "lacks 'symbol', a pattern of the kernel's name, or 'call'")
     _require_fitting(table, kind, is_call=call is not None)
     of_grid = kind not in ("builder", "python") and call is None
+    returns, gives = _returned(table) if call is not None else ("int", "")
     step = Step(
         image,
         table.line,
@@ -136,15 +153,38 @@ def _step(table: Table, images: dict[str, Image], of_host: Collection[str]) -> S
         tuple(_argument(table, "arguments", item) for item in table.items("arguments")),
         tuple(table.mapping("named", lambda inner, key: _named_argument(inner, key, kind)).items()),
         table.texts("writes"),
-        table.text("returns", "int", RETURNS) if call is not None else "int",  # type: ignore[arg-type]
+        returns,
+        gives,
+        table.flag("overlap", False),
+        table.flag("cooperative", False),
     )
     table.finish()
+    if call is not None and any(argument.has_map for argument in step.arguments):
+        raise table.error(
+            "arguments",
+            "a tensor map goes to a kernel; a function gets its address: make a struct of it in entry.host or "
+            "entry.arrays, or let the function make its own",
+        )
     on_host = sorted(step.pointer_names.intersection(of_host))
     if on_host and call is None:
         raise table.error(
             "", f"{on_host[0]!r} is in the host's memory (entry.host), where no kernel reads: move it to arrays"
         )
     return step
+
+
+def _returned(table: Table) -> tuple[Returns, str]:
+    """What a C function returns, and the name of a value."""
+    text = table.text("returns", "int")
+    kind, _, name = text.partition(" ")
+    if text in STATUSES:
+        return text, ""
+    if kind not in ("ptr", *SCALAR_KINDS) or not _NAME.fullmatch(name):
+        raise table.error(
+            "returns",
+            f"{text!r} is not one of {', '.join(STATUSES)}, nor a type and the name of a value ('ptr handle')",
+        )
+    return kind, name  # type: ignore[return-value]
 
 
 def _require_fitting(table: Table, kind: ImageKind | None, *, is_call: bool) -> None:
@@ -170,6 +210,9 @@ def _require_fitting(table: Table, kind: ImageKind | None, *, is_call: bool) -> 
 
 def _named_argument(table: Table, key: str, kind: ImageKind | None) -> ArgumentSpec:
     """An argument by name; a Python function gets tensors, by their element kind."""
+    value = table.value(key)
+    if isinstance(value, dict) and kind != "python":
+        return _tensor_map(table, key, value)
     return _argument(table, key, table.text(key), ELEMENT_KINDS if kind == "python" else ("ptr", *SCALAR_KINDS))
 
 
@@ -187,6 +230,8 @@ def _extents(table: Table, key: str, *, required: bool) -> tuple[Expression, ...
 def _argument(table: Table, key: str, item: Any, kinds: tuple[str, ...] = ("ptr", *SCALAR_KINDS)) -> ArgumentSpec:
     if isinstance(item, list):
         return _struct(table, key, item)
+    if isinstance(item, dict):
+        return _tensor_map(table, key, item)
     kind, _, expression = item.partition(" ") if isinstance(item, str) else ("", "", "")
     if kind not in kinds or not expression.strip():
         words = f"{item!r} must be a type and an expression ('i32 page_size')"
@@ -199,6 +244,29 @@ def _struct(table: Table, key: str, items: list[Any]) -> ArgumentSpec:
     if not items:
         raise table.error(key, "a struct has at least one field")
     return ArgumentSpec("struct", fields=tuple(_argument(table, key, inner) for inner in items))
+
+
+def _tensor_map(table: Table, key: str, item: Any) -> ArgumentSpec:
+    """What cuTensorMapEncodeTiled takes: address, elements, extents, strides and a box."""
+    inner = Table(table.document, item, (*table.path, key))
+    address = inner.expression("tensor_map")
+    extents, strides, box = (_expressions(inner, name) for name in ("extents", "strides", "box"))
+    if not 1 <= len(extents) <= MAX_RANK or len(box) != len(extents) or len(strides) != len(extents) - 1:
+        raise inner.error(
+            "",
+            f"a tensor map has 1 to {MAX_RANK} extents, a box of as many, and strides in bytes of all but the "
+            f"innermost, which comes first; got {len(extents)}, {len(box)} and {len(strides)}",
+        )
+    elements = inner.text("elements", "bf16", tuple(kind for kind in ELEMENT_KINDS if kind != "bool"))
+    swizzle = inner.integer("swizzle", 0, low=0, high=max(_SWIZZLES))
+    if swizzle not in _SWIZZLES:
+        raise inner.error("swizzle", f"must be one of {', '.join(map(str, _SWIZZLES))} bytes, got {swizzle}")
+    inner.finish()
+    return ArgumentSpec("tensor_map", address, map=MapSpec(elements, extents, strides, box, swizzle))
+
+
+def _expressions(table: Table, key: str) -> tuple[Expression, ...]:
+    return tuple(table.parsed(key, item) for item in table.items(key))
 
 
 def _text(table: Table, key: str) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -28,7 +29,7 @@ STREAM = "stream"
 TOKEN_WORDS = ("token_positions", "token_slots")
 """Words of the prep entries that write a pool, whatever index arrays they take."""
 
-_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors"))
+_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors", "arch"))
 _OF_OWN_POOL = frozenset(("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim")))
 _OF_A_MERGE = frozenset(("num_qo_heads", "num_kv_heads", "num_splits", "sm_scale", "scale_log2"))
 _ROWS = ("page_indices", "page_indptr", "page_origins")
@@ -94,6 +95,7 @@ def scope_of(
     scope["has_lse"] = "lse" in request.arrays
     scope.update({name: np.asarray(values, np.int64) for name, values in request.metadata().items()})
     scope["multiprocessors"] = request.device.limits.multiprocessors
+    scope["arch"] = int(re.sub(r"\D", "", request.device.info.arch))
     for name in wanted.intersection(input_arrays(request.entry), request.arrays) - scope.keys():
         scope[name] = request.device.read(request.arrays[name])
     shape, layer = pool_shape(request), int(numbers.get("layer", 0))

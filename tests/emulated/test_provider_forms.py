@@ -6,12 +6,17 @@ And each turned into something else is found where it is wrong.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from provider_helper import engine_in, run_cases_of, run_these
 
 from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.smoke import Request, cases_of
+from g4kv_cli.providers.check import check_manifest
+from g4kv_cli.providers.images import ImageStore
+from g4kv_cli.providers.read import read_manifest
 
 PREP = "prep/12b-local/decode/closed-form"
 PADDED = "prep/12b-local/decode/padding/shared-page"
@@ -25,6 +30,96 @@ def test_packed_keys_and_a_buffer_that_is_worked_on_in_place(tmp_path: Path) -> 
     results = run_cases_of([engine_in(tmp_path) / "packed.toml"], cases)
     assert len(results) >= len(cases)
     assert {result.status for result in results} == {"passed"}, results
+
+
+def test_tensor_maps_of_launches_that_the_manifest_makes(tmp_path: Path) -> None:
+    cases = [DECODE, "attention/12b-local/decode/page-size/3"]
+    results = run_cases_of([engine_in(tmp_path) / "maps.toml"], cases)
+    assert {result.status for result in results} == {"passed"}, results
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "says"),
+    [
+        ('"2 * stride_page"], box', '"4 * stride_page"], box', "failed", "out"),
+        ("pool + 2 * v_offset", "pool + 2 * v_offset + 16", "failed", "out"),
+        ("pool + 2 * v_offset", "pool + 2 * v_offset + 2", "error",
+         "maps.toml:16: the tensor map of 'pool + 2 * v_offset + 2'"),
+        ('["2 * stride_head", "2 * stride_slot"', '["2 * stride_head + 8", "2 * stride_slot"', "error",
+         "must be multiples of 16 below 2^40"),
+        ("page_size <= 128", "page_size <= 8", "not covered", "two pages lie in shared memory"),
+        ("arch >= 90", "arch >= 100", "not covered", "bulk tensor copies are Hopper's"),
+    ],
+    ids=["stride", "address", "alignment", "strides-of-16", "too-large", "arch"],
+)  # fmt: skip
+def test_a_tensor_map_of_something_else_is_found(tmp_path: Path, old: str, new: str, status: str, says: str) -> None:
+    (result,) = run_cases_of([engine_in(tmp_path, ("maps.toml", old, new)) / "maps.toml"], [DECODE])
+    told = [result.reason, *(one.operation for one in result.mismatches)]
+    assert result.status == status, told
+    assert any(says in text for text in told), told
+
+
+HANDLE = """\
+[image.engine]
+library = "libengine.so"
+
+[[entry]]
+name = "batch_decode_paged_*_hd256_*"
+[entry.arrays]
+table = "i32 padded_rows(page_indices, page_indptr, fill=-1)"
+locks = "i32 zeros(count)"
+[entry.workspace]
+scratch = "f32 count // 4"
+[[entry.prepare]]
+image = "engine"
+call = "plan"
+arguments = ["ptr kv_lens", "i32 requests"]
+returns = "ptr handle"
+[[entry.prepare]]
+image = "engine"
+call = "scratch_bytes"
+arguments = ["ptr handle"]
+returns = "i64 count"
+[[entry.launch]]
+image = "engine"
+call = "run"
+arguments = ["ptr handle", "ptr scratch", "ptr locks", "i64 count"]
+returns = "void"
+"""
+
+
+def test_what_a_function_returns_goes_to_those_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle and a size of scratch, asked for once; the attention itself is then the kernels'."""
+    called: list[tuple[str, list[Any]]] = []
+    sizes: dict[str, int] = {}
+
+    def call(
+        _self: ImageStore, _image: str, function: str, arguments: list[Any], returns: str, device: Any, *_: Any
+    ) -> Any:
+        called.append((function, [argument.value for argument in arguments]))
+        sizes.update({one.label: one.nbytes for one in device._allocations if one.label in ("scratch", "locks")})
+        return {"plan": 0x7F00_0000_1000, "scratch_bytes": 96}.get(function)
+
+    monkeypatch.setattr(ImageStore, "call", call)
+    functions = SimpleNamespace(functions=("plan", "scratch_bytes", "run"))
+    monkeypatch.setattr("g4kv_cli.providers.check.read_library", lambda _path: functions)
+    monkeypatch.setattr("g4kv_cli.providers.check.stand_in_for", lambda _path: None)
+    manifest = engine_in(tmp_path) / "handle.toml"
+    (tmp_path / "libengine.so").write_bytes(b"")
+    head, launch = (tmp_path / "kernels.toml").read_text().split("[[entry]]")[0], "[[entry.launch]]"
+    kernel = (tmp_path / "kernels.toml").read_text().rpartition(launch)[2]
+    manifest.write_text(f"{head}{HANDLE}{launch}{kernel}")
+    assert check_manifest(read_manifest(manifest)).problems == ()
+    (result,) = run_cases_of([manifest], [DECODE])
+    assert result.status == "passed", result
+    names = [function for function, _ in called]
+    assert names[:3] == ["plan", "scratch_bytes", "run"]
+    assert called[1][1] == [0x7F00_0000_1000]
+    assert called[2][1][::3] == [0x7F00_0000_1000, 96]
+    assert sizes == {"scratch": 24 * 4, "locks": 96 * 4}
+    manifest.write_text(manifest.read_text().replace('"ptr handle", "ptr scratch"', '"ptr handel", "ptr scratch"'))
+    (problem,) = check_manifest(read_manifest(manifest)).problems
+    assert "no 'handel' here (nearest: handle)" in problem
 
 
 @pytest.mark.parametrize("name", ["pointers.toml", "tokens.toml"])

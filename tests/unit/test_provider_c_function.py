@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from g4kv_cli.errors import CompileError
-from g4kv_cli.providers.c_function import call, function_of, last_error_of
+from g4kv_cli.providers.c_function import Returned, call, function_of, last_error_of
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.manifest import ArgumentSpec, MadeArray
 from g4kv_cli.providers.packing import c_argument, values_of
@@ -29,7 +29,7 @@ def test_a_function_gets_its_arguments_by_type() -> None:
     function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(lambda *given: got.extend(given) or 0)
     specs = [("ptr", "q + 16"), ("i8", "-n"), ("u64", "1 << 62"), ("f32", "scale"), ("f64", "scale / n")]
     given = [c_argument(_argument(kind, text), SCOPE, ADDRESSES) for kind, text in specs]
-    assert call(function, given, "int", ctypes.CDLL(None)) == ""
+    assert call(function, given, "int", ctypes.CDLL(None)) == Returned("")
     assert got == [0x7010, -3, 1 << 62, 0.5, 0.5 / 3]
 
 
@@ -55,7 +55,20 @@ def test_a_number_that_does_not_fit_is_refused(kind: str, text: str) -> None:
     ],
 )  # fmt: skip
 def test_a_status_says_whether_it_refused(returns: Any, kind: Any, value: Any, says: str) -> None:
-    assert call(ctypes.CFUNCTYPE(kind)(lambda: value), [], returns, ctypes.CDLL(None)) == says
+    assert call(ctypes.CFUNCTYPE(kind)(lambda: value), [], returns, ctypes.CDLL(None)) == Returned(says)
+
+
+def test_a_value_is_given_on_and_a_null_handle_refuses() -> None:
+    library: Any = SimpleNamespace()
+    for returns, kind, value in (("ptr", ctypes.c_void_p, 0x7000), ("i64", ctypes.c_int64, -(1 << 40))):
+        assert call(ctypes.CFUNCTYPE(kind)(lambda value=value: value), [], returns, library) == Returned("", value)
+    assert call(ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: 0), [], "ptr", library).refusal == "returned null"
+    text = ctypes.create_string_buffer(b"out of memory")
+    words = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(lambda _: ctypes.addressof(text))
+    errors = [0, 2]
+    failing: Any = SimpleNamespace(cudaGetLastError=lambda: errors.pop(0), cudaGetErrorString=words)
+    refusal = call(ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: 0), [], "ptr", failing).refusal
+    assert refusal == "returned null and left the runtime's error 2 (out of memory)"
 
 
 def test_the_runtime_is_asked_behind_a_function_without_a_result() -> None:
@@ -65,11 +78,11 @@ def test_the_runtime_is_asked_behind_a_function_without_a_result() -> None:
     words = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)({98: ctypes.addressof(text)}.get)
     library: Any = SimpleNamespace(cudaGetLastError=lambda: errors.pop() if errors else 0, cudaGetErrorString=words)
     launch = ctypes.CFUNCTYPE(None)
-    assert call(launch(lambda: None), [], "void", library) == ""
-    says = call(launch(lambda: errors.append(98)), [], "void", library)
+    assert call(launch(lambda: None), [], "void", library).refusal == ""
+    says = call(launch(lambda: errors.append(98)), [], "void", library).refusal
     assert says == "left the runtime's error 98 (invalid device function)"
     without: Any = SimpleNamespace()
-    assert call(launch(lambda: None), [], "void", without) == "", "a library that shows no runtime is not asked"
+    assert call(launch(lambda: None), [], "void", without).refusal == "", "a library that shows no runtime is not asked"
 
 
 def test_a_function_that_is_not_there() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from g4kv_cli.device.emulated import TensorMap
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError
@@ -391,3 +392,59 @@ def test_a_result_without_a_place_is_an_invalid_value(
         assert caller_13.cudaGetLastError() == 1
     places = [ctypes.byref(ctypes.c_uint64()) for _ in range(outputs)]
     assert caller_13[name](*before, *places, *behind) == 0, "with places for its results"
+
+
+class _Map:
+    """cuTensorMapEncodeTiled of a launcher: [128 rows][64] bf16, boxes of 16 rows, as it is or changed."""
+
+    def __init__(self, caller: Caller) -> None:
+        found = ctypes.c_void_p()
+        assert caller.cudaGetDriverEntryPoint(b"cuTensorMapEncodeTiled", ctypes.byref(found), 0, None) == 0
+        whole, word = ctypes.c_uint64, ctypes.c_uint32
+        kinds = [ctypes.c_void_p, ctypes.c_int, word, ctypes.c_void_p, whole * 2, whole * 1, word * 2, word * 2]
+        self._encode = ctypes.CFUNCTYPE(ctypes.c_int, *kinds, *[ctypes.c_int] * 4)(found.value or 0)
+        self._tensor = caller.allocate(128 * 64 * 2)
+        self.made = ctypes.create_string_buffer(128)
+
+    def encode(self, *, kind: int = 9, stride: int = 128, step: int = 1, interleave: int = 0, swizzle: int = 3,
+               fill: int = 0, offset: int = 0) -> int:  # fmt: skip
+        extents, strides = (ctypes.c_uint64 * 2)(64, 128), (ctypes.c_uint64 * 1)(stride)
+        box, steps = (ctypes.c_uint32 * 2)(64, 16), (ctypes.c_uint32 * 2)(step, 1)
+        at = ctypes.c_void_p((self._tensor.value or 0) + offset)
+        return int(self._encode(self.made, kind, 2, at, extents, strides, box, steps, interleave, swizzle, 2, fill))
+
+    @property
+    def want(self) -> TensorMap:
+        return TensorMap(self._tensor.value or 0, 2, (64, 128), (128,), (64, 16), 128)
+
+
+def test_tensor_maps_come_through_the_drivers_entry_point(caller: Caller) -> None:
+    """As kernels of the emulated device take them: what cuTensorMapEncodeTiled was given is in it."""
+    tried = _Map(caller)
+    assert tried.encode() == 0, caller.state.error
+    assert TensorMap.unpack(tried.made.raw) == tried.want
+
+
+@pytest.mark.parametrize(("changed", "says"), [({"stride": 100}, "strides (100,)"), ({"offset": 2}, "address")])
+def test_a_tensor_map_that_the_driver_refuses_is_an_invalid_value_with_a_reason(
+    caller_13: Caller, changed: dict[str, int], says: str
+) -> None:
+    assert _Map(caller_13).encode(**changed) == 1
+    assert caller_13.state.error is None, "the launcher may try another"
+    assert says in caller_13.state.why
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"kind": 11}, "data type 11"),
+        ({"interleave": 1}, "interleave 1"),
+        ({"swizzle": 5}, "swizzle 5"),
+        ({"fill": 1}, "out-of-bounds fill 1"),
+        ({"step": 2}, "element strides"),
+    ],
+)
+def test_a_tensor_map_that_the_stand_in_has_not_is_named(caller_13: Caller, changed: dict[str, int], says: str) -> None:
+    assert _Map(caller_13).encode(**changed) != 0
+    assert isinstance(caller_13.state.error, CompileError)
+    assert f"makes a tensor map with {says}, which the stand-in" in str(caller_13.state.error)

@@ -48,6 +48,9 @@ arguments = [
 ]
 """
 
+MAP = '{ tensor_map = "q", extents = [64], box = [64]'
+"""The beginning of a tensor map."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -108,6 +111,28 @@ def test_a_whole_manifest(folder: Path) -> None:
         ('grid = ["tokens", 1]', 'grid = ["tokens", 1, 1, 1]', 23, "one to three expressions"),
         ('grid = ["tokens", 1]\n', "", 20, "lacks 'grid'"),
         ('"ptr q",', '"pointer q",', 25, "'pointer q' must be a type and an expression"),
+        (
+            '"ptr q",',
+            '{ tensor_map = "q", extents = [64], box = [64, 2] },',
+            25,
+            "a tensor map has 1 to 5 extents, a box",
+        ),
+        (
+            '"ptr q",',
+            f"{MAP}, swizzle = 100 }},",
+            25,
+            "arguments.swizzle: must be one of 0, 32, 64, 128 bytes, got 100",
+        ),
+        ('"ptr q",', f'{MAP}, elements = "f16" }},', 25, "arguments.elements: 'f16' is not one of"),
+        ('"ptr q",', f"{MAP}, interleave = 1 }},", 25, "arguments.interleave: is no field here"),
+        ('"ptr q",', '{ map = "q" },', 25, "lacks 'tensor_map'"),
+        ("block = [128]", 'block = [128]\noverlap = "yes"', 25, "overlap: must be true or false"),
+        (
+            "[[entry.launch]]",
+            '[[entry.prepare]]\nimage = "kernels"\nsymbol = "a"\ngrid = [1]\nblock = [1]\n[[entry.launch]]',
+            20,
+            "prepare has calls of C functions",
+        ),
         ("block = [128]", "block = [true]", 24, "got true or false"),
         ('name = "batch_decode_*|batch_prefill_*"', "name = 3", 14, "must be a string, got an integer"),
         ('provider = "mine"', 'provider = "mine"\ncases = ["*"]', 2, "cases: is no field here"),
@@ -154,6 +179,28 @@ def test_what_is_a_kernels_alone_is_refused_beside_a_call(folder: Path, key: str
         UsageError, match=rf"provider\.toml:23: entry\[0\]\.launch\[0\]\.{key}: means nothing beside 'call'"
     ):
         read_manifest(file)
+
+
+@pytest.mark.parametrize(
+    ("returns", "arguments", "says"),
+    [
+        ("status", '["ptr q"]', "returns: 'status' is not one of int, bool, void, nor a type and the name of a value"),
+        ("ptr", '["ptr q"]', "'ptr' is not one of int, bool, void"),
+        ("bf16 x", '["ptr q"]', "'bf16 x' is not one of int, bool, void"),
+        ("ptr table", '["ptr q"]', "'table', which a function returns, is an array's name too"),
+        ("int", f"[{MAP} }}]", "a tensor map goes to a kernel; a function gets its address"),
+        ("int", f'[["i32 tokens", {MAP} }}]]', "a tensor map goes to a kernel"),
+    ],
+)
+def test_what_a_function_cannot_return_or_take(folder: Path, returns: str, arguments: str, says: str) -> None:
+    (folder / "libengine.so").write_text("")
+    head, _, _ = GOOD.replace('ptx = "kernels.ptx"', 'library = "libengine.so"').partition("[[entry.launch]]")
+    step = '[[entry.launch]]\nimage = "kernels"\ncall = "run"\n'
+    for name in ("ptr handle", "i64 count", "void"):
+        read_manifest(_write(folder, f'{head}{step}arguments = ["ptr q"]\nreturns = "{name}"\n'))
+    with pytest.raises(UsageError) as caught:
+        read_manifest(_write(folder, f'{head}{step}arguments = {arguments}\nreturns = "{returns}"\n'))
+    assert says in str(caught.value)
 
 
 def test_a_python_functions_arguments_are_tensors(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from g4kv_cli.compiler.fatbin import ptx_texts
 from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
-from g4kv_cli.errors import CompileError, DeviceUnavailable
+from g4kv_cli.errors import CompileError, ContractError, DeviceUnavailable
 from g4kv_cli.providers.c_function import LauncherRefused, function_of, last_error_of
 from g4kv_cli.providers.c_function import call as call_function
 from g4kv_cli.providers.cudart.card import (
@@ -59,6 +59,7 @@ _HARMLESS_ATTRIBUTES = frozenset((0, 1, 3, 5, 8, 9, 10, 14))  # caching, order, 
 _MAX_DYNAMIC_SHARED, _REQUIRED_CLUSTER = 8, (11, 12, 13)  # cudaFuncAttribute
 _UNREGISTERED, _OF_HOST, _OF_DEVICE = 0, 1, 2  # cudaMemoryType
 _INVALID_DEVICE_ID = -2
+MAX_TENSOR_RANK = 5
 _SWIZZLE_BYTES = (0, 32, 64, 128)  # CUtensorMapSwizzle
 _TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
 
@@ -71,7 +72,8 @@ class _Call:
     launch: Callable[[LoadedKernel, Launch], None]
     image_name: str
     error: BaseException | None = None
-    launches: int = 0
+    why: str = ""
+    """What is known of a refusal that the launcher has been told of by number alone."""
 
 
 class StandInRuntime:
@@ -117,8 +119,9 @@ class StandInRuntime:
         device: EmulatedDevice,
         launch: Callable[[LoadedKernel, Launch], None],
         last_error: str = "",
-    ) -> int:
-        """Call ``function`` of the library; ``launch`` makes each of its launches. The number of launches.
+    ) -> Any:
+        """Call ``function`` of the library; ``launch`` makes each of its launches. The value that it returned, None
+        where that is a status.
 
         Raises what a launch raised, LauncherRefused if what the function returned says so, and CompileError for
         a library, image or runtime function that the stand-in cannot serve.
@@ -127,14 +130,14 @@ class StandInRuntime:
         target = function_of(opened, library, function)
         self._call = call = _Call(device, launch, library.name)
         try:
-            refusal = call_function(target, arguments, returns, opened)
+            returned = call_function(target, arguments, returns, opened)
         finally:
             self._call = None
         if call.error is not None:
             raise call.error
-        if refusal:
-            raise LauncherRefused(f"{function} {refusal}{last_error_of(opened, last_error)}")
-        return call.launches
+        if returned.refusal:
+            raise LauncherRefused(f"{function} {returned.refusal}{last_error_of(opened, last_error)}{call.why}")
+        return returned.value
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +199,6 @@ class StandInRuntime:
         )
         cluster, overlap, is_cooperative = self._attributes(name, attributes_at, count)
         grid, block = tuple(extents[:3]), tuple(extents[3:6])
-        call.launches += 1
         together = is_cooperative or bool(cooperative)
         call.launch(kernel, Launch(grid, block, given, shared, cluster=cluster, overlap=overlap, cooperative=together))
         return SUCCESS
@@ -367,17 +369,33 @@ class StandInRuntime:
 
     def _tensor_map(self, values: _Values) -> int:
         to, kind, rank, address, extents, strides, box, steps, interleave, swizzle, _promotion, fill = values[:12]
-        if not 1 <= rank <= 5 or interleave or fill or kind >= len(_TENSOR_BYTES) or swizzle >= len(_SWIZZLE_BYTES):
+        if not 1 <= rank <= MAX_TENSOR_RANK or not steps or not extents or not box or (rank > 1 and not strides):
             return INVALID_VALUE
-        if any(step != 1 for step in (ctypes.c_uint32 * rank).from_address(steps)):
-            return INVALID_VALUE
+        asked = {
+            f"data type {kind}": kind >= len(_TENSOR_BYTES),
+            f"interleave {interleave}": bool(interleave),
+            f"swizzle {swizzle}": swizzle >= len(_SWIZZLE_BYTES),
+            f"out-of-bounds fill {fill}": bool(fill),
+            "element strides": any(step != 1 for step in (ctypes.c_uint32 * rank).from_address(steps)),
+        }
+        lacking = [what for what, is_asked in asked.items() if is_asked]
+        if lacking:
+            raise CompileError(
+                f"{self._now.image_name} makes a tensor map with {' and '.join(lacking)}, which {_STAND_IN} has not; "
+                "run it on a GPU"
+            )
         shape = TensorMapShape(
             tuple((ctypes.c_uint64 * rank).from_address(extents)),
             tuple((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else (),
             tuple((ctypes.c_uint32 * rank).from_address(box)),
             _SWIZZLE_BYTES[swizzle],
         )
-        made = self._now.device.tensor_map_at(int(address), _TENSOR_BYTES[kind], shape)
+        try:
+            made = self._now.device.tensor_map_at(int(address), _TENSOR_BYTES[kind], shape, "the engine's tensor")
+        except ContractError as error:
+            # As the driver does; if the launcher then gives up, why is known.
+            self._now.why = f" (cuTensorMapEncodeTiled: {error.want})"
+            return INVALID_VALUE
         ctypes.memmove(int(to), made.data, len(made.data))
         return SUCCESS
 
