@@ -33,7 +33,7 @@ class Header:
 class SourceFile:
     """One translation unit: its text and all headers of ours that it includes, directly or not.
 
-    ``name`` is what the compiler calls it in messages and line tables (``prep.cu``); ``path`` is where it was
+    ``name`` is what the compiler calls it in messages and line tables (``merge.cu``); ``path`` is where it was
     read, None for text made in memory. Headers of the CUDA toolkit are not in ``headers``.
     """
 
@@ -54,7 +54,7 @@ class SourceFile:
 
 
 def find_source(name: str, directory: Path | None = None) -> SourceFile:
-    """Read the kernel source ``name`` (``prep.cu``) from ``directory``, or from the built-in kernels.
+    """Read the kernel source ``name`` (``merge.cu``) from ``directory``, or from the built-in kernels.
 
     Raises UsageError if the directory does not exist, or if the file is in neither place or unreadable.
     """

@@ -18,13 +18,10 @@ from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import FOLDED, SPLIT
 
 _V = KernelVariant
-_PREFILL, _DECODE, _HOPPER = "prefill.cu", "decode.cu", "prefill_hopper.cu"
 
-_MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", _DECODE, 128),) for head_dim in (256, 512)}
-
-
+_MERGE = {head_dim: (_V(f"merge_splits_hd{head_dim}", "merge.cu", 128),) for head_dim in (256, 512)}
 _MERGE_AFTER = {
-    head_dim: _V(f"merge_splits_after_hd{head_dim}", "decode_hopper.cu", 128, arch="sm_90a", on_request=("emulated",))
+    head_dim: _V(f"merge_splits_after_hd{head_dim}", "merge_hopper.cu", 128, arch="sm_90a", on_request=("emulated",))
     for head_dim in (256, 512)
 }
 
@@ -34,20 +31,17 @@ def _of_folded(symbol: str, source: str, threads: int, shared_bytes: int, tile_r
     return _V(symbol, source, threads, shared_bytes, tile_rows, kv_formats=(FOLDED,))
 
 
-def _alone(symbol: str, max_group: int, shared_bytes: int) -> KernelVariant:
+def _alone(symbol: str, source: str, max_group: int, shared_bytes: int) -> KernelVariant:
     """A decode kernel for sm_90 whose blocks each have a request and KV head."""
-    return _V(symbol, "decode_hopper.cu", 256, shared_bytes, tile_rows=16, arch="sm_90a", device_kinds=("cuda",),
-              page_multiple=16, max_group=max_group, max_cluster_blocks=1, alone_shared_bytes=shared_bytes)  # fmt: skip
+    return _V(symbol, f"decode_hopper_{source}.cu", 256, shared_bytes, tile_rows=16, arch="sm_90a",
+              device_kinds=("cuda",), page_multiple=16, max_group=max_group, max_cluster_blocks=1,
+              alone_shared_bytes=shared_bytes, kv_formats=(FOLDED if source == "folded" else SPLIT,))  # fmt: skip
 
 
-def _cluster(symbol: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
+def _cluster(symbol: str, source: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
     """The same with blocks in clusters that share one."""
-    return replace(_alone(symbol, max_group, shared_bytes), max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
-
-
-def _folded(kernel: KernelVariant) -> KernelVariant:
-    """Such a kernel for pools of folded rows."""
-    return replace(kernel, source="decode_hopper_folded.cu", kv_formats=(FOLDED,))
+    alone = _alone(symbol, source, max_group, shared_bytes)
+    return replace(alone, max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
 
 
 def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
@@ -56,43 +50,43 @@ def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
 
 
 # fmt: off
-_ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        _PREFILL, 128,  81920, tile_rows=64),)
-_ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        _PREFILL, 256, 205824, tile_rows=64),
-             _V("batch_prefill_paged_hd512_tile64_keys32", _PREFILL, 256, 135680, tile_rows=64),
-             _V("batch_prefill_paged_hd512_tile32",        _PREFILL, 128, 100608, tile_rows=32),
-             _of_folded("batch_prefill_paged_folded_hd512_tile64",        _PREFILL, 256, 222208, 64),
-             _of_folded("batch_prefill_paged_folded_hd512_tile64_keys32", _PREFILL, 256, 111104, 64),
-             _of_folded("batch_prefill_paged_folded_hd512_tile32",        _PREFILL, 128,  76032, 32))
-_HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
-                  device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
-_ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", _HOPPER, 512, 230120, tile_rows=64, arch="sm_90a",
-                 page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
+_ROWS_256 = (_V("batch_prefill_paged_hd256_tile64",        "prefill_hd256.cu", 128,  81920, tile_rows=64),)
+_ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        "prefill_hd512.cu", 256, 205824, tile_rows=64),
+             _V("batch_prefill_paged_hd512_tile64_keys32", "prefill_hd512.cu", 256, 135680, tile_rows=64),
+             _V("batch_prefill_paged_hd512_tile32",        "prefill_hd512.cu", 128, 100608, tile_rows=32),
+             _of_folded("batch_prefill_paged_folded_hd512_tile64",        "prefill_folded.cu", 256, 222208, 64),
+             _of_folded("batch_prefill_paged_folded_hd512_tile64_keys32", "prefill_folded.cu", 256, 111104, 64),
+             _of_folded("batch_prefill_paged_folded_hd512_tile32",        "prefill_folded.cu", 128,  76032, 32))
+_HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
+                  arch="sm_90a", device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
+_ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
+                 arch="sm_90a", page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
                  on_request=("emulated",)),)
-_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",    _HOPPER, 384, 232080, tile_rows=64, arch="sm_90a",
-                 page_multiple=BOX_SLOTS, resident_tiles=2, split_tiles=128, one_request_a_block=False,
+_PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",     "prefill_hopper_hd256.cu", 384, 232080, tile_rows=64,
+                 arch="sm_90a", page_multiple=BOX_SLOTS, resident_tiles=2, split_tiles=128, one_request_a_block=False,
                  on_request=("emulated",)),)
-_KEYS_256 = (_V("paged_decode_hd256_groups4",              _DECODE,  128,  74240, tile_rows=16),)
-_KEYS_512 = (_V("paged_decode_hd512_groups4",              _DECODE,  256, 147968, tile_rows=16),
-             _V("paged_decode_hd512_groups2",              _DECODE,  128,  82176, tile_rows=16),
-             _of_folded("paged_decode_folded_hd512_groups4",  _DECODE,  256, 180736, 16),
-             _of_folded("paged_decode_folded_hd512_groups2",  _DECODE,  128,  82176, 16))
-_PART_256 = (_V("paged_decode_split_hd256_groups4",        _DECODE,  128,  74240, tile_rows=16),)
-_PART_512 = (_V("paged_decode_split_hd512_groups3",        _DECODE,  192, 213376, tile_rows=16),
-             _V("paged_decode_split_hd512_groups2",        _DECODE,  128,  82176, tile_rows=16),
-             _of_folded("paged_decode_split_folded_hd512_groups4", _DECODE, 256, 180736, 16),
-             _of_folded("paged_decode_split_folded_hd512_groups2", _DECODE, 128,  82176, 16))
-_HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           8,  74064),
-                    _alone("paged_decode_hopper_hd256_heads16",         16,  70224))
-_HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           8,  73904),
-                    _alone("paged_decode_hopper_hd512_heads16",         16,  42144),
-                    _folded(_alone("paged_decode_hopper_folded_hd512_heads8",           8, 172432)),
-                    _folded(_alone("paged_decode_hopper_folded_hd512_heads16",         16, 180624)))
-_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   8, 131728, 140880),
-                    _cluster("paged_decode_hopper_split_hd256_heads16", 16,  70224,  88528))
-_HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   8, 139472, 156816),
-                    _cluster("paged_decode_hopper_split_hd512_heads16", 16, 139600, 174288),
-                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads8",   8, 172432, 189776)),
-                    _folded(_cluster("paged_decode_hopper_folded_split_hd512_heads16", 16, 180624, 215312)))
+_KEYS_256 = (_V("paged_decode_hd256_groups4",              "decode_hd256.cu", 128,  74240, tile_rows=16),)
+_KEYS_512 = (_V("paged_decode_hd512_groups4",              "decode_hd512.cu", 256, 147968, tile_rows=16),
+             _V("paged_decode_hd512_groups2",              "decode_hd512.cu", 128,  82176, tile_rows=16),
+             _of_folded("paged_decode_folded_hd512_groups4",       "decode_folded.cu", 256, 180736, 16),
+             _of_folded("paged_decode_folded_hd512_groups2",       "decode_folded.cu", 128,  82176, 16))
+_PART_256 = (_V("paged_decode_split_hd256_groups4",        "decode_hd256.cu", 128,  74240, tile_rows=16),)
+_PART_512 = (_V("paged_decode_split_hd512_groups3",        "decode_hd512.cu", 192, 213376, tile_rows=16),
+             _V("paged_decode_split_hd512_groups2",        "decode_hd512.cu", 128,  82176, tile_rows=16),
+             _of_folded("paged_decode_split_folded_hd512_groups4", "decode_folded.cu", 256, 180736, 16),
+             _of_folded("paged_decode_split_folded_hd512_groups2", "decode_folded.cu", 128,  82176, 16))
+_HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           "hd256",   8,  74064),
+                    _alone("paged_decode_hopper_hd256_heads16",          "hd256",  16,  70224))
+_HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           "hd512",   8,  73904),
+                    _alone("paged_decode_hopper_hd512_heads16",          "hd512",  16,  42144),
+                    _alone("paged_decode_hopper_folded_hd512_heads8",    "folded",  8, 172432),
+                    _alone("paged_decode_hopper_folded_hd512_heads16",   "folded", 16, 180624))
+_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   "hd256",   8, 131728, 140880),
+                    _cluster("paged_decode_hopper_split_hd256_heads16",  "hd256",  16,  70224,  88528))
+_HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   "hd512",   8, 139472, 156816),
+                    _cluster("paged_decode_hopper_split_hd512_heads16",  "hd512",  16, 139600, 174288),
+                    _cluster("paged_decode_hopper_folded_split_hd512_heads8",  "folded",  8, 172432, 189776),
+                    _cluster("paged_decode_hopper_folded_split_hd512_heads16", "folded", 16, 180624, 215312))
 # fmt: on
 
 
@@ -104,9 +98,9 @@ def _prep(name: str, head_dim: int, form: str, value_source: ValueSource, what: 
     function, metadata = _PREP_FORMS[form]
     many = 8 if head_dim == 256 and metadata in ("batch", "plan") else 4
     kernels = tuple(
-        _V(f"{kernels_of or name}{word}_rows{rows}", "prep.cu", 128 if rows == 8 else 256, rows_per_warp=rows,
+        _V(f"{kernels_of or name}{word}_rows{rows}", source, 128 if rows == 8 else 256, rows_per_warp=rows,
            kv_formats=(kv_format,))
-        for kv_format, word in ((SPLIT, ""), (FOLDED, "_folded"))
+        for kv_format, word, source in ((SPLIT, "", f"prep_hd{head_dim}.cu"), (FOLDED, "_folded", "prep_folded.cu"))
         if kv_format == SPLIT or value_source == "raw_k"
         for rows in (1, many)
     )  # fmt: skip

@@ -267,3 +267,13 @@ __device__ __forceinline__ void merge_splits(const AttentionParams& p) {
 }
 
 }  // namespace g4kv
+
+// A kernel of rows of the whole head: head_dim, warp groups, stages of each group's ring, whether keys are split, blocks
+// of a multiprocessor, shared bytes. Names, threads and bytes stand again in entries/table.py.
+#define G4KV_DECODE(name, head_dim, groups, stages, split, blocks, bytes)                                           \
+  static_assert(g4kv::DecodeShape<head_dim, groups, stages>::kSharedBytes == bytes,                                 \
+                "entries/table.py states these bytes");                                                             \
+  extern "C" __global__ void __launch_bounds__(g4kv::DecodeShape<head_dim, groups, stages>::kThreads, blocks)       \
+      name(const g4kv::AttentionParams params) {                                                                    \
+    g4kv::attend_keys<head_dim, groups, stages, split>(params);                                                     \
+  }

@@ -163,3 +163,23 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
 }
 
 }  // namespace g4kv
+
+// A kernel of rows of the whole head: head_dim, columns of a warp, 8-head tiles of the group, teams of a block, stages of
+// each team's ring, blocks of a multiprocessor; where keys are spread over blocks, the shared memory of a block alone;
+// that of a block. Names, threads and bytes stand again in entries/table.py.
+#define G4KV_DECODE_KERNEL(name, blocks, clustered, ...)                                                              \
+  extern "C" __global__ void __launch_bounds__(g4kv::ClusterShape<__VA_ARGS__>::kThreads, blocks)                     \
+      name(const __grid_constant__ g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap map) {       \
+    g4kv::attend_in_cluster<g4kv::ClusterShape<__VA_ARGS__>, clustered>(params, map, map);                            \
+  }
+
+#define G4KV_DECODE_HOPPER(name, head_dim, columns, head_tiles, teams, stages, blocks, bytes)                         \
+  static_assert(g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages>::kAloneBytes == bytes,               \
+                "entries/table.py states these bytes");                                                               \
+  G4KV_DECODE_KERNEL(name, blocks, false, head_dim, columns, head_tiles, teams, stages)
+
+#define G4KV_DECODE_HOPPER_SPLIT(name, head_dim, columns, head_tiles, teams, stages, blocks, alone_bytes, bytes)      \
+  static_assert(g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages>::kAloneBytes == alone_bytes &&       \
+                    g4kv::ClusterShape<head_dim, columns, head_tiles, teams, stages>::kSharedBytes == bytes,          \
+                "entries/table.py states these bytes");                                                               \
+  G4KV_DECODE_KERNEL(name, blocks, true, head_dim, columns, head_tiles, teams, stages)

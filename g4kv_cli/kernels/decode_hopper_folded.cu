@@ -1,8 +1,8 @@
 // Decode attention for sm_90 of pools whose rows of K hold the rotated columns alone, one line a variant: head_dim,
 // columns of a warp, 8-head tiles of the group, teams of a block, stages of each team's ring, columns of a row of K,
-// tiles of a step, blocks of a multiprocessor; then as in decode_hopper.cu. With 16 heads a tile takes a multiprocessor
-// about as long as the memory: on an H200, 64 blocks over 32768 keys of 16 requests took 265 us with steps of one tile
-// and 228 us with steps of two. With 8 heads four teams hide what two tiles at a time would save.
+// tiles of a step, blocks of a multiprocessor; then as in decode_hopper_body.cuh. With 16 heads a tile takes a
+// multiprocessor about as long as the memory: on an H200, 64 blocks over 32768 keys of 16 requests took 265 us with steps
+// of one tile and 228 us with steps of two. With 8 heads four teams hide what two tiles at a time would save.
 #if __CUDA_ARCH__ / 10 == 90
 #include "decode_hopper_body.cuh"
 

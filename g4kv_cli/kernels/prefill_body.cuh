@@ -238,3 +238,14 @@ __device__ __forceinline__ void attend_rows(const AttentionParams& p) {
 }
 
 }  // namespace g4kv
+
+// A kernel of rows of the whole head: head_dim, row groups, 16-row tiles a warp, warps that share a row group's columns,
+// keys a step, blocks of a multiprocessor, shared bytes. Names, threads and bytes stand again in entries/table.py.
+#define G4KV_PREFILL(name, head_dim, row_groups, row_tiles, column_warps, keys, blocks, bytes)                    \
+  static_assert(g4kv::PrefillShape<head_dim, row_groups, row_tiles, column_warps, keys>::kSharedBytes == bytes,   \
+                "entries/table.py states these bytes");                                                           \
+  extern "C" __global__ void __launch_bounds__(                                                                   \
+      g4kv::PrefillShape<head_dim, row_groups, row_tiles, column_warps, keys>::kThreads, blocks)                  \
+      name(const g4kv::AttentionParams params) {                                                                  \
+    g4kv::attend_rows<head_dim, row_groups, row_tiles, column_warps, keys>(params);                               \
+  }

@@ -383,3 +383,17 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
 }
 
 }  // namespace g4kv
+
+// A kernel of an entry: head_dim, columns of a row of K, head rows that a warp serves, form, where V comes from. The name
+// is the entry's, with `_folded` where rows of K have the columns that turn alone. One row a warp spreads few tokens over
+// many warps; more share the RoPE row and the weights where there are many tokens, and what a token waits for: a decode
+// form's warps ask where the token's page is, one load after the other.
+#define G4KV_PREP(entry, head_dim, key_dim, rows, form, value)                                                    \
+  extern "C" __global__ void __launch_bounds__(g4kv::kMaxThreads<rows>, (g4kv::kMinBlocks<head_dim, rows>))       \
+      entry##_rows##rows(const g4kv::PrepParams params) {                                                         \
+    g4kv::prep<head_dim, rows, g4kv::Form::form, g4kv::ValueSource::value, key_dim>(params);                      \
+  }
+
+#define G4KV_PREP_ROWS(entry, head_dim, many, form, value) \
+  G4KV_PREP(entry, head_dim, head_dim, 1, form, value)     \
+  G4KV_PREP(entry, head_dim, head_dim, many, form, value)

@@ -66,12 +66,12 @@ def test_one_line_and_exit_2(run_g4kv, arguments, words) -> None:
 
 
 def test_a_broken_kernel_source_is_an_error_of_the_run(run_g4kv, tmp_path: Path) -> None:
-    (tmp_path / "prep.cu").write_text("__global__ void broken( {\n")
+    (tmp_path / "prep_hd256.cu").write_text("__global__ void broken( {\n")
     record = tmp_path / "run.json"
     done = run_g4kv("smoke", *EMULATED, "--kernels", str(tmp_path), "--json", str(record))
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "prep.cu" in done.stderr
+    assert "prep_hd256.cu" in done.stderr
     assert not record.exists()
 
 

@@ -257,7 +257,7 @@ FAULTS = (
 def test_an_untouched_copy_is_green_on_these_cases(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
-    for source in (TILE, DECODE, PREFILL, OFFSETS, "decode.cu", "prefill.cu"):
+    for source in (TILE, DECODE, PREFILL, OFFSETS, "decode_hd256.cu", "prefill_hd256.cu"):
         (kernels / source).write_text((BUILT_IN_KERNELS_DIRECTORY / source).read_text())
     # The long ones are green in test_smoke.py.
     long = ("kv-sweep", "window333", "serve")

@@ -91,13 +91,13 @@ def test_a_kernel_with_a_seeded_fault_is_wrong_and_exits_1(device: FakeCuda, tmp
 def test_a_slower_kernel_against_the_built_in_one(device: FakeCuda, tmp_path: Path) -> None:
     copy = tmp_path / "mine"
     copy.mkdir()
-    (copy / "decode.cu").write_text(
-        (BUILT_IN_KERNELS_DIRECTORY / "decode.cu").read_text(encoding="utf-8") + "// mine\n", encoding="utf-8"
+    (copy / "decode_hd256.cu").write_text(
+        (BUILT_IN_KERNELS_DIRECTORY / "decode_hd256.cu").read_text(encoding="utf-8") + "// mine\n", encoding="utf-8"
     )
-    built_in_digests = set()
+    digests: dict[str, set[str]] = {}
 
     def seconds(kernel: LoadedKernel) -> float:
-        built_in_digests.add(kernel.image.source_digest)
+        digests.setdefault(kernel.image.name, set()).add(kernel.image.source_digest)
         mine = kernel.image.source_digest != first[0] if first else False
         return seconds_by_name(kernel) * (1.08 if mine else 1.0)
 
@@ -105,14 +105,14 @@ def test_a_slower_kernel_against_the_built_in_one(device: FakeCuda, tmp_path: Pa
     from g4kv_cli.compiler.images import compile_image
     from g4kv_cli.compiler.sources import find_source
 
-    image = compile_image(find_source("decode.cu"), arch=device.info.arch, kind=device.image_kind)
+    image = compile_image(find_source("decode_hd256.cu"), arch=device.info.arch, kind=device.image_kind)
     first.append(image.source_digest)
     device._seconds = seconds
     shapes = ("--batch", "1", "--kv-len", "33", "--splits", "2", "--json", "pair.json")
     result = invoke(*shapes, "--kernels", str(copy), "--baseline", "built-in")
     assert result.return_value == 1
     assert "3 cells: 3 slower (threshold 5 %)" in result.stdout
-    assert len(built_in_digests) == 2
+    assert {name: len(seen) for name, seen in digests.items()} == {"decode_hd256.cu": 2, "merge.cu": 1}
     configurations = [item.configuration for item in read_bench_record(Path("pair.json"), "--from").measurements]
     assert configurations == ["a", "a@baseline", "b", "b@baseline", "c2", "c2@baseline"]
     assert invoke(*shapes, "--kernels", str(copy), "--baseline", "built-in", "--threshold", "10%").return_value == 0

@@ -139,7 +139,7 @@ def test_a_choice_among_built_in_kernels_does_not_go_with_a_provider(
 ) -> None:
     manifest = engine_in(tmp_path) / "kernels.toml"
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "prep.cu").write_text("")
+    (tmp_path / "own" / "prep_hd256.cu").write_text("")
     given = [option, value or str(tmp_path / "own")]
     record = tmp_path / "record.json"
     assert g4kv([command, "--provider", str(manifest), *given, "--json", str(record)]) == 2

@@ -42,7 +42,7 @@ def run(cases: Sequence[Case], directory: Path | None = None, limit_seconds: flo
 
 def line_of(comment: str) -> int:
     """The line of a trap in the built-in source."""
-    (place,) = trap_lines(["prep.cu"], None)[comment]
+    (place,) = trap_lines(["prep_hd256.cu"], None)[comment]
     file, _, number = place.partition(":")
     assert file == TRAP_SOURCE
     return int(number)
@@ -68,7 +68,7 @@ def test_every_trap_is_green() -> None:
 
 def test_each_trap_has_a_line_of_its_own() -> None:
     """What reports are held against is read off the source, not off a report."""
-    lines = trap_lines(["prep.cu"], None)
+    lines = trap_lines(["prep_hd256.cu"], None)
     assert sorted(lines) == sorted(TRAP_COMMENTS)
     assert all(len(numbers) == 1 for numbers in lines.values())
     assert SOURCE.count("__trap()") == len(TRAP_COMMENTS)
@@ -93,7 +93,7 @@ def test_a_source_that_lost_a_trap_is_told_so(tmp_path: Path) -> None:
     # Another trap behind it happens to stop this one.
     (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
     assert result.status == "failed"
-    assert f"prep.cu: no trap ends in '// {ORIGIN}'" in result.reason
+    assert f"prep_hd256.cu: no trap ends in '// {ORIGIN}'" in result.reason
 
 
 def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:

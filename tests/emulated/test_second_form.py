@@ -43,7 +43,7 @@ NAME = "batch_decode_of_a_test_paged_window_hd256_into"
 def kernels(tmp_path: Path) -> Path:
     """The decode kernel under another name, in a file of its own."""
     line = "G4KV_DECODE(of_a_test_hd256_groups4, 256, 4, 1, false, 2, 74240)\n"
-    text = find_source("decode.cu").text
+    text = find_source("decode_hd256.cu").text
     macro = text[: text.index("G4KV_DECODE(paged_decode_hd256_groups4")]
     (tmp_path / SOURCE).write_text(macro + line, encoding="utf-8")
     return tmp_path

@@ -112,9 +112,9 @@ def test_a_path_can_be_forced_and_says_why_it_cannot_run(name: str) -> None:
     [
         (("decode_body.cuh",), "portable"),
         (("attention_tile.cuh",), "portable"),
-        (("prep.cu",), "portable"),
+        (("prep_hd256.cu",), "portable"),
         (("decode_hopper_body.cuh",), "sm_90a"),
-        (("decode_hopper.cu", "decode_body.cuh"), "sm_90a"),
+        (("decode_hopper_hd256.cu", "decode_hopper_hd512.cu", "decode_body.cuh"), "sm_90a"),
     ],
 )
 def test_a_directory_that_replaces_portable_kernels_runs_them(

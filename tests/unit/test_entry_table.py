@@ -106,9 +106,9 @@ def test_a_directory_s_kernel_of_another_block_ends_the_run_in_one_line(
     line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built_in = "G4KV_DECODE(paged_decode_hd256_groups4, 256, 4, 1, false, 2, 74240)"
-    text = find_source("decode.cu").text
+    text = find_source("decode_hd256.cu").text
     assert text.count(built_in) == 1
-    (tmp_path / "decode.cu").write_text(text.replace(built_in, line), encoding="utf-8")
+    (tmp_path / "decode_hd256.cu").write_text(text.replace(built_in, line), encoding="utf-8")
     case = "attention/12b-local/decode/kv-len-one"
     assert main.run(["smoke", "--device", "emulated", "--kernels", str(tmp_path), "--case", case]) == 2
     error = capsys.readouterr().err
@@ -136,8 +136,8 @@ def _with_kernels(entry: Entry, *kernels: KernelVariant) -> Entry:
     return replace(entry, kernels=kernels)
 
 
-SPECIAL = KernelVariant("special", "decode.cu", 128, tile_rows=16, arch="sm_90a", page_sizes=(16, 64))
-PORTABLE = KernelVariant("portable_one", "decode.cu", 128, tile_rows=16)
+SPECIAL = KernelVariant("special", "decode_hd256.cu", 128, tile_rows=16, arch="sm_90a", page_sizes=(16, 64))
+PORTABLE = KernelVariant("portable_one", "decode_hd256.cu", 128, tile_rows=16)
 
 
 def _chosen(arch: str, page_size: int, forced: str = "", *kernels: KernelVariant) -> str:

@@ -17,7 +17,7 @@ ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
 
 def test_there_are_kernels() -> None:
-    assert "prep.cu" in source_names()
+    assert "prep_hd256.cu" in source_names()
 
 
 def test_no_lambda_has_a_parameter_of_any_type() -> None:

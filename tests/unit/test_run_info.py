@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def test_the_digest_follows_what_is_launched_and_nothing_else(tmp_path: Path) -> None:
     with_probe, with_prep = tmp_path / "probe", tmp_path / "prep"
-    for directory, name in ((with_probe, "layout_probe.cu"), (with_prep, "prep.cu")):
+    for directory, name in ((with_probe, "layout_probe.cu"), (with_prep, "prep_hd256.cu")):
         directory.mkdir()
         text = (BUILT_IN_KERNELS_DIRECTORY / name).read_text(encoding="utf-8")
         (directory / name).write_text(text + "// one comment more\n", encoding="utf-8")

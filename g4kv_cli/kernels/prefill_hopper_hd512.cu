@@ -1,0 +1,19 @@
+// Prefill attention of the global family on compute capability 9.0, one line a variant: head_dim, the neighbouring tiles
+// that make a cluster, shared memory. Names, threads and bytes stand again in entries/table.py.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // sm_90a; elsewhere there is nothing to compile
+
+#include "prefill_hopper_body.cuh"
+
+#define G4KV_PREFILL_HOPPER(name, head_dim, tiles, bytes)                                                           \
+  static_assert(g4kv::HopperPrefill<tiles>::kHeadDim == head_dim && g4kv::HopperPrefill<tiles>::kSharedBytes == bytes, \
+                "entries/table.py states these bytes");                                                            \
+  extern "C" __global__ void __launch_bounds__(g4kv::HopperPrefill<tiles>::kThreads, 1)                              \
+      name(const g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap key_map,                    \
+           const __grid_constant__ g4kv::TensorMap value_map) {                                                    \
+    g4kv::attend_rows_hopper<tiles>(params, key_map, value_map);                                                    \
+  }
+
+G4KV_PREFILL_HOPPER(batch_prefill_paged_hd512_tile64_cluster2, 512, 2, 230120)
+G4KV_PREFILL_HOPPER(batch_prefill_paged_hd512_tile64_cluster1, 512, 1, 230120)
+
+#endif
