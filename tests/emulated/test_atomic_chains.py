@@ -59,6 +59,6 @@ def test_lanes_that_meet_take_turns(operation: str, kind: str, values: str) -> N
         assert [signed(value) for value in held.tolist()] == want
 
 
-def test_sums_of_floats_have_an_order() -> None:
-    assert chain_of("add", "f32", update_function("add", "f32", False, False)) is None
-    assert chain_of("add", "f16x2", update_function("add", "f16x2", False, False)) is None
+@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16", "f16x2", "bf16x2"])
+def test_sums_of_floats_have_an_order(kind: str) -> None:
+    assert chain_of("add", kind, update_function("add", kind, False, False)) is None

@@ -18,11 +18,12 @@ Update = Callable[[Array, Array, Array], Array]
 """(old, b, c) -> new, all raw bits."""
 Chain = Callable[[Array, Array, Array, Turns], Array | None]
 """(what was there, b, c, turn) -> what each finds; None if they have to take turns after all."""
+_INTEGERS = frozenset(f"{sign}{width}" for sign in "bus" for width in (32, 64))
 
 
 def chain_of(operation: str, kind: str, update: Update | None) -> Chain | None:
     """The chain of a form; None for those of floats, whose sums depend on each rounding."""
-    if update is None or kind[0] not in "bus" or kind == "b16":
+    if update is None or kind not in _INTEGERS:
         return None
     if operation == "cas":
         return _swapped
