@@ -25,8 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every twelfth")
 
 
+    parser.addoption("--all-archs", action="store_true", help="assemble for every architecture, not one of each kind")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test's seeded faults run every twelfth, unless all are asked for."""
+    """Of each test's seeded faults run every twelfth, and of architectures some, unless all are asked for."""
+    if not config.getoption("--all-archs"):
+        for item in items:
+            if item.get_closest_marker("more_archs") is not None:
+                item.add_marker(pytest.mark.skip(reason="this architecture runs with pytest --all-archs"))
     if config.getoption("--all-faults"):
         return
     seen: dict[str, int] = {}
