@@ -277,7 +277,7 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
         return
     kernel, parameters = request.kernel, request.parameters
     if request.library.provider is not None:
-        request.library.require_format(request.layout.kv_format)
+        request.library.require_format(request.entry.name, request.layout.kv_format)
         request.library.provider.launch(_handed_on(request))
         return
     if kernel is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
+
 OUTPUTS = ("out", "lse")
 
 NO_PAGE_ORIGIN = "page_origin = false: rows of pages begin at a request's first page"
@@ -25,6 +27,8 @@ class Contract:
     bits_with_released_pages: and whether pages in front of the window are still there or not.
     traps: prep kernels stop on contradictory metadata that only the device knows.
     page_origin: rows of pages may begin behind a request's first page.
+    kv_formats: of a pool's rows of K and V (model/kv_format.py), those that the kernels take; what the built-in ones do
+        is the table's.
     """
 
     rounds_to_bf16_after: tuple[str, ...] = ()
@@ -37,6 +41,7 @@ class Contract:
     bits_with_released_pages: bool = True
     traps: bool = True
     page_origin: bool = True
+    kv_formats: tuple[KvFormat, ...] = (SPLIT,)
 
     def roundings(self, *, is_split: bool) -> int:
         """Roundings to bf16 between the weights of attention and the result's own; partial results in bf16 are one."""

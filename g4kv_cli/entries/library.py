@@ -10,7 +10,7 @@ from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device, LoadedKernel
 from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.entries.provider import NotCovered, Provider
-from g4kv_cli.model.kv_format import SPLIT, KvFormat
+from g4kv_cli.model.kv_format import KvFormat
 from g4kv_cli.model.pool_order import OWN_ORDER, PoolOrder
 
 
@@ -43,10 +43,14 @@ class KernelLibrary:
         """What the kernels that serve an entry promise. Raises NotCovered if none do."""
         return STRICT if self.provider is None else self.provider.contract_of(entry)
 
-    def require_format(self, kv_format: KvFormat) -> None:
+    def require_format(self, entry: str, kv_format: KvFormat) -> None:
         """Raises NotCovered for rows of K and V that another's kernels do not take."""
-        if self.provider is not None and kv_format != SPLIT:
-            raise NotCovered(f"{self.provider.name}: its kernels take {SPLIT} rows of K and V, not {kv_format} ones")
+        if self.provider is None:
+            return
+        taken = self.contract_of(entry).kv_formats
+        if kv_format not in taken:
+            words = " or ".join(taken)
+            raise NotCovered(f"{self.provider.name}: its kernels take {words} rows of K and V, not {kv_format} ones")
 
     @property
     def pool_order(self) -> PoolOrder:

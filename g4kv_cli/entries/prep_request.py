@@ -349,7 +349,7 @@ def launch_checked(request: PrepRequest, may_collide: tuple[DeviceArray, ...]) -
     if request.tokens == 0:
         return
     if request.library.provider is not None:
-        request.library.require_format(request.kv_format)
+        request.library.require_format(request.entry.name, request.kv_format)
         request.library.provider.launch(_handed_on(request))
         return
     entry, num_qo_heads, num_kv_heads = request.entry, request.num_qo_heads, request.num_kv_heads

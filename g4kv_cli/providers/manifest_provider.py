@@ -31,7 +31,9 @@ from g4kv_cli.providers.scope import (
     PARTIAL_ARRAYS,
     addresses_of,
     input_arrays,
+    is_folded,
     optional_arrays,
+    page_pieces,
     pool_shape,
     scope_of,
 )
@@ -120,6 +122,8 @@ class ManifestProvider:
         Raises NotCovered, or UsageError with a line.
         """
         spec = self.spec_of(request.entry.name)
+        if is_folded(request) and (self.manifest.pool_form is not None or not self.pool_order.is_own):
+            raise NotCovered("a pool of folded rows has the built-in order of axes, not that of [pool]")
         scope = scope_of(request, self.pool_order, spec.host_names, self.manifest.pool_form)
         if not self.manifest.contract.page_origin and np.any(scope.get("page_origins", scope.get("page_origin", 0))):
             raise NotCovered(NO_PAGE_ORIGIN)
@@ -370,12 +374,12 @@ class PreparedCall:
 
     def _padding(self) -> tuple[DeviceArray, ...]:
         """The memory of the padding page, where several blocks may store."""
-        request, shape = self._request, pool_shape(self._request)
-        if request.padding_page is None or shape is None:
+        request = self._request
+        if request.padding_page is None or "pool" not in request.arrays:
             return ()
         if self._made.staged is not None:
             return self._made.staged.pieces_of_page(request.padding_page)
-        pieces = self._provider.pool_order.page_pieces(request.padding_page, shape)
+        pieces = page_pieces(request, self._provider.pool_order, request.padding_page)
         return tuple(request.arrays["pool"].view((count,), offset_elems=begin) for begin, count in pieces)
 
 

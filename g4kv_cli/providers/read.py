@@ -13,6 +13,7 @@ from pathlib import Path
 
 from g4kv_cli.entries.contract import OUTPUTS, Contract
 from g4kv_cli.model.document import read_toml
+from g4kv_cli.model.kv_format import KV_FORMATS
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import BUILDER_SECONDS, IMAGE_KINDS, Image, Manifest, Waiver
 from g4kv_cli.providers.read_entry import read_entry
@@ -136,6 +137,7 @@ def _contract(root: Table) -> Contract:
         bits_with_released_pages=root.flag("bits_with_released_pages", default.bits_with_released_pages),
         traps=root.flag("traps", default.traps),
         page_origin=root.flag("page_origin", default.page_origin),
+        kv_formats=root.texts("kv_formats", default.kv_formats, KV_FORMATS),  # type: ignore[arg-type]
     )
 
 

@@ -17,6 +17,7 @@ from g4kv_cli.entries.attention_request import PARTIALS
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered, numbers_of
+from g4kv_cli.model.kv_format import SPLIT, format_of
 from g4kv_cli.model.pool_order import POOL_AXES, PoolOrder, PoolShape
 from g4kv_cli.providers.pool_form import PoolForm
 
@@ -30,7 +31,10 @@ TOKEN_WORDS = ("token_positions", "token_slots")
 """Words of the prep entries that write a pool, whatever index arrays they take."""
 
 _OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors", "arch"))
-_OF_OWN_POOL = frozenset(("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim")))
+_ROW_STRIDES = ("k_stride_slot", "k_stride_head", "v_stride_slot", "v_stride_head")
+_OF_OWN_POOL = frozenset(
+    ("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim"), *_ROW_STRIDES)
+)
 _OF_A_MERGE = frozenset(("num_qo_heads", "num_kv_heads", "num_splits", "sm_scale", "scale_log2"))
 _ROWS = ("page_indices", "page_indptr", "page_origins")
 _PLAN = ("kv_lens", "last_page_len", "q_indptr", "positions", "token_requests", *_ROWS)
@@ -102,7 +106,9 @@ def scope_of(
     if shape is not None:
         scope["num_pages"] = shape[0]
         scope.update(_own_pool(order, shape, layer) if form is None else form.numbers(shape, layer))
-    if shape is not None and request.entry.is_prep and wanted.intersection(TOKEN_WORDS):
+    elif is_folded(request):
+        scope |= _folded_pool(request, layer)
+    if "pool" in request.arrays and request.entry.is_prep and wanted.intersection(TOKEN_WORDS):
         try:
             scope.update(zip(TOKEN_WORDS, _token_words(scope), strict=True))
         except IndexError as error:
@@ -115,7 +121,32 @@ def _own_pool(order: PoolOrder, shape: PoolShape, layer: int) -> dict[str, int]:
     strides = order.strides_elems(shape)
     begin = layer * strides["layer"]
     found = {f"stride_{axis}": stride for axis, stride in strides.items() if axis != "dim"}
+    found |= {name: strides[name.rpartition("_")[2]] for name in _ROW_STRIDES}
     return {**found, "k_offset": begin, "v_offset": begin + strides["kv"]}
+
+
+def _folded_pool(request: CheckedRequest, layer: int) -> dict[str, int]:
+    """The same of a pool of folded rows, ``[page][layer]``: K ``[slot][head][k_dim]``, V ``[slot][head][head_dim]``.
+    One stride of slots for both there is none."""
+    page_size, heads, layers = (int(request.numbers[name]) for name in ("page_size", "num_kv_heads", "num_layers"))
+    rows = {"k": int(request.numbers["k_dim"]), "v": request.entry.head_dim}
+    found = {f"{side}_stride_head": columns for side, columns in rows.items()}
+    found |= {f"{side}_stride_slot": heads * columns for side, columns in rows.items()}
+    found["stride_layer"] = page_size * heads * sum(rows.values())
+    found["stride_page"] = layers * found["stride_layer"]
+    found["num_pages"] = request.arrays["pool"].size // found["stride_page"]
+    found["k_offset"] = layer * found["stride_layer"]
+    found["v_offset"] = found["k_offset"] + page_size * found["k_stride_slot"]
+    return found
+
+
+def page_pieces(request: CheckedRequest, order: PoolOrder, page: int) -> list[tuple[int, int]]:
+    """(first element, number of elements) of each stretch of the call's pool that a page lies in."""
+    shape = pool_shape(request)
+    if shape is not None:
+        return order.page_pieces(page, shape)
+    size = _folded_pool(request, 0)["stride_page"]
+    return [(page * size, size)]
 
 
 def _token_words(scope: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -131,10 +162,16 @@ def _token_words(scope: Mapping[str, Any]) -> tuple[Array, Array]:
     return positions, pages * page_size + positions % page_size
 
 
+def is_folded(request: CheckedRequest) -> bool:
+    """Whether the call's pool has folded rows of K (model/kv_format.py)."""
+    head_dim = request.entry.head_dim
+    return "pool" in request.arrays and format_of(head_dim, int(request.numbers["k_dim"])) != SPLIT
+
+
 def pool_shape(request: CheckedRequest) -> PoolShape | None:
-    """The logical shape of the request's pool, None without one."""
+    """The logical shape of the request's pool, None without one and where rows of K are shorter than those of V."""
     pool = request.arrays.get("pool")
-    if pool is None:
+    if pool is None or is_folded(request):
         return None
     numbers = {name: int(request.numbers[name]) for name in ("num_layers", "page_size", "num_kv_heads")}
     rest = (numbers["num_layers"], 2, numbers["page_size"], numbers["num_kv_heads"], request.entry.head_dim)
