@@ -71,6 +71,10 @@ KERNEL_FAULTS = [
     Fault("page ids in 16 bits, prep", f"{PREP}/pool/page-ids-past-16-bits", "slots[token]", "slots[token] & (page_size << 16) - 1", "in the pool|out_of_bounds"),
     Fault("slot by a mask, prep", f"{PREP}/page-size/100", "slot % page_size", "(slot & (page_size - 1))", "in the pool"),
     Fault("a row over its neighbour's, prep", f"{PREP}/closed-form", STORE_Q, f"{STORE_Q} if (token + 1 < gridDim.x) q_out{NEXT_ROW} = __float2bfloat16(turned);", "block_write_conflict"),
+    Fault("token * width in 32 bits, prep", f"{PREP}/rows/past-int32", STORE_Q, "q_out[int32_t((token * num_qo_heads + head) * kDim + dim)] = __float2bfloat16(turned);", "q_out|out_of_bounds"),
+    Fault("token * width in 32 bits", f"{DECODE}/rows/past-int32", COPY_OF_QUERY, COPY_OF_QUERY.replace("(token", "int32_t((token").replace("+ c]", "+ c)]"), "out|out_of_bounds|uninit"),
+    Fault("one page for a tile of keys", f"{DECODE}/page-size/3", PAGE_OF_KEY, "(key / 16 * 16 < first ? first : key / 16 * 16) / page_size - origins[request]", "out"),
+    Fault("0 times what stands behind the last key", f"{DECODE}/ragged", VALUE, f"{VALUE} + 0.0f * {VALUE.replace('+ c', '+ c + ((key + 1) % page_size > 0 ? stride_slot : 0)')}", "out"),
     Fault("a key too many in the window", f"{DECODE}/needle/window40", FIRST, "window_left < 0 ? 0 : max(0, position - window_left - 1)", "out"),
     Fault("a key too few in the window", f"{DECODE}/needle/window40", FIRST, "window_left < 0 ? 0 : max(0, position - window_left + 1)", "out"),
     Fault("no window", f"{DECODE}/needle/window40", FIRST, "0", "out"),
@@ -166,6 +170,7 @@ def _require_red(result: CaseResult, says: str, status: str = "failed") -> None:
     assert any(re.search(says, text) for text in told), told
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("number", range(1, len(KERNEL_FAULTS) + 1), ids=lambda at: KERNEL_FAULTS[at - 1].name)
 def test_a_fault_of_a_kernel_turns_its_case_red(folder: Path, number: int) -> None:
     fault = KERNEL_FAULTS[number - 1]
@@ -173,6 +178,7 @@ def test_a_fault_of_a_kernel_turns_its_case_red(folder: Path, number: int) -> No
     _require_red(result, fault.says)
 
 
+@pytest.mark.seeded_faults
 @pytest.mark.parametrize("number", range(1, len(SPLIT_FAULTS) + 1), ids=lambda at: SPLIT_FAULTS[at - 1].name)
 def test_a_fault_of_splits_and_their_merge_turns_its_case_red(folder: Path, number: int) -> None:
     fault = SPLIT_FAULTS[number - 1]
@@ -198,6 +204,7 @@ def _toml(old: str, new: str, file: str = "kernels.toml") -> Change:
 
 TABLE = 'table = "i32 padded_rows(page_indices, page_indptr, fill=-1)"'
 SLOTS = "page * page_size + position % page_size"
+BANDS = "num_qo_heads + (kKeyIsValue ? 1 : 2) * num_kv_heads"
 BY_CHANGE = 'by_change = "i32 running_total(diff(token_requests) > 0)"'
 
 
@@ -218,19 +225,23 @@ BY_CHANGE = 'by_change = "i32 running_total(diff(token_requests) > 0)"'
         # Scratch as the other family needs it.
         ([_toml("f32 rows * head_dim", "f32 rows * 256", "split.toml")], "attention/12b-global/decode-split/ragged",
          "out_of_bounds"),
+        # Tokens times heads along an axis of a grid that ends at 65,535.
+        ([("kernels.cu", "token = blockIdx.x;\n  const int band = blockIdx.y", f"token = blockIdx.y / ({BANDS});\n  const int band = blockIdx.y % ({BANDS})"),
+          _toml('grid = ["tokens", "num_qo_heads + (1 if k_eq_v else 2) * num_kv_heads"]', 'grid = [1, "tokens * (num_qo_heads + (1 if k_eq_v else 2) * num_kv_heads)"]')],
+         f"{PREP}/rows/past-int32", r"kernels\.toml:\d+: .*grid: has more blocks than the device takes"),
         # The plan of the first call for every call.
         ([("reference.py", BEGIN := "    page_size = pool.shape[3]\n",
            BEGIN + "    page_indices = _first.setdefault('row', page_indices.copy())\n"),
           ("reference.py", "def attention(", "_first: dict = {}\n\n\ndef attention(")],
          f"{DECODE}/pages/permuted", "out"),
     ],
-    ids=["eps", "window", "weights", "heads", "block", "empty-requests", "padding", "workspace", "stale-plan"],
+    ids=["eps", "window", "weights", "heads", "block", "empty-requests", "padding", "workspace", "grid", "stale-plan"],
 )  # fmt: skip
 def test_a_fault_of_the_engines_host_side_turns_its_case_red(
     tmp_path: Path, changes: list[Change], case: str, says: str
 ) -> None:
     engine_in(tmp_path, *changes)
-    name = {"kernels.toml": "kernels.toml", "split.toml": "split.toml"}.get(changes[0][0], "reference.toml")
+    name = next((name for name, *_ in changes if name.endswith(".toml")), "reference.toml")
     (result,) = run_cases_of([tmp_path / name], [case], case.split("/")[1])
     assert result.status in ("failed", "error"), result
     _require_red(result, says, result.status)

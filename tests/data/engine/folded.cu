@@ -42,16 +42,16 @@ extern "C" __global__ void folded_prep(const __nv_bfloat16* q, const __nv_bfloat
 extern "C" __global__ void folded_attention(const __nv_bfloat16* q, const __nv_bfloat16* k_pool,
                                             const __nv_bfloat16* v_pool, __nv_bfloat16* out, float* lse,
                                             const int32_t* table, int width, const int32_t* kv_lens, const int32_t* origins,
-                                            int num_qo_heads, int group, int k_dim, float scale, int64_t stride_page,
-                                            int64_t k_stride_slot, int64_t k_stride_head, int64_t v_stride_slot,
-                                            int64_t v_stride_head, int page_size) {
+                                            int num_qo_heads, int group, int k_dim, float scale, int window_left,
+                                            int64_t stride_page, int64_t k_stride_slot, int64_t k_stride_head,
+                                            int64_t v_stride_slot, int64_t v_stride_head, int page_size) {
   __shared__ float scratch[kDim / 32];
   const int request = blockIdx.x, head = blockIdx.y, dim = threadIdx.x, last = kv_lens[request] - 1;
   const int inside = dim % kHalf, pairs = k_dim / 2;
   const int64_t row = (int64_t(request) * num_qo_heads + head) * kDim + dim;
   const float query = __bfloat162float(q[row]);
   float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value = 0.0f;
-  for (int key = 0; key <= last; ++key) {
+  for (int key = window_left < 0 ? 0 : max(0, last - window_left); key <= last; ++key) {
     const int64_t page = table[int64_t(request) * width + key / page_size - origins[request]] * stride_page;
     const int64_t k_row = page + key % page_size * k_stride_slot + head / group * k_stride_head;
     const int64_t v_row = page + key % page_size * v_stride_slot + head / group * v_stride_head;
