@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks.undefined import FILLS, differing
-from .engine.launch import GUESSES, Detected, Engine, EngineRun, mark_written
+from .engine.launch import GUESSES, Detected, Engine, EngineRun, can_run, mark_written
 from .engine.library import library, missing_reason
 from .engine.program import Program
 from .faults import EmulatorError, Fault, Standing
@@ -83,7 +83,8 @@ class Launcher:
         # The engine runs block after block, which is no way to run a cluster.
         alone = request.cluster == (1, 1, 1)
         program: Program | None = request.kernel.program if engine is not None and alone else None
-        if engine is None or program is None or not program.pays(request.blocks * -(-request.threads // WARP)):
+        warps = request.blocks * -(-request.threads // WARP)
+        if engine is None or program is None or not program.pays(warps) or not can_run(program, request):
             counts.interpreted += 1
             return self._interpret(request)
         self._active = run = EngineRun(engine, self._memory, program, request)

@@ -40,3 +40,8 @@ def resident_blocks(target: str, threads: int, shared_bytes: int) -> int:
     whole_warps = -(-threads // 32) * 32
     by_shared = card.shared_bytes // (shared_bytes + _RESERVED_SHARED_BYTES)
     return max(1, card.multiprocessors * min(card.threads // whole_warps, card.blocks, by_shared))
+
+
+def chunk_blocks(threads: int, chunk_threads: int) -> int:
+    """Blocks of so many threads that are executed together, at least one."""
+    return max(1, chunk_threads // (-(-threads // 32) * 32))

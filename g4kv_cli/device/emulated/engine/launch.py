@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..faults import DeadlinePassed, LaunchInterrupted, Standing
 from ..ptx.instruction import Location
 from ..request import LaunchOutcome, LaunchRequest
+from ..residency import chunk_blocks
 from ..state.memory import GLOBAL_BASE, DeviceMemory
 from ..state.store_log import Ranges, gaps, merge_ranges
 from .callbacks import Caller
@@ -33,10 +34,12 @@ _SEVERAL_USES = np.array([bits not in (0, 1, 2, 4) for bits in range(8)])
 _READ_AND_STORED = 3
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
-    | {"shared uninitialised", "several spaces", "reads of what others store"}
+    | {"shared uninitialised", "several spaces", "reads of what others store", "all wait"}
 )
 """What is found that may be right after all: the interpreter decides."""
 _FRAME_ALIGN = 64
+_MOST_RESIDENT_BYTES = 1 << 29
+"""Host memory for the blocks that run together, beyond which the interpreter runs them."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,10 @@ class EngineRun:
         shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
         state.set_memory(memory, program.site_count)
         launch.base = GLOBAL_BASE
-        state.set_shared(shared_bytes, -(-request.threads // 32), program.granule_shift, program.has_shared_atomics)
+        warps = -(-request.threads // 32)
+        residents = blocks_together(request) if program.runs_together else 1
+        state.set_shared(shared_bytes, warps, program.granule_shift, program.has_shared_atomics, residents)
+        launch.together, launch.loops, launch.changes = int(program.runs_together), program.loops, 0
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)
         state.set_logs(self._most_logged)
@@ -204,6 +210,25 @@ class EngineRun:
             if nbytes and gaps(ranges, begin, begin + nbytes).size:
                 return Detected("unwritten output")
         return LaunchOutcome(ranges, instructions, [])
+
+
+def blocks_together(request: LaunchRequest) -> int:
+    """How many blocks run together where their order matters: those that the interpreter would."""
+    step = chunk_blocks(request.threads, request.chunk_threads)
+    return max(1, min(step, request.resident_blocks, len(request.order)))
+
+
+def can_run(program: Program, request: LaunchRequest) -> bool:
+    """Whether the engine can run a launch in the interpreter's order, where that matters."""
+    if not program.runs_together:
+        return True
+    residents, warps = blocks_together(request), -(-request.threads // 32)
+    if program.loops and residents < len(request.order):
+        return False
+    shared = request.kernel.shared_total(request.dynamic_shared_bytes)
+    marks = 4 * (2 + 2 * -(-warps // 8) * 8) * (1 + (16 >> program.granule_shift)) // 16
+    each = warps * (program.frame_bytes + 64 * program.local_bytes) + shared * (2 + marks)
+    return residents * each <= _MOST_RESIDENT_BYTES
 
 
 def stored_ranges(stores: npt.NDArray[Any], may_collide: Sequence[tuple[int, int]]) -> tuple[Ranges, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..arithmetic.opcodes import ELEMENTWISE
 from ..arithmetic.operation import Op
@@ -30,6 +30,7 @@ from ..ptx.instruction import (
     Symbol,
     Vector,
 )
+from ..ptx.ordering import MEETING
 from .callbacks import MOST_OPERANDS, MOST_RESULTS, Call
 from .handlers import COMBINATIONS, HANDLERS
 from .operations import SLOT_BYTES, SLOT_KIND, Constant, LoweredBlock, NotLowered, Operation, Slot, Variable
@@ -245,9 +246,15 @@ class Lowering:
                 lowered.successors = (successors[1], successors[0])
         elif block.end == "barrier" and final is not None:
             lowered.barrier, lowered.threads = self._barrier(final)
+        elif block.end == "warp" and final is not None:
+            lowered.barrier = self.source(final.operands[0], "b32")
+            lowered.threads = int(not final.opcode.startswith(MEETING))
         elif block.end not in ("jump", "exit", "trap"):
             raise NotLowered(final.opcode if final is not None else block.end)
-        if block.end in ("barrier", "trap"):
+        if block.waits is not None:
+            registers = self.flow.registers
+            lowered.look = [self.register(registers[number]) for number in _numbers(block.live_in)]
+        if block.end in ("barrier", "trap", "warp"):
             lowered.site = self.site()
         lowered.store_count = sum(operation.handler.startswith(LOGGED) for operation in self.out)
         lowered.load_count = sum(operation.handler.startswith(WATCHED) for operation in self.out)
@@ -268,6 +275,13 @@ class Lowering:
             for operand in (*final.operands, Immediate(0), Immediate(0))[:2]
         ]
         return parts[0], parts[1]
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:

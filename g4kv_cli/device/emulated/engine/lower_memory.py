@@ -1,10 +1,9 @@
-"""Lowers loads and stores of all state spaces, atomics, and cp.async."""
+"""Lowers loads and stores of all state spaces, and cp.async."""
 
 from __future__ import annotations
 
 import re
 
-from ..interpreter.emit_atomic import ATOMIC
 from ..interpreter.emit_memory import LOAD, STORE
 from ..interpreter.emit_warp import COPY
 from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
@@ -23,8 +22,6 @@ def lower_memory(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_load(lowering, instruction, *found.groups())
     elif (found := STORE.fullmatch(opcode)) is not None:
         _lower_store(lowering, instruction, *found.groups())
-    elif (found := ATOMIC.fullmatch(opcode)) is not None:
-        _lower_atomic(lowering, instruction, *found.groups())
     elif (found := COPY.fullmatch(opcode)) is not None:
         _lower_copy(lowering, instruction, found)
     elif opcode == "cp.async.commit_group":
@@ -57,7 +54,7 @@ _SPACES: dict[str | None, str] = {
 }
 
 
-def _access(
+def access(
     lowering: Lowering, opcode: str, space: str | None, address: Operand | None, nbytes: int
 ) -> tuple[str, tuple[int | Slot, ...]]:
     """(the state space in a handler's name, its first fields: address, offset, site, whether that is 64 bits wide)."""
@@ -102,7 +99,7 @@ def _lower_load(
         return
     if (nbytes, count) not in _FORMS or (is_signed and nbytes < 4 and count > 1):
         raise NotLowered(opcode)
-    where, fields = _access(lowering, opcode, space, address, nbytes * count)
+    where, fields = access(lowering, opcode, space, address, nbytes * count)
     targets = _targets(lowering, items, nbytes, is_signed)
     name = f"load_{where}{'_signed' if is_signed and nbytes < 4 else ''}_v{count}_{8 * nbytes}"
     lowering.emit(name, *fields, *targets, outs=tuple(range(4, 4 + count)))
@@ -145,7 +142,7 @@ def _lower_store(
         raise NotLowered(f"{opcode} with these operands")
     if (nbytes, count) not in _FORMS:
         raise NotLowered(opcode)
-    where, fields = _access(lowering, opcode, space, instruction.operands[0], nbytes * count)
+    where, fields = access(lowering, opcode, space, instruction.operands[0], nbytes * count)
     values = []
     for item in _items(instruction.operands[1], count):
         if isinstance(item, Register) and item.kind != "pred":
@@ -157,44 +154,6 @@ def _lower_store(
         else:
             raise NotLowered("source form")
     lowering.emit(f"store_{where}_v{count}_{8 * nbytes}", *fields, *values, outs=())
-
-
-_ATOMIC_OPERATIONS = ("addu", "minu", "maxu", "mins", "maxs", "andb", "orb", "xorb")
-"""As in ``c/atomics.c``."""
-
-
-def _lower_atomic(
-    lowering: Lowering,
-    instruction: Instruction,
-    word: str,
-    space: str | None,
-    operation: str,
-    noftz: str | None,
-    hint: str | None,
-    vector: str | None,
-    kind: str,
-) -> None:
-    """Of integers, where nobody reads what was there before: then it does not matter who comes first."""
-    opcode, operands = instruction.opcode, list(instruction.operands)
-    number = "addu" if operation == "add" else f"{operation}{kind[0]}"
-    if number not in _ATOMIC_OPERATIONS or kind not in ("u32", "s32", "b32", "u64", "s64", "b64"):
-        raise NotLowered(opcode)
-    if (operation, kind) == ("add", "s64"):
-        raise NotLowered(opcode)  # there is none
-    if hint is not None:
-        operands.pop()
-    if word == "atom":
-        result = operands.pop(0)
-        if result is not None and (not isinstance(result, Register) or result in lowering.read):
-            raise NotLowered(f"{opcode} whose result is read")
-        if result is not None and result.kind == "pred":
-            raise NotLowered(f"{opcode} into a predicate")  # there is none
-    nbytes = TYPE_BYTES[kind]
-    if vector is not None or len(operands) != 2:
-        raise NotLowered(f"{opcode} with these operands")
-    where, fields = _access(lowering, opcode, space, operands[0], nbytes)
-    value = lowering.source(operands[1], f"b{8 * nbytes}")
-    lowering.emit(f"atomic_{where}_{8 * nbytes}", *fields, value, _ATOMIC_OPERATIONS.index(number), outs=())
 
 
 def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..ptx.instruction import Instruction, Register
@@ -69,7 +69,9 @@ class Operation:
 @dataclass
 class LoweredBlock:
     """One basic block: its operations and how it ends (see ptx/flow.py). ``barrier`` is its number and
-    ``threads`` how many it counts (0: all); ``stands_at`` the instruction that names the block to a reader."""
+    ``threads`` how many it counts (0: all); where lanes of a warp meet, the members' mask and whether it is a
+    bar.warp.sync. ``look``: the registers that live here, if a loop begins that may wait for other threads.
+    ``stands_at``: the instruction that names the block to a reader."""
 
     operations: list[Operation]
     end: str
@@ -81,6 +83,7 @@ class LoweredBlock:
     threads: int | Slot = 0
     store_count: int = 0
     load_count: int = 0
+    look: Sequence[Slot] | None = None
     stands_at: Instruction | None = None
 
 
@@ -103,6 +106,8 @@ class Lowered:
     has_shared_atomics: bool
     learns: bool
     """Whether threads may learn of others by what they find in memory, which the engine does not follow."""
+    runs_together: bool
+    """Whether the order matters in which warps and blocks make its accesses."""
     local_bytes: int
     calls: list[Call]
     """Opcodes that have no handler."""

@@ -14,12 +14,14 @@ from ..ptx.ordering import learns
 from .frame import Frame, lay_out
 from .library import Library
 from .lower import Lowering, lower_basic
+from .lower_atomics import lower_atomic
 from .lower_memory import lower_memory
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
+from .pieces import cut_pieces, runs_together
 from .structures import BLOCK, BLOCK_ENDS, INSTRUCTION
 
-FAMILIES = (lower_basic, lower_memory, lower_warp)
+FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp)
 COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""
 
@@ -29,9 +31,9 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
     lowering = Lowering(context, flow)
     if RESERVED_SHARED in context.shared_offsets:
         lowering.missing["shared memory that the system clears"] = None
-    for block in flow.blocks:
-        if block.waits is not None:
-            lowering.missing[f"a loop that may wait for other threads ({block.waits.opcode})"] = None
+    together = runs_together(flow)
+    if together:
+        cut_pieces(flow)
     blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
     if lowering.missing:
         raise NotLowered(*lowering.missing)
@@ -56,6 +58,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
             for block in flow.blocks
             for each in block.body
         ),
+        together,
         context.local_bytes,
         list(lowering.calls.values()),
         lowering.constants,
@@ -77,6 +80,7 @@ class Program:
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics
         self.learns = kernel.learns
+        self.runs_together = kernel.runs_together
         self.local_bytes = kernel.local_bytes
         self.calls = kernel.calls
         operations = [operation.handler for block in kernel.blocks for operation in block.operations]
@@ -90,6 +94,8 @@ class Program:
         frame = lay_out(kernel)
         self.frame_bytes, self.image_bytes = frame.nbytes, frame.image_bytes
         self.stands_at = [block.stands_at for block in kernel.blocks]
+        self.loops = 0
+        """Loops in which threads may wait for others."""
         self._code: list[npt.NDArray[Any]] = []
         self.blocks = np.zeros(len(kernel.blocks), BLOCK)
         for number, block in enumerate(kernel.blocks):
@@ -112,20 +118,28 @@ class Program:
     def _bind(self, number: int, block: LoweredBlock, frame: Frame, library: Library) -> None:
         row = self.blocks[number]
         for form in ("full", "masked"):
-            code = resolve(block.operations, number, frame, form == "masked")
-            table = np.zeros(len(code) + 1, INSTRUCTION)
-            for place, (handler, fields) in enumerate(code):
-                table[place]["run"] = library.handler(handler)
-                table[place]["field"][: len(fields)] = fields
-            self._code.append(table)
-            row[form] = table.ctypes.data
+            row[form] = self._table(resolve(block.operations, number, frame, form == "masked"), library)
         successors = (*block.successors, 0, 0)
         row["end"], row["size"], row["site"] = BLOCK_ENDS[block.end], block.size, block.site
         row["first"], row["second"], row["stores"] = successors[0], successors[1], block.store_count
         row["loads"] = block.load_count
+        if block.look is not None:
+            self.loops += 1
+            row["waits"] = self.loops
+            looks = [Operation(f"look_{slot.kind}", [slot], ()) for slot in block.look]
+            row["look"] = self._table(resolve(looks, number, frame, False), library)
         row["guard"] = frame.place(number, block.guard) if block.guard is not None else 0
         for name, operand in (("barrier", block.barrier), ("threads", block.threads)):
             row[name] = operand if isinstance(operand, int) else ~frame.place(number, operand)
+
+    def _table(self, code: Sequence[tuple[str, list[int]]], library: Library) -> int:
+        """The address of instructions that are kept."""
+        table = np.zeros(len(code) + 1, INSTRUCTION)
+        for place, (handler, fields) in enumerate(code):
+            table[place]["run"] = library.handler(handler)
+            table[place]["field"][: len(fields)] = fields
+        self._code.append(table)
+        return int(table.ctypes.data)
 
     def image(self, parameters: bytes, symbols: Sequence[int]) -> npt.NDArray[np.uint8]:
         """The first frame of a launch's warps. The array is used again by the next launch."""

@@ -61,20 +61,23 @@ class Buffers:
 
 @dataclass(frozen=True, eq=False)
 class OwnedBits:
-    """The owners of each owned cell of a range as bits, 64 in a word, and room for those of the block that runs."""
+    """The owners of each owned cell of a range as bits, 64 in a word, and room for those of each resident block, and
+    for the cell it read last."""
 
     owners: npt.NDArray[np.uint64]
     may_be: npt.NDArray[np.uint64]
+    words: int
+    last: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, rule: OwnedReads) -> OwnedBits:
+    def of(cls, rule: OwnedReads, residents: int) -> OwnedBits:
         """Of one range; no words where a block's owner is not asked for."""
         cells, count = rule.owners.shape
         words = -(-count // 64)
         bits = np.zeros((cells, 64 * words), np.bool_)
         bits[:, :count] = rule.owners
         packed = np.packbits(bits.reshape(-1), bitorder="little").view(np.uint64)
-        return cls(packed, np.zeros(words, np.uint64))
+        return cls(packed, np.zeros(words * residents, np.uint64), words, np.zeros(residents, np.int64))
 
 
 class EngineState:
@@ -155,13 +158,14 @@ class EngineState:
         self._set_log_capacity(stores.size, saved.size // (2 * PAGE_BYTES))
 
     def set_owned(self, rules: Sequence[OwnedReads]) -> None:
-        """Whose the cells of some ranges are."""
+        """Whose the cells of some ranges are, for the blocks that may be resident."""
         rows = self.buffers.get("owned", len(rules), OWNED)
-        self._owned = [OwnedBits.of(rule) for rule in rules]
+        self._owned = [OwnedBits.of(rule, self.launch.resident_count) for rule in rules]
         for row, rule, bits in zip(rows, rules, self._owned, strict=False):
             row["begin"], row["end"], row["cell_bytes"] = rule.address, rule.address + rule.nbytes, rule.cell_bytes
             row["numbers"], row["owners"] = rule.numbers.ctypes.data, bits.owners.ctypes.data
-            row["may_be"], row["words"] = bits.may_be.ctypes.data, bits.may_be.size
+            row["may_be"], row["words"] = bits.may_be.ctypes.data, bits.words
+            row["last"] = bits.last.ctypes.data
         self.point("owned", rows)
         self.launch.owned_count = len(rules)
 

@@ -13,11 +13,15 @@ FIELDS = 22
 LANES = 32
 
 INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
-_BLOCK_FIELDS = ("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "loads")
+_BLOCK_FIELDS = (
+    *("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "loads"),
+    *("waits", "unused"),
+)
 BLOCK = np.dtype(
     [
         ("full", "<u8"),
         ("masked", "<u8"),
+        ("look", "<u8"),
         *((name, "<i4") for name in _BLOCK_FIELDS),
     ],
     align=True,
@@ -34,8 +38,8 @@ FAULT = np.dtype(
 
 OWNED = np.dtype(
     [
-        *((name, "<u8") for name in ("begin", "end", "cell_bytes", "numbers", "owners", "may_be")),
-        *((name, "<i8") for name in ("words", "last")),
+        *((name, "<u8") for name in ("begin", "end", "cell_bytes", "numbers", "owners", "may_be", "last")),
+        ("words", "<i8"),
     ]
 )
 
@@ -63,10 +67,11 @@ FAULT_KINDS = (
     "guessed race",
     "local bounds",
     "several spaces",
+    "all wait",
 )
 """Names of ``enum FaultKind``."""
 
-BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4}
+BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4, "warp": 5}
 RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL = range(5)
 
 
@@ -118,8 +123,10 @@ class Launch(ctypes.Structure):
         ("coordinates", c_int32 * 3),
         *((name, c_int32) for name in ("at_warp", "at_block")),
         *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes")),
-        *((name, c_int32) for name in ("always_guesses", "resident_count")),
-        *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "clocks")),
+        *((name, c_int32) for name in ("always_guesses", "together", "loops")),
+        ("changes", c_int64),
+        ("resident_count", c_int32),
+        *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "clocks", "chunk")),
     ]
 
 

@@ -18,6 +18,7 @@ from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
 from ..ptx.ordering import learns
 from ..ptx.sites import Site
+from ..residency import chunk_blocks
 from ..state.groups import Group
 from ..state.heap import Heap
 from ..state.lanes import WARP, KernelState, LaneSet
@@ -167,8 +168,7 @@ class Run:
 
     def execute(self, chunk_threads: int, blocks: range) -> bool:
         """Run these blocks; True if the launch reached its end, False if a fatal fault stopped it."""
-        threads = self.block[0] * self.block[1] * self.block[2]
-        step = max(1, chunk_threads // (-(-threads // 32) * 32))
+        step = chunk_blocks(self.block[0] * self.block[1] * self.block[2], chunk_threads)
         if self.kernel.is_asynchronous:
             locations = (self.shared_bytes >> self.kernel.granule_shift) + 1
             step = max(1, min(step, _MAX_CLOCKED_LOCATIONS // locations))

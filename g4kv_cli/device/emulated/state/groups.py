@@ -54,24 +54,14 @@ class Split(_Registers):
 class Group(_Registers):
     """Lanes at one point of the program."""
 
-    __slots__ = ("turn",)
-
-    def __init__(
-        self, lanes: LaneSet, registers: list[Array | None], parent: Split | None = None, position: Index | None = None
-    ) -> None:
-        super().__init__(lanes, registers, parent, position)
-        self.turn: tuple[int, int] | None = None
-        """The loop that may wait in which the group is, and the state of memory at the begin of its turn."""
+    __slots__ = ()
 
     def split(self, positions: Sequence[Index]) -> list[Group]:
         """Divide into groups by positions inside this one (ascending, disjoint, together everything)."""
         node = Split(self.lanes, self.registers, self.parent, self.position)
         node.dirty = self.dirty
         total = len(self.registers)
-        parts = [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
-        for part in parts:
-            part.turn = self.turn
-        return parts
+        return [Group(self.lanes.subset(position), [None] * total, node, position) for position in positions]
 
 
 def merge_groups(groups: list[Group], live: Sequence[int], full: LaneSet) -> Group:

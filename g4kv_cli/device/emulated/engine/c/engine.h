@@ -64,6 +64,7 @@ enum FaultKind {
   FAULT_GUESSED_RACE,
   FAULT_LOCAL_BOUNDS,
   FAULT_SEVERAL_SPACES,
+  FAULT_ALL_WAIT,
 };
 
 typedef struct {
@@ -81,14 +82,14 @@ typedef struct {
 
 // A range in cells of which each owner may read its own (checks/owned_reads.py). numbers: of each cell, its number
 // among those that have an owner, or -1. owners: for each of these whose it is, one bit an owner in `words` words; with
-// no words nobody asks which owner a block works for. may_be: whom the block that runs may still work for; last: the
-// cell it read last.
+// no words nobody asks which owner a block works for. may_be: whom each block that is resident may still work for; last:
+// the cell it read last.
 typedef struct {
   u64 begin, end, cell_bytes;
   const i32 *numbers;
   const u64 *owners;
   u64 *may_be;
-  i64 words, last;
+  i64 *last, words;
 } OwnedRange;
 
 // Bytes of the arena that consecutive lanes of a warp stored to, `each` bytes a lane from lane `first` on (warp * 32 +
@@ -110,6 +111,12 @@ typedef struct {
 
 typedef struct Warp Warp;
 typedef struct Launch Launch;
+typedef struct Chunk Chunk;
+// What the lanes of a warp were like when they last fell asleep before a loop.
+typedef struct Slept {
+  u64 seen[LANES];
+  i64 changes[LANES];
+} Slept;
 typedef struct Instruction Instruction;
 typedef const Instruction *(*Handler)(const Instruction *, char *frame, Warp *);  // returns the next instruction
 
@@ -122,13 +129,15 @@ struct Instruction {
 // What a launch does with an allocation, as bits.
 enum Access { READS = 1, STORES = 2, UPDATES = 4 };
 
-enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER };
+enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER, END_WARP };
 
 // full: the code for 32 lanes here together; masked: the code that keeps what other lanes have in shared registers.
-// A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets.
+// A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets; where lanes of a
+// warp meet, barrier is that of the member mask, and threads 1 for a bar.warp.sync. waits: a loop begins here in which
+// threads may wait for others, the waits-th of the kernel; look digests the registers that live there.
 typedef struct {
-  const Instruction *full, *masked;
-  i32 end, size, successor[2], guard, site, barrier, threads, stores, loads;
+  const Instruction *full, *masked, *look;
+  i32 end, size, successor[2], guard, site, barrier, threads, stores, loads, waits, unused;
 } Block;
 
 // One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that
@@ -156,6 +165,15 @@ struct Warp {
   i32 number, state, following, site;
   i32 space;  // of the generic addresses looked at last
   i32 resident;
+  // Where warps run together (together.c): lanes of the step, that meet others, that begin a loop again, that sleep; where
+  // each of them goes on, and what it had seen of memory (changes).
+  Mask stepping, parked, turning, asleep;
+  u32 members[LANES];
+  i32 parked_to[LANES], turning_to[LANES], asleep_to[LANES], turn_block[LANES];
+  i64 turn_changes[LANES], asleep_changes[LANES];
+  Mask repeats;       // of those asleep, whose last two turns ended alike
+  u64 seen[LANES];    // a digest of the registers that live where they sleep
+  Slept *slept;  // for each loop that waits
   U32 committed;  // cp.async groups of each lane
 };
 
@@ -227,11 +245,14 @@ struct Launch {
   i32 is_running, stop, current, coordinates[3], at_warp, at_block;  // the two that ran last
   u32 dynamic_shared_bytes, total_shared_bytes;
   i32 always_guesses;
+  i32 together, loops;  // whether all blocks of a chunk run together; loops that may wait
+  i64 changes;   // of memory that threads may wait for
   i32 resident_count;
   Resident *residents, *here;  // blocks that there is room for, and the one that runs
   Warp *warps;                 // of that block, as the two below
   Barrier *barriers;
   u32 (*clocks)[LANES];
+  Chunk *chunk;
 };
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address);

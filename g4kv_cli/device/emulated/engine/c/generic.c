@@ -55,5 +55,6 @@ SIGNED_ACCESS_FORMS(SIGNED_GENERIC)
     raise_fault(w, FAULT_SEVERAL_SPACES, i->field[2], w->mask, 0);                         \
     return done(i);                                                                        \
   }
+GENERIC_ATOMIC(16)
 GENERIC_ATOMIC(32)
 GENERIC_ATOMIC(64)

@@ -107,14 +107,16 @@ INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, 
   for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
 }
 
-// Runs of bytes that threads stored to, or loaded where that is watched (silent is then LOADED).
+// Runs of bytes that threads stored to, or loaded where that is watched (silent is then LOADED). Warps that run together
+// may do so in other company the next time, so that their runs are kept apart.
 #define LOADED 2
 #define SEVERAL_THREADS (-1)
 INLINE void log_run(Launch *c, i64 begin, int bytes, int site, int silent, int first, int each) {
   if (c->store_count) {
     Store *last = &c->stores[c->store_count - 1];
     if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
-        last->silent == silent && last->each == each && last->first + last->bytes / each == first) {
+        last->silent == silent && last->each == each && last->first + last->bytes / each == first &&
+        !(c->together && first % LANES == 0)) {
       last->bytes += bytes;
       return;
     }

@@ -5,24 +5,26 @@
 void start_owned(Launch *c) {
   for (i64 k = 0; k < c->owned_count; k++) {
     OwnedRange *range = &c->owned[k];
-    range->last = -1;
-    __builtin_memset(range->may_be, 0xff, 8 * (size_t)range->words);
+    const i64 slot = c->here - c->residents;
+    range->last[slot] = -1;
+    __builtin_memset(range->may_be + slot * range->words, 0xff, 8 * (size_t)range->words);
   }
 }
 
 // Whether the block may still work for somebody after it has read this cell.
-static int has_an_owner(OwnedRange *range, i64 cell) {
+static int has_an_owner(OwnedRange *range, i64 slot, i64 cell) {
   const i64 number = range->numbers[cell];
   if (number < 0) return 0;
   if (!range->words) return 1;
   const u64 *owners = range->owners + number * range->words;
   u64 left = 0;
-  for (i64 word = 0; word < range->words; word++) left |= range->may_be[word] &= owners[word];
+  for (i64 word = 0; word < range->words; word++) left |= range->may_be[slot * range->words + word] &= owners[word];
   return left != 0;
 }
 
 void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
   Launch *c = w->launch;
+  const i64 slot = c->here - c->residents;
   for (i64 k = 0; k < c->owned_count; k++) {
     OwnedRange *range = &c->owned[k];
     const u64 begin = address < range->begin ? range->begin : address;
@@ -30,9 +32,9 @@ void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
     if (begin >= end) continue;
     const i64 last = (i64)((end - 1 - range->begin) / range->cell_bytes);
     for (i64 cell = (i64)((begin - range->begin) / range->cell_bytes); cell <= last; cell++) {
-      if (cell == range->last) continue;
-      range->last = cell;
-      if (UNLIKELY(!has_an_owner(range, cell))) raise_fault(w, FAULT_FOREIGN_READ, site, lanes, address);
+      if (cell == range->last[slot]) continue;
+      range->last[slot] = cell;
+      if (UNLIKELY(!has_an_owner(range, slot, cell))) raise_fault(w, FAULT_FOREIGN_READ, site, lanes, address);
     }
   }
 }

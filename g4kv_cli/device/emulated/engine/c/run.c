@@ -1,7 +1,7 @@
 // The scheduler. Thread blocks run one after another, the warps of a block in turn to their next barrier; of a warp's
 // lanes those run that wait at the lowest basic block, which joins them again where their paths meet (ptx/flow.py).
 // A warp can be left between any two basic blocks, so that a run can pause and go on.
-#include "barrier.h"
+#include "run.h"
 #include "owned.h"
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
@@ -38,14 +38,10 @@ static int has_pending(const Warp *w) {
   return any != 0;
 }
 
-INLINE void execute(const Instruction *i, char *frame, Warp *w) {
-  while (i->run) i = i->run(i, frame, w);
-}
-
-static int must_pause(Launch *c, const Block *block) {
-  const i64 stores = (i64)LANES * (block->stores + (c->watch_end ? block->loads : 0));
-  if (c->store_count + stores > c->store_capacity || c->saved_count + stores > c->saved_capacity) return RUN_LOGS_FULL;
-  return c->spent > c->slice ? RUN_SLICE_OVER : 0;
+void exit_lanes(Warp *w, Mask lanes) {
+  w->live &= ~lanes;
+  w->launch->here->live_threads -= __builtin_popcount(lanes);
+  release_after_exit(w->launch);
 }
 
 // Runs a warp until it waits, ends, faults, or the run pauses (the result is then why).
@@ -66,15 +62,7 @@ static int run_warp(Warp *w) {
         make_pending(w, current, mask);
         return pause;
       }
-      w->mask = w->block_mask = mask;
-      c->at_warp = w->number;
-      c->at_block = current;
-      c->instructions += (i64)block->size * __builtin_popcount(mask);
-      c->spent += block->size;
-      if (UNLIKELY(++c->steps > c->step_limit || c->instructions > c->instruction_limit)) {
-        raise_fault(w, FAULT_WATCHDOG, block->site, mask, 0);
-        return 0;
-      }
+      if (!begin_block(w, current, mask)) return 0;
       execute(mask == ALL_LANES ? block->full : block->masked, w->frame, w);
       if (UNLIKELY(c->stop)) return 0;
       int next = block->successor[0];
@@ -87,19 +75,14 @@ static int run_warp(Warp *w) {
         }
         if (!taken) next = block->successor[1];
       } else if (block->end == END_EXIT) {
-        w->live &= ~mask;
-        c->here->live_threads -= __builtin_popcount(mask);
-        release_after_exit(c);
+        exit_lanes(w, mask);
         break;
       } else if (block->end == END_TRAP) {
         raise_fault(w, FAULT_TRAP, block->site, mask, 0);
         return 0;
       } else if (block->end == END_BARRIER) {
-        int number = block->barrier, threads = block->threads;
-        if (number < 0) number = uniform(w, (const U32 *)(w->frame + ~number), block->site);
-        if (threads < 0) threads = uniform(w, (const U32 *)(w->frame + ~threads), block->site);
+        meet_at_barrier(w, block);
         if (c->stop) return 0;
-        arrive(w, number, threads, block->site, next);
         if (w->state == WARP_WAITS) return 0;
         break;
       }
@@ -113,11 +96,8 @@ static int run_warp(Warp *w) {
   return 0;
 }
 
-// Marks hold 21 bits of clock; before those run out, all marks are forgotten between two blocks.
-#define LAST_CLOCK 0x180000u
-
 // Lets handlers see a block that is resident.
-static void enter_block(Launch *c, Resident *r) {
+void enter_block(Launch *c, Resident *r) {
   c->here = r;
   c->warps = r->warps;
   c->shared = r->shared;
@@ -158,7 +138,7 @@ static void forget_local(Launch *c) {
 }
 
 // A byte of shared or local memory counts as written if its state is the generation, 1 to 255 in every byte.
-static void start_generation(Launch *c) {
+void start_generation(Launch *c) {
   if (c->generation == ~(u64)0 || c->generation == 0) {
     __builtin_memset(c->residents[0].shared_state, 0, (size_t)c->shared_room);
     forget_local(c);
@@ -167,7 +147,7 @@ static void start_generation(Launch *c) {
   c->generation += 0x0101010101010101u;
 }
 
-static void start_block(Launch *c, Resident *r, i64 block) {
+void start_block(Launch *c, Resident *r, i64 block) {
   const i64 x = c->grid[0], y = c->grid[1];
   r->number = (i32)block;
   r->coordinates[0] = (i32)(block % x);
@@ -189,6 +169,9 @@ static void start_block(Launch *c, Resident *r, i64 block) {
     w->state = WARP_READY;
     w->copy_count = 0;
     w->committed = (U32)(0u);
+    w->parked = w->asleep = w->turning = 0;
+    __builtin_memset(w->turn_block, 0xff, sizeof w->turn_block);
+    __builtin_memset(w->slept, 0xff, sizeof(Slept) * (size_t)c->loops);
     __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);
     __builtin_memset(w->occupied, 0, 8 * (size_t)((c->block_count + 63) >> 6));
     if (c->clear_frames) __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
@@ -264,7 +247,7 @@ INLINE void floats_as_before(u64 before) {
 i32 engine_run(Launch *c) {
   const u64 before = plain_floats();
   c->spent = 0;
-  const int why = run_grid(c);
+  const int why = c->together ? run_together(c) : run_grid(c);
   floats_as_before(before);
   return why;
 }
@@ -287,9 +270,12 @@ static size_t lay_out(Launch *c, u8 *base) {
   const size_t pending = rounded(4 * (size_t)c->block_count), copies = rounded(sizeof(Copy) * (size_t)c->copies_each);
   const size_t occupied = rounded(8 * (size_t)((c->block_count + 63) >> 6)), frame = rounded((size_t)c->frame_bytes);
   const size_t local = rounded((size_t)(LANES * c->local_stride)), warps = rounded(sizeof(Warp) * (size_t)c->warp_count);
-  const size_t each = pending + copies + occupied + frame + 2 * local, resident = warps + each * (size_t)c->warp_count;
+  const size_t slept = rounded(sizeof(Slept) * (size_t)c->loops);
+  const size_t each = pending + copies + occupied + frame + 2 * local + slept, resident = warps + each * (size_t)c->warp_count;
   const size_t residents = rounded(sizeof(Resident) * (size_t)c->resident_count);
-  if (!base) return residents + resident * (size_t)c->resident_count;
+  const size_t all = residents + resident * (size_t)c->resident_count;
+  if (!base) return all + lay_out_chunk(c, 0);
+  lay_out_chunk(c, base + all);
   const i64 fine = c->granules << (4 - c->granule_shift);
   c->residents = (Resident *)base;
   for (i32 slot = 0; slot < c->resident_count; slot++) {
@@ -316,6 +302,7 @@ static size_t lay_out(Launch *c, u8 *base) {
       w->copies = (Copy *)(at + frame + pending + occupied);
       w->local = at + frame + pending + occupied + copies;
       w->local_state = w->local + local;
+      w->slept = (Slept *)(w->local_state + local);
       __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
     }
   }

@@ -1,4 +1,5 @@
 // Instructions across the lanes of a warp: shuffles, votes, reductions, and what lanes know about themselves.
+#include "barrier.h"
 #include "races.h"
 
 // Every lane here must be in its own member mask, and all members that have not exited must be here.
@@ -113,15 +114,19 @@ HANDLER(reduce) {
   return done(i);
 }
 
-// bar.warp.sync: if all living lanes meet, what each has done comes before what any does next. Fields: members, site.
-HANDLER(warp_barrier) {
+// bar.warp.sync: if all living lanes meet, what each has done comes before what any does next.
+void sync_warp(Warp *w, const U32 *members, int site) {
   Launch *c = w->launch;
-  check_members(w, &AT(U32, 0), i->field[1]);
-  const int is_whole = w->mask == w->live && !(pack32((U32)((AT(U32, 0) & w->live) != w->live)) & w->live);
+  check_members(w, members, site);
+  const int is_whole = w->mask == w->live && !(pack32((U32)((*members & w->live) != w->live)) & w->live);
   if (!is_whole)
     c->is_guess = 1;
   else if (UNLIKELY(++c->clocks[w->number][w->number] >= CLOCK_MASK))
-    raise_fault(w, FAULT_CLOCKS, i->field[1], 0, 0);
+    raise_fault(w, FAULT_CLOCKS, site, 0, 0);
+}
+// Fields: members, site.
+HANDLER(warp_barrier) {
+  sync_warp(w, &AT(U32, 0), i->field[1]);
   return done(i);
 }
 HANDLER(active_mask) {
