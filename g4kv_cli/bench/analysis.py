@@ -26,27 +26,28 @@ def analyse(record: BenchRecord) -> Analysis:
                 standing = "tie"
             elif item is peer:
                 standing = "best peer"
-            rows.append(_row(item, shape, record.ceilings or NO_CEILINGS, standing))
+            ceilings, in_bursts = record.ceilings or NO_CEILINGS, record.burst_ceilings or NO_CEILINGS
+            rows.append(_row(item, shape, ceilings, in_bursts, standing))
     return Analysis(record, tuple(rows), decide(record), _missing(record))
 
 
-def _row(item: Measurement, shape: Shape, ceilings: Ceilings, standing: str) -> Row:
+def _row(item: Measurement, shape: Shape, ceilings: Ceilings, in_bursts: Ceilings, standing: str) -> Row:
     floor = floor_of(shape, ceilings)
     seconds = item.seconds
-    kind = "flops" if shape.kind == "prefill" else "bytes"
-    rate = 0.0
-    if seconds is not None:
-        rate = flops_per_second(shape, seconds) if kind == "flops" else bytes_per_second(shape, seconds)
+    burst = None if item.burst is None else item.burst.median
+    rate = flops_per_second if shape.kind == "prefill" else bytes_per_second
     return Row(
         measurement=item,
         shape=shape,
         floor_seconds=floor.seconds,
         floor_bound=floor.bound,
-        rate=rate,
+        rate=0.0 if seconds is None else rate(shape, seconds),
         rate_kind="flops" if shape.kind == "prefill" else "bytes",
         ceiling_share=0.0 if seconds is None else ceiling_share(shape, seconds, ceilings),
         over_floor=0.0 if seconds is None or not floor.seconds else seconds / floor.seconds,
         standing=standing,
+        burst_rate=0.0 if burst is None else rate(shape, burst),
+        burst_share=0.0 if burst is None else ceiling_share(shape, burst, in_bursts),
     )
 
 

@@ -1,18 +1,30 @@
-"""What plain kernels reach on this card in this run: copy, read, launch, and a bf16 GEMM where a library is there."""
+"""What plain kernels reach on this card in this run: copy, read, launch, and a bf16 GEMM where a library is there.
+
+They are sampled as the cells are that they are held against: in rounds without pauses, and in bursts where cells are.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from g4kv_cli.bench.samples import sample_replays
+from g4kv_cli.bench.samples import (
+    Samples,
+    burst_replays,
+    sample_burst,
+    sample_replays,
+    sample_round,
+    timing_of_samples,
+)
+from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.launch import launch
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.records.bench import Ceilings
+from g4kv_cli.records.bench import Ceilings, Timing
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -24,7 +36,7 @@ ACCESSES = (2, 4, 8)
 VECTOR_BYTES = 16
 MAX_COPY_BYTES = 4 * 2**30
 EMPTY_LAUNCHES = 500
-SAMPLES = 9
+GEMM_EXTENT = 8192
 
 
 class CeilingParameters(ctypes.Structure):
@@ -72,63 +84,95 @@ def queue_empty(library: KernelLibrary) -> None:
     launch(library, SOURCE, "ceiling_empty", grid=(1, 1, 1), block=(32, 1, 1), arguments=(CeilingParameters(),))
 
 
-def measure_ceilings(library: KernelLibrary, device: CudaDevice, arena: DeviceArray) -> Ceilings:
-    """Medians over the arena's own random data (zeros would flatter the card). The arena stays as it is."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A plain kernel: ``run`` queues it once."""
+
+    device: CudaDevice
+    run: Callable[[], object]
+
+    def sample(self, count: int) -> Samples:
+        return sample_replays(self.device, self.run, count)
+
+    def without_pauses(self, settings: SweepSettings) -> Timing:
+        self.run()
+        rounds = [sample_round(self.sample, 1, settings.seconds_per_round) for _ in range(settings.rounds)]
+        return timing_of_samples(rounds)
+
+    def in_bursts(self, bursts: int, rest_seconds: float, usual: Timing) -> Timing:
+        replays = burst_replays(usual.median, 1)
+        return timing_of_samples([sample_burst(self.sample, replays, rest_seconds, time.sleep) for _ in range(bursts)])
+
+
+def measure_ceilings(
+    library: KernelLibrary, device: CudaDevice, arena: DeviceArray, settings: SweepSettings, rest_seconds: float
+) -> tuple[Ceilings, Ceilings | None]:
+    """Medians over the arena's own random data (zeros would flatter the card), without pauses and, where cells have a
+    rest, in bursts. The arena stays as it is."""
     nbytes = min(MAX_COPY_BYTES, arena.nbytes, device.memory_bytes()[0] // 2) // VECTOR_BYTES * VECTOR_BYTES
     source = arena.view((nbytes // arena.dtype.itemsize,))
     scratch = device.allocate(source.shape, arena.dtype, "ceilings scratch")
+    with device.capture() as graph:
+        for _ in range(EMPTY_LAUNCHES):
+            queue_empty(library)
+    gemm, gemm_note = _gemm(device)
+    kinds: list[list[Callable[[], object]]] = [
+        [partial(queue_copy, library, source, scratch, accesses) for accesses in ACCESSES],
+        [partial(queue_read, library, source, scratch, accesses) for accesses in ACCESSES],
+        [graph.replay],
+        [] if gemm is None else [gemm],
+    ]
     try:
-        copies = [
-            _median_seconds(device, partial(queue_copy, library, source, scratch, accesses)) for accesses in ACCESSES
-        ]
-        reads = [
-            _median_seconds(device, partial(queue_read, library, source, scratch, accesses)) for accesses in ACCESSES
-        ]
-        with device.capture() as graph:
-            for _ in range(EMPTY_LAUNCHES):
-                queue_empty(library)
-        empty = _median_seconds(device, graph.replay) / EMPTY_LAUNCHES
-        graph.close()
+        best = [_fastest([_Work(device, run) for run in runs], settings) for runs in kinds if runs]
+        size = f"{nbytes / 2**30:.2f} GiB of random bf16 read, copied (read + written); empty kernels in a graph"
+        usual = _ceilings(nbytes, [timing for timing, _ in best], f"{size}; {gemm_note}")
+        if not rest_seconds:
+            return usual, None
+        bursts = [work.in_bursts(settings.bursts, rest_seconds, timing) for timing, work in best]
+        note = f"the same in {settings.bursts} bursts, {rest_seconds:g} s of rest before each"
+        return usual, _ceilings(nbytes, bursts, note)
     finally:
+        graph.close()
         device.free(scratch)
-    gemm, note = _gemm_flops_per_second()
-    size = f"{nbytes / 2**30:.2f} GiB"
+
+
+def _fastest(works: Sequence[_Work], settings: SweepSettings) -> tuple[Timing, _Work]:
+    return min(((work.without_pauses(settings), work) for work in works), key=lambda one: one[0].median)
+
+
+def _ceilings(nbytes: int, timings: Sequence[Timing], note: str) -> Ceilings:
+    """Of a copy, a read, EMPTY_LAUNCHES empty kernels, and a GEMM if there is one."""
+    copy, read, empty, *gemms = timings
     return Ceilings(
-        read_bytes_per_second=nbytes / min(reads),
-        copy_bytes_per_second=2 * nbytes / min(copies),
-        gemm_flops_per_second=gemm,
-        launch_seconds=empty,
-        note=f"{size} of random bf16 read, copied (read + written); empty kernels in a graph; {note}",
+        read_bytes_per_second=nbytes / read.median,
+        copy_bytes_per_second=2 * nbytes / copy.median,
+        gemm_flops_per_second=2.0 * GEMM_EXTENT**3 / gemms[0].median if gemms else 0.0,
+        launch_seconds=empty.median / EMPTY_LAUNCHES,
+        gemm_clock_hz=(gemms[0].clock_hz or 0.0) if gemms else 0.0,
+        note=note,
     )
 
 
-def _median_seconds(device: CudaDevice, work: Callable[[], object]) -> float:
-    work()
-    return statistics.median(sample_replays(device, work, SAMPLES))
-
-
-def _gemm_flops_per_second(extent: int = 8192) -> tuple[float, str]:
-    """torch's bf16 GEMM on random data; (0, why) without torch."""
+def _gemm(device: CudaDevice) -> tuple[Callable[[], object] | None, str]:
+    """torch's bf16 GEMM on random data, in the device's stream; (None, why) without torch."""
     try:
         import torch
     except ImportError:
-        return 0.0, "no bf16 GEMM: torch is not installed"
+        return None, "no bf16 GEMM: torch is not installed"
     if not torch.cuda.is_available():
-        return 0.0, "no bf16 GEMM: torch sees no GPU"
+        return None, "no bf16 GEMM: torch sees no GPU"
+    where, extent = f"cuda:{device.ordinal}", GEMM_EXTENT
     try:
-        left, right = (torch.randn(extent, extent, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        left, right = (torch.randn(extent, extent, device=where, dtype=torch.bfloat16) for _ in range(2))
         out = torch.empty_like(left)
-        times = []
-        for index in range(SAMPLES + 2):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            torch.mm(left, right, out=out)
-            end.record()
-            end.synchronize()
-            if index >= 2:
-                times.append(begin.elapsed_time(end) * 1e-3)
-        del left, right, out
-        torch.cuda.empty_cache()
+        torch.cuda.synchronize(where)
+        stream = torch.cuda.ExternalStream(int(device.stream.handle), device=where)
+
+        def multiply() -> None:
+            with torch.cuda.stream(stream):
+                torch.mm(left, right, out=out)
+
+        multiply()
     except RuntimeError as error:
-        return 0.0, f"no bf16 GEMM: torch says {str(error).splitlines()[0]}"
-    return 2.0 * extent**3 / statistics.median(times), f"bf16 GEMM {extent}^3 by torch {torch.__version__}"
+        return None, f"no bf16 GEMM: torch says {str(error).splitlines()[0]}"
+    return multiply, f"bf16 GEMM {extent}^3 by torch {torch.__version__}"

@@ -15,7 +15,7 @@ from g4kv_cli.bench.attention_problem import AttentionProblem, attention_problem
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
-from g4kv_cli.bench.samples import sample_replays
+from g4kv_cli.bench.samples import Samples, sample_replays
 from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.device.interface import DeviceArray
@@ -92,11 +92,11 @@ class GraphRunnable:
         single.replay()
         self.device.synchronize()
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int) -> Samples:
         """Replays between events, back to back behind one that is not counted: the host is never waited for."""
         if self._all is None:
             raise RuntimeError("nothing was captured")
-        return [seconds / self.pools for seconds in sample_replays(self.device, self._all.replay, count)]
+        return sample_replays(self.device, self._all.replay, count).over(self.pools)
 
     def queue_single(self) -> None:
         """One call on pool 0, as a graph."""
@@ -138,7 +138,7 @@ class CudaShape:
         self._runnables: list[GraphRunnable | Runnable] = []
 
     def make(self, configuration: str) -> Runnable:
-        """Raises SkippedConfiguration for a peer that cannot run here, NotCovered for what a manifest lacks."""
+        """Raises NotCovered for a peer that is not here or does not take the shape, and for what a manifest lacks."""
         variant = self._variants.get(configuration)
         provider = self._providers.get(configuration.partition("/")[0])
         runnable: Any

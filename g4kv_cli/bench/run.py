@@ -25,6 +25,7 @@ from g4kv_cli.bench.workloads import (
     shapes_of,
     variants_of,
     with_baseline,
+    with_pages,
     workload_shape,
 )
 from g4kv_cli.device.open import open_device
@@ -34,9 +35,10 @@ from g4kv_cli.entries.table import require_served
 from g4kv_cli.errors import DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, format_for, require_format
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.workload import Workload as Asked
 from g4kv_cli.providers.manifest_provider import ManifestProvider
-from g4kv_cli.records.bench import BASELINE_SUFFIX, Ceilings, Measurement, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, Measurement, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -61,6 +63,7 @@ class Request:
     asked: tuple[Asked, ...] = ()
     """Batches of the user's own in place of the workload's shapes."""
     kv_formats: tuple[KvFormat, ...] = (SPLIT,)
+    page_size: int = DEFAULT_PAGE_SIZE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,10 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
         for kv_format in request.kv_formats:
             if format_for(geometry, kv_format) == kv_format:
                 found = _overridden(request, geometry, kv_format)
-                shapes += found or shapes_of(request.workload, geometry, request.preset, kv_format)
+                found = found or shapes_of(request.workload, geometry, request.preset, kv_format)
+                shapes += [with_pages(shape, request.page_size) for shape in found]
         mixes = request.workload in ("prefill", "all") and SPLIT in request.kv_formats
-        for mixed in mixed_batches(geometry, request.preset) if mixes else ():
+        for mixed in mixed_batches(geometry, request.preset, request.page_size) if mixes else ():
             shapes.append(workload_shape(mixed))
             asked[shapes[-1].id] = mixed
     if not shapes:
@@ -190,6 +194,7 @@ class BenchRun:
         *,
         seed: int,
         cold: bool,
+        settings: SweepSettings,
     ) -> None:
         """Allocates the arena and measures the ceilings. ``libraries``: the kernels, and a baseline's behind them."""
         if cold:
@@ -202,13 +207,13 @@ class BenchRun:
             device, libraries, geometries, plan.shapes, plan.variants, seed=seed, providers=request.providers,
             workloads=plan.asked,
         )  # fmt: skip
-        self.ceilings: Ceilings = measure_ceilings(libraries[0], device, self.backend.arena.data)
+        self._settings = settings
+        rest = max(settings.rest_of(shape.kind) for shape in plan.shapes)
+        self.ceilings, self.burst_ceilings = measure_ceilings(
+            libraries[0], device, self.backend.arena.data, settings, rest
+        )
 
-    def measure(
-        self,
-        settings: SweepSettings,
-        put: Callable[[Sequence[Measurement]], None],
-    ) -> Measured:
+    def measure(self, put: Callable[[Sequence[Measurement]], None]) -> Measured:
         """Every cell; ``put`` gets the measurements of each shape as it is done."""
         done: dict[str, Measurement] = {}
 
@@ -217,7 +222,10 @@ class BenchRun:
             put(measurements)
 
         with _interrupts() as interrupted:
-            sweep = Sweep(self.backend, self.plan.shapes, self.plan.cells, self.ceilings, settings, keep, interrupted)
+            sweep = Sweep(
+                self.backend, self.plan.shapes, self.plan.cells, self.ceilings, self._settings, keep, interrupted,
+                burst_ceilings=self.burst_ceilings,
+            )  # fmt: skip
             if self._cold:
                 timings = run_in_cuda_bench(sweep, self.device)
             else:

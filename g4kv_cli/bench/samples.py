@@ -1,21 +1,59 @@
-"""Device times of work that is queued again and again."""
+"""Device times of work that is queued again and again: without pauses, or in bursts with the card at rest before each.
+
+Work that is launched without pauses runs at the clock that the card keeps up under its power limit, a burst at the one
+it starts with. What is compared has to be sampled in the same way, ceilings included.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from g4kv_cli.records.bench import Timing, timing_of
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
 
+SAMPLES_TO_ESTIMATE = 2
+MIN_SAMPLES = 4
+MAX_SAMPLES = 40
 
-def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` replays back to back, behind one that is not counted.
+BURST_CALLS = 10
+"""Of a burst, where they take no longer than BURST_SECONDS; always one replay, which has a call for every pool."""
+BURST_SECONDS = 2e-3
+"""A card takes its clock back within some tens of milliseconds."""
+CLOCK_PAUSE_SECONDS = 1e-3
+"""Between two readings of the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds of each of some replays, or of a call of them; and what NVML read of the SM clock while they ran."""
+
+    seconds: tuple[float, ...]
+    clocks_hz: tuple[float, ...] = ()
+
+    def over(self, calls: int) -> Samples:
+        """Of one call, where a replay has ``calls``."""
+        return Samples(tuple(seconds / calls for seconds in self.seconds), self.clocks_hz)
+
+
+Sampler = Callable[[int], Samples]
+"""So many replays back to back, behind one that is not counted; seconds a call."""
+
+
+def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int) -> Samples:
+    """Each of ``count`` replays back to back, behind one that is not counted.
 
     The stream never runs dry between two events, so no time of the host's is in any sample.
     """
     driver = device._driver
+    read_clock = clock_reader(str(device.core_device.pci_bus_id))
+    clocks: list[float] = []
     events = [device.call("make an event", driver.cuEventCreate(0)) for _ in range(count + 1)]
     try:
         replay()
@@ -23,9 +61,66 @@ def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int)
         for event in events[1:]:
             replay()
             device.call("record an event", driver.cuEventRecord(event, device.stream.handle))
+        while read_clock is not None and _is_running(device):
+            clocks += read_clock()
+            time.sleep(CLOCK_PAUSE_SECONDS)
         device.synchronize()
         pairs = itertools.pairwise(events)
-        return [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
+        seconds = [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
+        return Samples(tuple(seconds), tuple(clocks))
     finally:
         for event in events:
             driver.cuEventDestroy(event)
+
+
+def _is_running(device: CudaDevice) -> bool:
+    status = device._driver.cuStreamQuery(device.stream.handle)[0]
+    return bool(status.name == "CUDA_ERROR_NOT_READY")
+
+
+@cache
+def clock_reader(pci_bus_id: str) -> Callable[[], list[float]] | None:
+    """Reads this card's SM clock in Hz, one value or none; None without NVML or the package nvidia-ml-py."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle: Any = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    except pynvml.NVMLError:
+        return None
+
+    def read() -> list[float]:
+        try:
+            return [pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6]
+        except pynvml.NVMLError:
+            return []
+
+    return read
+
+
+def sample_round(sample: Sampler, calls: int, seconds: float) -> Samples:
+    """Samples for about ``seconds``. ``calls``: of a replay."""
+    estimate = min(sample(SAMPLES_TO_ESTIMATE).seconds)
+    wanted = int(seconds / max(estimate * calls, 1e-9))
+    return sample(max(MIN_SAMPLES, min(MAX_SAMPLES, wanted)))
+
+
+def burst_replays(seconds_a_call: float, calls: int) -> int:
+    """Replays of a burst: of BURST_CALLS calls, of fewer where they are long, of one replay at least."""
+    in_time = int(BURST_SECONDS / max(seconds_a_call * calls, 1e-9))
+    return max(1, min(-(-BURST_CALLS // calls), in_time))
+
+
+def sample_burst(sample: Sampler, replays: int, rest_seconds: float, sleep: Callable[[float], None]) -> Samples:
+    """One sample, the mean of ``replays``, after a rest."""
+    sleep(rest_seconds)
+    found = sample(replays)
+    return Samples((sum(found.seconds) / len(found.seconds),), found.clocks_hz)
+
+
+def timing_of_samples(rounds: Sequence[Samples]) -> Timing:
+    """The timing of a configuration by its rounds, or its bursts."""
+    return timing_of([one.seconds for one in rounds], [one.clocks_hz for one in rounds])

@@ -7,19 +7,22 @@ gone) or the user ends it; all that was finished stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from g4kv_cli.bench.roofline import is_impossible
+from g4kv_cli.bench.samples import Samples, burst_replays, sample_burst, sample_round, timing_of_samples
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
-from g4kv_cli.records.bench import Ceilings, Measurement, Shape, Timing, timing_of
+from g4kv_cli.records.bench import Ceilings, Measurement, Shape, ShapeKind
 
 NOT_REACHED = "the run ended before it"
-SAMPLES_TO_ESTIMATE = 2
-MIN_SAMPLES = 4
-MAX_SAMPLES = 40
+REST_SECONDS: Mapping[ShapeKind, float] = MappingProxyType({"decode": 0.0, "prefill": 0.2, "prep": 0.0})
+"""Power sets the clock of prefill alone: the others wait for memory, and have so many cells that rests would be most of
+a run."""
 STEADY_NOISE = 0.02
 """Rounds whose median is more uncertain than this (Timing.noise) are followed by others, up to twice as many in all."""
 MAX_REASON = 300
@@ -36,7 +39,7 @@ class Runnable(Protocol):
     def capture(self) -> None:
         """Record one call for every pool as one graph, and a single call as another."""
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int) -> Samples:
         """Seconds a call of ``count`` replays back to back, each over all pools; after one replay not counted."""
 
     def queue_single(self) -> None:
@@ -51,7 +54,7 @@ class OpenShape(Protocol):
     checked_rows: int
 
     def make(self, configuration: str) -> Runnable:
-        """Raises SkippedConfiguration if this one cannot run here, and what the device raises."""
+        """Raises NotCovered if this one is not here or does not take the shape, and what the device raises."""
 
     def renew_inputs(self) -> None:
         """Other inputs at the same addresses."""
@@ -69,10 +72,6 @@ class Backend(Protocol):
         """Raises DeviceUnavailable if the memory is not there."""
 
 
-class SkippedConfiguration(Exception):
-    """A configuration that cannot run on this machine or at this shape; the text says why."""
-
-
 class RunEnded(Exception):
     """Nothing more can be measured; the text says why."""
 
@@ -80,10 +79,17 @@ class RunEnded(Exception):
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
     """``rounds`` rounds over the configurations of a shape, each sampled for about ``seconds_per_round``; where they
-    leave a median more uncertain than STEADY_NOISE, up to as many again."""
+    leave a median more uncertain than STEADY_NOISE, up to as many again. Then ``bursts``, a rest before each, of the
+    shapes that have one: ``rest_seconds``, or, if it is None, REST_SECONDS."""
 
     rounds: int = 4
     seconds_per_round: float = 0.02
+    bursts: int = 9
+    rest_seconds: float | None = None
+
+    def rest_of(self, kind: ShapeKind) -> float:
+        """Seconds of rest before a burst of these shapes; 0: they have no bursts."""
+        return REST_SECONDS[kind] if self.rest_seconds is None else self.rest_seconds
 
 
 @dataclass(slots=True)
@@ -93,8 +99,15 @@ class _Open:
     shape: Shape
     data: OpenShape | None = None
     runnables: dict[str, Runnable] = field(default_factory=dict)
-    samples: dict[str, list[list[float]]] = field(default_factory=dict)
+    samples: dict[str, list[Samples]] = field(default_factory=dict)
+    bursts: dict[str, list[Samples]] = field(default_factory=dict)
+    burst_calls: dict[str, int] = field(default_factory=dict)
     results: dict[str, Measurement] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> int:
+        """Calls of a replay."""
+        return max(1, self.data.pools if self.data is not None else 1)
 
 
 class Sweep:
@@ -109,13 +122,18 @@ class Sweep:
         settings: SweepSettings,
         put: Callable[[Sequence[Measurement]], None],
         interrupted: Callable[[], bool] = lambda: False,
+        *,
+        burst_ceilings: Ceilings | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``put`` takes finished measurements; ``interrupted`` is asked between steps."""
+        """``put`` takes finished measurements; ``interrupted`` is asked between steps; ``sleep`` rests."""
         self.cells = tuple(cells)
         self.ended = ""
         self._backend = backend
         self._shapes = {shape.id: shape for shape in shapes}
         self._ceilings = ceilings
+        self._burst_ceilings = burst_ceilings
+        self._sleep = sleep
         self._settings = settings
         self._put = put
         self._interrupted = interrupted
@@ -181,6 +199,7 @@ class Sweep:
             self._raise_if_interrupted()
             self._prepare(cell.configuration)
         self._sample_rounds()
+        self._sample_bursts()
 
     def _prepare(self, configuration: str) -> None:
         """A wrong kernel never gets as far as a graph."""
@@ -198,8 +217,6 @@ class Sweep:
         except DeviceFault as fault:
             self._note_fault(configuration, fault)
             raise
-        except SkippedConfiguration as skipped:
-            self._finish(configuration, status="skipped", reason=str(skipped))
         except NotCovered as why:
             self._finish(configuration, status="not covered", reason=str(why))
         except Exception as error:  # as above
@@ -216,19 +233,39 @@ class Sweep:
                 return
             order = list(current.runnables)
             for configuration in order if number % 2 == 0 else reversed(order):
-                self._raise_if_interrupted()
-                runnable = current.runnables[configuration]
-                try:
-                    estimate = min(runnable.sample(SAMPLES_TO_ESTIMATE))
-                    calls = max(1, current.data.pools if current.data is not None else 1)
-                    wanted = int(self._settings.seconds_per_round / max(estimate * calls, 1e-9))
-                    count = max(MIN_SAMPLES, min(MAX_SAMPLES, wanted))
-                    current.samples[configuration].append(runnable.sample(count))
-                except DeviceFault as fault:
-                    self._note_fault(configuration, fault)
-                    raise
-                except Exception as error:  # as above
-                    self._fail(configuration, error)
+                self._sample(configuration, self._sample_round)
+
+    def _sample_bursts(self) -> None:
+        """As many bursts of every configuration, in turning order."""
+        current = self._current()
+        if not self._settings.rest_of(current.shape.kind):
+            return
+        for number in range(self._settings.bursts):
+            order = list(current.runnables)
+            for configuration in order if number % 2 == 0 else reversed(order):
+                self._sample(configuration, self._sample_burst)
+
+    def _sample(self, configuration: str, step: Callable[[_Open, Runnable], None]) -> None:
+        self._raise_if_interrupted()
+        current = self._current()
+        try:
+            step(current, current.runnables[configuration])
+        except DeviceFault as fault:
+            self._note_fault(configuration, fault)
+            raise
+        except Exception as error:  # as above
+            self._fail(configuration, error)
+
+    def _sample_round(self, current: _Open, runnable: Runnable) -> None:
+        found = sample_round(runnable.sample, current.pools, self._settings.seconds_per_round)
+        current.samples[runnable.configuration].append(found)
+
+    def _sample_burst(self, current: _Open, runnable: Runnable) -> None:
+        name = runnable.configuration
+        replays = burst_replays(timing_of_samples(current.samples[name]).median, current.pools)
+        rest = self._settings.rest_of(current.shape.kind)
+        current.bursts.setdefault(name, []).append(sample_burst(runnable.sample, replays, rest, self._sleep))
+        current.burst_calls[name] = replays * current.pools
 
     def _close_shape(self) -> dict[str, Measurement]:
         """The second check, on other inputs; then the measurements are final: they are given back by configuration."""
@@ -258,22 +295,26 @@ class Sweep:
             return replace(planned, status="failed", reason=_sentence(error))
         if wrong:
             return replace(planned, status="wrong", reason=f"after timing, with fresh inputs: {wrong}")
-        timing = timing_of(current.samples[configuration])
-        return self._with_time(current, planned, timing)
+        return self._with_time(current, planned)
 
-    def _with_time(self, current: _Open, planned: Measurement, timing: Timing) -> Measurement:
-        data = current.data
+    def _with_time(self, current: _Open, planned: Measurement) -> Measurement:
+        data, name = current.data, planned.configuration
+        timing = timing_of_samples(current.samples[name])
+        burst = timing_of_samples(current.bursts[name]) if name in current.bursts else None
         pools = data.pools if data is not None else 0
         rotating = data.rotating_bytes if data is not None else 0
         cached = min(rotating, self._backend.cache_bytes) // max(pools, 1)
-        if is_impossible(timing.median, current.shape, self._ceilings, cached):
-            reason = f"{timing.median * 1e6:.2f} us is under the floor of this run: an error of the measurement"
-            return replace(planned, status="impossible", reason=reason)
+        for found, ceilings in ((timing, self._ceilings), (burst, self._burst_ceilings)):
+            if found and ceilings and is_impossible(found.median, current.shape, ceilings, cached):
+                reason = f"{found.median * 1e6:.2f} us is under the floor of this run: an error of the measurement"
+                return replace(planned, status="impossible", reason=reason)
         return replace(
             planned,
             status="measured",
             reason="",
             graph=timing,
+            burst=burst,
+            burst_calls=current.burst_calls.get(name, 0),
             pools=pools,
             rotating_bytes=rotating,
             checked_rows=data.checked_rows if data is not None else 0,
@@ -316,7 +357,7 @@ class Sweep:
 
 
 def _are_steady(current: _Open) -> bool:
-    return all(timing_of(current.samples[name]).noise <= STEADY_NOISE for name in current.runnables)
+    return all(timing_of_samples(current.samples[name]).noise <= STEADY_NOISE for name in current.runnables)
 
 
 def _sentence(error: Exception) -> str:

@@ -99,16 +99,33 @@ def shapes_of(workload: Workload, geometry: Geometry, preset: Preset, kv_format:
     return found
 
 
-def mixed_batches(geometry: Geometry, preset: Preset) -> list[asked.Workload]:
+def with_pages(shape: Shape, page_size: int) -> Shape:
+    """The same problem on pages of so many tokens, of another id where they are not the usual ones."""
+    return (
+        shape
+        if page_size == shape.page_size
+        else replace(shape, id=f"{shape.id}{_page_suffix(page_size)}", page_size=page_size)
+    )
+
+
+def _page_suffix(page_size: int) -> str:
+    return "" if page_size == DEFAULT_PAGE_SIZE_TOKENS else f"/page{page_size}"
+
+
+def mixed_batches(
+    geometry: Geometry, preset: Preset, page_size: int = DEFAULT_PAGE_SIZE_TOKENS
+) -> list[asked.Workload]:
     """Batches of a server's step: a chunk of one request's prompt, and requests that decode one token each."""
     return [
-        mixed_batch(geometry, chunk, history, decoding)
+        mixed_batch(geometry, chunk, history, decoding, page_size)
         for chunk, history, decoding in _MIXED[preset]
         if chunk + history <= geometry.max_positions
     ]
 
 
-def mixed_batch(geometry: Geometry, chunk: int, history: int, decoding: int) -> asked.Workload:
+def mixed_batch(
+    geometry: Geometry, chunk: int, history: int, decoding: int, page_size: int = DEFAULT_PAGE_SIZE_TOKENS
+) -> asked.Workload:
     """A request of ``chunk`` new tokens and ``decoding`` of one, each behind ``history`` tokens, on permuted pages."""
 
     def fault(key: str, words: str) -> UsageError:
@@ -116,9 +133,9 @@ def mixed_batch(geometry: Geometry, chunk: int, history: int, decoding: int) -> 
 
     lengths = [(history + chunk, chunk), *[(history + 1, 1)] * decoding]
     spec = asked.WorkloadSpec(
-        name=f"chunk{chunk}+decode{decoding}/history{history}",
+        name=f"chunk{chunk}+decode{decoding}/history{history}{_page_suffix(page_size)}",
         requests=tuple(asked.RequestSpec(kv_len, q_len, "permuted", None, fault) for kv_len, q_len in lengths),
-        page_size=DEFAULT_PAGE_SIZE_TOKENS,
+        page_size=page_size,
         splits=asked.DEFAULT_SPLITS,
         padding=0,
         released=True,

@@ -80,6 +80,7 @@ def _request_of(options: BenchOptions) -> Request:
         providers=read_providers(options.provider),
         with_baseline=options.alternates,
         kv_formats=options.kv_formats,
+        page_size=options.page_size,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from g4kv_cli.bench.sweep import SweepSettings
+from g4kv_cli.bench.sweep import REST_SECONDS, SweepSettings
 from g4kv_cli.bench.workloads import Preset, Workload
 from g4kv_cli.commands.asked import Asked, asked_options
 from g4kv_cli.commands.options import (
@@ -24,11 +24,13 @@ from g4kv_cli.commands.options import (
 from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_format import KV_FORMATS, SPLIT, KvFormat
-from g4kv_cli.model.kv_layout import INT32_MAX
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, MAX_PAGE_SIZE_TOKENS
 from g4kv_cli.records.bench import BenchRecord, read_bench_record
 
 BUILT_IN = "built-in"
 BOTH = "both"
+MAX_REST_SECONDS = 10.0
+MAX_BURSTS = 1000
 DEFAULT_GEOMETRY = "12b-local"
 DEFAULT_THRESHOLD = "5%"
 _file = click.Path(dir_okay=False, path_type=Path)
@@ -49,6 +51,7 @@ class BenchOptions:
     workload_path: Path | None
     shape: str | None
     kv_format: str
+    page_size: int
     device: str
     require_gpu: bool
     kernels: Path | None
@@ -68,6 +71,8 @@ class BenchOptions:
     no_cold: bool
     rounds: int
     round_ms: float
+    bursts: int
+    rest: float | None
     seed: int
     quiet: bool
 
@@ -75,6 +80,11 @@ class BenchOptions:
     def asked(self) -> Asked:
         """Requests of the user's own in place of the shapes, if there are any."""
         return Asked(self.workload_path, self.shape, self.geometry, self.tp)
+
+    @property
+    def sampling(self) -> SweepSettings:
+        """How cells and ceilings are sampled."""
+        return SweepSettings(self.rounds, self.round_ms * 1e-3, self.bursts, self.rest)
 
     @property
     def kv_formats(self) -> tuple[KvFormat, ...]:
@@ -136,18 +146,18 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of milliseconds", ctx, param)
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no time", ctx, param)
     return value
 
 
 _REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
 _PLAN = frozenset(
     ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline",
-     "workload_path", "shape", "kv_format")
+     "workload_path", "shape", "kv_format", "page_size")
 )  # fmt: skip
-_NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path", "kv_format")
+_NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path", "kv_format", "page_size")
 """What --workload and --shape say themselves, or what a single batch has not."""
 _MODES: dict[str, frozenset[str]] = {
     "list_peers": frozenset(),
@@ -197,6 +207,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="How rows of K lie in the pool, whole (split) or, where V is made of raw K, their "
         "rotated columns alone (folded).",
+    ),
+    click.option(
+        "--page-size",
+        type=click.IntRange(1, MAX_PAGE_SIZE_TOKENS),
+        default=DEFAULT_PAGE_SIZE_TOKENS,
+        show_default=True,
+        metavar="TOKENS",
+        help="Token slots of a page.",
     ),
     device_options,
     kernels_option,
@@ -262,6 +280,21 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         callback=_finite,
         show_default=True,
         help="Milliseconds of samples a round and configuration.",
+    ),
+    click.option(
+        "--rest",
+        type=click.FloatRange(0, MAX_REST_SECONDS),
+        callback=_finite,
+        metavar="SECONDS",
+        help="Time bursts too, the card at rest for so long before each; 0: none.  "
+        f"[default: {REST_SECONDS['prefill']:g} in prefill, none elsewhere]",
+    ),
+    click.option(
+        "--bursts",
+        type=click.IntRange(1, MAX_BURSTS),
+        default=SweepSettings().bursts,
+        show_default=True,
+        help="Bursts a configuration.",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32), default=1, show_default=True, help="Seed of the data."),
     click.option("-q", "--quiet", is_flag=True, help="Only the verdict, what is missing, and comparisons."),

@@ -19,7 +19,7 @@ def report_analysis(
 ) -> UsageError | None:
     """Tables, verdict, what is missing; then the files. The first of them that could not be written, for the end."""
     if with_start and not options.quiet:
-        console.start(analysis.record.run, analysis.record.ceilings)
+        console.start(analysis.record)
     if not options.quiet:
         console.tables(analysis)
     console.verdicts(analysis.verdicts)

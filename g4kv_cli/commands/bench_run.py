@@ -25,7 +25,7 @@ from g4kv_cli.bench.run import (
     open_gpu,
     record_directory,
 )
-from g4kv_cli.bench.sweep import SweepSettings
+from g4kv_cli.bench.sweep import REST_SECONDS
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.bench_options import BenchOptions
 from g4kv_cli.commands.bench_report import compared, exit_code_of, report_analysis, within
@@ -53,12 +53,14 @@ def measure(console: BenchConsole, options: BenchOptions, request: Request) -> i
         libraries = _compiled(opened, options)
         plan = make_plan(request, Target.of(opened))
         before = clocks()
-        run = BenchRun(plan, request, opened, libraries, seed=options.seed, cold=not options.no_cold)
+        run = BenchRun(
+            plan, request, opened, libraries, seed=options.seed, cold=not options.no_cold, settings=options.sampling
+        )
         record = _planned_record(options, request, run, opened, before)
         path = options.json_path or _record_path(record.run)
         store = BenchStore(record, path)
         if not options.quiet:
-            console.start(record.run, run.ceilings)
+            console.start(record)
         measured = _measured(console, options, plan, run, store)
         _close_record(store, measured, before)
         if measured.ended == "finished":
@@ -103,10 +105,13 @@ def _planned_record(
             "preset": options.preset,
             "rounds": options.rounds,
             "seconds_per_round": options.round_ms * 1e-3,
+            "bursts": options.bursts,
+            "rest_seconds": {kind: options.sampling.rest_of(kind) for kind in REST_SECONDS},
             "cold": not options.no_cold,
             "baseline": options.baseline or "",
             "variant": options.variant,
             "kv_format": options.kv_format,
+            "page_size": options.page_size,
             **({"asked": options.asked.values()} if options.asked else {}),
         },
         ceilings=run.ceilings,
@@ -118,6 +123,7 @@ def _planned_record(
         ),
         clocks=(clocks_before,) if clocks_before else (),
         ended="still running, or killed",
+        burst_ceilings=run.burst_ceilings,
     )
 
 
@@ -131,7 +137,7 @@ def _measured(console: BenchConsole, options: BenchOptions, plan: Plan, run: Ben
         if measurements:
             console.progress(len(done), len(plan.shapes), measurements[0].shape)
 
-    measured = run.measure(SweepSettings(options.rounds, options.round_ms * 1e-3), put)
+    measured = run.measure(put)
     console.end_progress()
     return measured
 
@@ -151,7 +157,7 @@ def _close_record(store: BenchStore, measured: Measured, clocks_before: str) -> 
 def _with_versions(info: RunInfo) -> RunInfo:
     """The run's head with the versions of what else took part."""
     found = dict(info.versions)
-    for package in ("cuda-bench", "torch", *dict.fromkeys(peer.distribution for peer in PEERS)):
+    for package in ("cuda-bench", "torch", "nvidia-ml-py", *dict.fromkeys(peer.distribution for peer in PEERS)):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return replace(info, versions=found)

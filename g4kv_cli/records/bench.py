@@ -22,11 +22,8 @@ BENCH_KIND = "g4kv-bench"
 
 ShapeKind = Literal["decode", "prefill", "prep"]
 MeasurementStatus = Literal["measured", "wrong", "impossible", "failed", "skipped", "not covered", "missing"]
-MEASUREMENT_STATUSES: tuple[MeasurementStatus, ...] = (
-    "measured", "wrong", "impossible", "failed", "skipped", "not covered", "missing",
-)  # fmt: skip
-"""wrong: its results are; impossible: faster than the floor of this run; not covered: its provider does not serve it;
-missing: the run ended before it."""
+"""wrong: its results are; impossible: faster than the floor of this run; skipped: the memory lacks; not covered: its
+provider or library does not serve it, or is not here; missing: the run ended before it."""
 
 PEER_PREFIX = "peer:"
 """Of another library's configuration."""
@@ -69,7 +66,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call: quantiles of ``count`` samples. ``round_medians``: one median for each round of the run."""
+    """Seconds a call: quantiles of ``count`` samples. ``round_medians``: one median for each round of the run.
+
+    ``round_clocks_hz``: the median of what NVML read of the SM clock while a round's samples ran, for each round in
+    which it read at all.
+    """
 
     median: float
     q1: float
@@ -78,6 +79,12 @@ class Timing:
     high: float
     count: int
     round_medians: tuple[float, ...] = ()
+    round_clocks_hz: tuple[float, ...] = ()
+
+    @property
+    def clock_hz(self) -> float | None:
+        """The SM clock: the median over the rounds; None where NVML read nothing."""
+        return quantile(sorted(self.round_clocks_hz), 0.5) if self.round_clocks_hz else None
 
     @property
     def noise(self) -> float:
@@ -93,7 +100,9 @@ class Timing:
 class Measurement:
     """One configuration at one shape.
 
-    ``graph``: calls in a replayed CUDA graph that rotates over ``pools`` copies of the data. ``cold``: one call with
+    ``graph``: calls in a replayed CUDA graph that rotates over ``pools`` copies of the data, replays following one
+    another without a pause. ``burst``: the same graph in bursts of ``burst_calls`` calls, the card at rest before each;
+    one sample a burst, each a round of its own. ``cold``: one call with
     the L2 cache flushed before it; ``warm_seconds``: the same call back to back; ``sm_clock_hz``: the SMs' mean
     clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is
     the label of a decode form (``b``), ``peer`` for another library's kernel, else the entry's or variant's name.
@@ -107,6 +116,8 @@ class Measurement:
     reason: str = ""
     num_splits: int = 1
     graph: Timing | None = None
+    burst: Timing | None = None
+    burst_calls: int = 0
     cold: Timing | None = None
     warm_seconds: float | None = None
     sm_clock_hz: float | None = None
@@ -122,18 +133,21 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What plain kernels reached in this run. 0: not measured. ``launch_seconds``: an empty kernel in a graph."""
+    """What plain kernels reached in this run. 0: not measured. ``launch_seconds``: an empty kernel in a graph;
+    ``gemm_clock_hz``: the SM clock that NVML read while the GEMM ran."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float
     gemm_flops_per_second: float = 0.0
     launch_seconds: float = 0.0
     note: str = ""
+    gemm_clock_hz: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRecord:
-    """A whole run. ``clocks``: what nvidia-smi said before and after, in its own words."""
+    """A whole run. ``ceilings`` hold for launches without pauses, ``burst_ceilings`` for bursts; ``clocks``: what
+    nvidia-smi said before and after, in its own words."""
 
     run: RunInfo
     settings: Mapping[str, Any]
@@ -143,6 +157,7 @@ class BenchRecord:
     peers: tuple[Mapping[str, str], ...] = ()
     clocks: tuple[str, ...] = ()
     ended: str = "finished"
+    burst_ceilings: Ceilings | None = None
     notes: tuple[str, ...] = field(default=())
 
     def at(self, shape: Shape) -> tuple[Measurement, ...]:
@@ -197,11 +212,12 @@ def _require_sense(record: BenchRecord) -> None:
 
     require(bool(record.ended), "ended is missing")
     require(all(peer.get("name") for peer in record.peers), "a peer has no name")
-    if record.ceilings is not None:
-        rates = (record.ceilings.read_bytes_per_second, record.ceilings.copy_bytes_per_second)
-        require(min(rates) > 0, "ceilings: a memory rate is not positive")
-        rest = (record.ceilings.gemm_flops_per_second, record.ceilings.launch_seconds)
-        require(min(rest) >= 0, "ceilings: a value is negative")
+    for name, ceilings in (("ceilings", record.ceilings), ("burst_ceilings", record.burst_ceilings)):
+        if ceilings is not None:
+            rates = (ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second)
+            require(min(rates) > 0, f"{name}: a memory rate is not positive")
+            rest = (ceilings.gemm_flops_per_second, ceilings.launch_seconds, ceilings.gemm_clock_hz)
+            require(min(rest) >= 0, f"{name}: a value is negative")
     for one in record.shapes:
         extents = (one.batch, one.tokens, one.kv_len, one.page_size, one.num_qo_heads, one.num_kv_heads, one.head_dim)
         require(min(extents) >= 1, f"{one.id}: an extent is below 1")
@@ -223,11 +239,14 @@ def _require_sense(record: BenchRecord) -> None:
         require(
             (item.status == "measured") == timed, f"{item.id}: status {item.status} and its times contradict each other"
         )
+        require(timed or item.burst is None, f"{item.id}: bursts and no time without pauses")
+        require((item.burst is None) == (item.burst_calls == 0), f"{item.id}: burst and burst_calls disagree")
         require(item.num_splits >= 1, f"{item.id}: num_splits is below 1")
-        require(min(item.pools, item.rotating_bytes, item.checked_rows) >= 0, f"{item.id}: a count is negative")
+        counts = (item.pools, item.rotating_bytes, item.checked_rows, item.burst_calls)
+        require(min(counts) >= 0, f"{item.id}: a count is negative")
         for name, seconds in (("warm_seconds", item.warm_seconds), ("sm_clock_hz", item.sm_clock_hz)):
             require(seconds is None or seconds > 0, f"{item.id}: {name} is not positive")
-        for name, timing in (("graph", item.graph), ("cold", item.cold)):
+        for name, timing in (("graph", item.graph), ("burst", item.burst), ("cold", item.cold)):
             if timing is not None:
                 _require_order(timing, f"{item.id}: {name}")
 
@@ -240,10 +259,13 @@ def _require_order(timing: Timing, where: str) -> None:
         raise SchemaError(f"{where}: {timing.count} samples")
     if not all(timing.low <= one <= timing.high for one in timing.round_medians):
         raise SchemaError(f"{where}: a round's median lies outside low and high")
+    if not all(one > 0 for one in timing.round_clocks_hz):
+        raise SchemaError(f"{where}: a clock is not positive")
 
 
-def timing_of(rounds: Sequence[Sequence[float]]) -> Timing:
-    """Quantiles over all samples of all rounds (linear interpolation), and each round's median. Seconds a call."""
+def timing_of(rounds: Sequence[Sequence[float]], clocks_hz: Sequence[Sequence[float]] = ()) -> Timing:
+    """Quantiles over all samples of all rounds (linear interpolation), and each round's median. Seconds a call.
+    ``clocks_hz``: the readings of each round."""
     samples = sorted(sample for one in rounds for sample in one)
     if not samples:
         raise ValueError("no samples")
@@ -255,6 +277,7 @@ def timing_of(rounds: Sequence[Sequence[float]]) -> Timing:
         high=samples[-1],
         count=len(samples),
         round_medians=tuple(quantile(sorted(one), 0.5) for one in rounds if one),
+        round_clocks_hz=tuple(quantile(sorted(one), 0.5) for one in clocks_hz if one),
     )
 
 

@@ -16,7 +16,8 @@ class Row:
     """One measurement against the roofline. Rates and shares are 0 where it has no time.
 
     ``rate`` in bytes or FLOPs a second, as ``rate_kind`` says; ``ceiling_share`` of what bounds the shape; ``standing``
-    is best, tie, or empty, among our own configurations; for a peer, best peer.
+    is best, tie, or empty, among our own configurations; for a peer, best peer. ``burst_rate`` and ``burst_share``: the
+    bursts', against the ceilings in bursts.
     """
 
     measurement: Measurement
@@ -28,6 +29,8 @@ class Row:
     ceiling_share: float
     over_floor: float
     standing: str
+    burst_rate: float = 0.0
+    burst_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

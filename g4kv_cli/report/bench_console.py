@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from g4kv_cli.entries.table import preferred_unsplit
-from g4kv_cli.records.bench import PEER_PREFIX, Ceilings, Shape
+from g4kv_cli.records.bench import PEER_PREFIX, BenchRecord, Ceilings, Shape
 from g4kv_cli.records.findings import Analysis, CellVerdict, ComparedCell, Comparison, GeometryVerdict, Row
-from g4kv_cli.records.run import RunInfo
 from g4kv_cli.report.bench_format import (
+    burst_text,
     bytes_text,
     ceilings_text,
+    columns_of,
     flops_text,
-    rate_text,
     share_text,
     signed_share_text,
     time_text,
@@ -43,12 +43,15 @@ class BenchConsole:
 
     # --- before and during a run ---------------------------------------------------------------------------
 
-    def start(self, run: RunInfo, ceilings: Ceilings | None) -> None:
+    def start(self, record: BenchRecord) -> None:
         """Device, kernels, ceilings of this run."""
+        run = record.run
         self._line("device   ", device_text(run))
         self._line("kernels  ", f"{kernels_text(run)}, commit {run.git_commit or 'none'}")
-        if ceilings is not None:
-            self._line("ceilings ", ceilings_text(ceilings))
+        if record.ceilings is not None:
+            self._line("ceilings ", ceilings_text(record.ceilings))
+        if record.burst_ceilings is not None:
+            self._line("in bursts", f" {burst_text(record)}")
 
     def progress(self, done: int, total: int, shape: str) -> None:
         """One line that is overwritten; nothing where stderr is no terminal."""
@@ -156,13 +159,13 @@ def place_text(shape: Shape) -> str:
 
 
 def measurement_table(title: str, rows: Sequence[Row]) -> Table:
-    """Time with its uncertainty, rate, share of the ceiling, multiple of the floor, cold and warm times, standing."""
-    table = _table(title)
-    for name, right in (
-        ("shape", False), ("configuration", False), ("time", True), ("+-", True), ("rate", True), ("of ceiling", True),
-        ("x floor", True), ("cold", True), ("warm", True), ("", False),
-    ):  # fmt: skip
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    """Shape and configuration, the columns of bench_format, standing."""
+    table, columns = _table(title), columns_of(rows)
+    for name in ("shape", "configuration"):
+        table.add_column(name, no_wrap=True)
+    for column in columns:
+        table.add_column(column.name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     before = ""
     for row in rows:
         item, style = row.measurement, _STYLES.get(row.standing, "")
@@ -171,21 +174,9 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Table:
         before = place
         name = item.configuration
         if item.graph is None:
-            table.add_row(shown, name, item.status, "", "", "", "", "", "", "", style="yellow")
+            table.add_row(shown, name, item.status, *[""] * len(columns), style="yellow")
             continue
-        table.add_row(
-            shown,
-            name,
-            time_text(item.graph.median),
-            share_text(item.graph.noise),
-            rate_text(row),
-            share_text(row.ceiling_share),
-            f"{row.over_floor:.2f}",
-            "" if item.cold is None else time_text(item.cold.median),
-            "" if item.warm_seconds is None else time_text(item.warm_seconds),
-            row.standing,
-            style=style,
-        )
+        table.add_row(shown, name, *(column.text(row) for column in columns), row.standing, style=style)
     return table
 
 

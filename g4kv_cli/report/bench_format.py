@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from g4kv_cli.records.bench import Ceilings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from g4kv_cli.records.bench import BenchRecord, Ceilings, Timing
 from g4kv_cli.records.findings import Row
 
 
@@ -27,11 +30,60 @@ def signed_share_text(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def rate_text(row: Row) -> str:
+def rate_text(rate: float, kind: str) -> str:
     """``4250 GB/s`` or ``521 TFLOP/s``; empty without a time."""
-    if not row.rate:
+    if not rate:
         return ""
-    return f"{row.rate / 1e9:.0f} GB/s" if row.rate_kind == "bytes" else f"{row.rate / 1e12:.0f} TFLOP/s"
+    return f"{rate / 1e9:.0f} GB/s" if kind == "bytes" else f"{rate / 1e12:.0f} TFLOP/s"
+
+
+def clock_text(hertz: float | None) -> str:
+    """``1755 MHz``; empty without one."""
+    return f"{hertz / 1e6:.0f} MHz" if hertz else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number of a measurement; ``text`` is empty where it has none."""
+
+    name: str
+    text: Callable[[Row], str]
+
+
+COLUMNS = (
+    Column("time", lambda row: _median(row.measurement.graph)),
+    Column("+-", lambda row: _noise(row.measurement.graph)),
+    Column("rate", lambda row: rate_text(row.rate, row.rate_kind)),
+    Column("of ceiling", lambda row: share_text(row.ceiling_share) if row.rate else ""),
+    Column("x floor", lambda row: f"{row.over_floor:.2f}" if row.rate else ""),
+    Column("clock", lambda row: _clock(row.measurement.graph)),
+    Column("burst", lambda row: _median(row.measurement.burst)),
+    Column("burst +-", lambda row: _noise(row.measurement.burst)),
+    Column("burst rate", lambda row: rate_text(row.burst_rate, row.rate_kind)),
+    Column("burst of ceiling", lambda row: share_text(row.burst_share) if row.burst_rate else ""),
+    Column("burst clock", lambda row: _clock(row.measurement.burst)),
+    Column("cold", lambda row: _median(row.measurement.cold)),
+    Column("warm", lambda row: "" if row.measurement.warm_seconds is None else time_text(row.measurement.warm_seconds)),
+)
+_RARE = ("clock", "burst", "burst +-", "burst rate", "burst of ceiling", "burst clock")
+"""Left out of a table none of whose rows has them."""
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """The columns of a table of these rows."""
+    return tuple(one for one in COLUMNS if one.name not in _RARE or any(one.text(row) for row in rows))
+
+
+def _median(timing: Timing | None) -> str:
+    return "" if timing is None else time_text(timing.median)
+
+
+def _noise(timing: Timing | None) -> str:
+    return "" if timing is None else share_text(timing.noise)
+
+
+def _clock(timing: Timing | None) -> str:
+    return "" if timing is None else clock_text(timing.clock_hz)
 
 
 def bytes_text(count: int) -> str:
@@ -61,10 +113,18 @@ def ceilings_text(ceilings: Ceilings) -> str:
         f"copy {ceilings.copy_bytes_per_second / 1e9:.0f} GB/s",
     ]
     if ceilings.gemm_flops_per_second:
-        parts.append(f"bf16 GEMM {ceilings.gemm_flops_per_second / 1e12:.0f} TFLOP/s")
+        clock = f" at {clock_text(ceilings.gemm_clock_hz)}" if ceilings.gemm_clock_hz else ""
+        parts.append(f"bf16 GEMM {ceilings.gemm_flops_per_second / 1e12:.0f} TFLOP/s{clock}")
     if ceilings.launch_seconds:
         parts.append(f"empty launch {time_text(ceilings.launch_seconds)}")
     return ", ".join(parts)
+
+
+def burst_text(record: BenchRecord) -> str:
+    """The ceilings in bursts, and what a burst is; empty where the run had none."""
+    if record.burst_ceilings is None:
+        return ""
+    return f"{ceilings_text(record.burst_ceilings)} ({record.burst_ceilings.note})"
 
 
 _CLOCK_EVENTS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_console import cell_lines, place_text, rule_lines
-from g4kv_cli.report.bench_format import bytes_text, ceilings_text, clocks_text, rate_text, share_text, time_text
+from g4kv_cli.report.bench_format import Column, burst_text, bytes_text, ceilings_text, clocks_text, columns_of
 from g4kv_cli.report.bench_plots import Plot, missing_matplotlib, plots_of, render
 from g4kv_cli.report.format import digest_text
 
@@ -80,6 +80,8 @@ def _facts(analysis: Analysis) -> str:
     if record.ceilings is not None:
         facts.append(("ceilings of this run", ceilings_text(record.ceilings)))
         facts.append(("how", record.ceilings.note))
+    if record.burst_ceilings is not None:
+        facts.append(("in bursts", burst_text(record)))
     facts += [("peer", f"{peer['name']} {peer.get('version') or peer.get('reason', '')}") for peer in record.peers]
     when = ("before", "after")
     facts += [(f"clocks {name}", clocks_text(line)) for name, line in zip(when, record.clocks, strict=False)]
@@ -123,9 +125,10 @@ def _figure(plot: Plot, renderer: Renderer | None) -> list[str]:
 def _tables(rows: Sequence[Row]) -> Iterable[str]:
     for pool, kind in dict.fromkeys((row.shape.pool, row.shape.kind) for row in rows):
         here = [row for row in rows if (row.shape.pool, row.shape.kind) == (pool, kind)]
-        names = ("shape", "bytes", "configuration", "time", "+-", "rate", "of ceiling", "x floor", "cold", "warm", "")
-        head = "".join(f'<th class="n">{name}</th>' if name in _NUMBERS else f"<th>{name}</th>" for name in names)
-        body = "\n".join(_table_rows(here))
+        columns = columns_of(here)
+        numbers = "".join(f'<th class="n">{column.name}</th>' for column in columns)
+        head = f'<th>shape</th><th class="n">bytes</th><th>configuration</th>{numbers}<th></th>'
+        body = "\n".join(_table_rows(here, columns))
         count = len(here)
         yield (
             f"<details><summary>{_text(pool)}, {_text(kind)}: {count} measurements</summary>\n"
@@ -133,10 +136,7 @@ def _tables(rows: Sequence[Row]) -> Iterable[str]:
         )
 
 
-_NUMBERS = ("bytes", "time", "+-", "rate", "of ceiling", "x floor", "cold", "warm")
-
-
-def _table_rows(rows: Sequence[Row]) -> Iterable[str]:
+def _table_rows(rows: Sequence[Row], columns: Sequence[Column]) -> Iterable[str]:
     before = ""
     for row in rows:
         item, place = row.measurement, place_text(row.shape)
@@ -145,25 +145,14 @@ def _table_rows(rows: Sequence[Row]) -> Iterable[str]:
         kind = {"best": "best", "tie": "tie", "best peer": "peer"}.get(row.standing, "")
         moved = bytes_text(row.shape.read_bytes + row.shape.write_bytes) if first else ""
         if item.graph is None:
-            values = [place if first else "", moved, item.configuration, item.status, *[""] * 6, item.reason]
-            kind = "none"
+            numbers, last, kind = [item.status, *[""] * (len(columns) - 1)], item.reason, "none"
         else:
-            values = [
-                place if first else "",
-                moved,
-                item.configuration,
-                time_text(item.graph.median),
-                share_text(item.graph.noise),
-                rate_text(row),
-                share_text(row.ceiling_share),
-                f"{row.over_floor:.2f}",
-                "" if item.cold is None else time_text(item.cold.median),
-                "" if item.warm_seconds is None else time_text(item.warm_seconds),
-                row.standing,
-            ]
-        cells = "".join(
-            f'<td class="n">{_text(value)}</td>' if 3 <= index <= 9 or index == 1 else f"<td>{_text(value)}</td>"
-            for index, value in enumerate(values)
+            numbers, last = [column.text(row) for column in columns], row.standing
+        cells = (
+            f'<td>{_text(place if first else "")}</td><td class="n">{_text(moved)}</td>'
+            f"<td>{_text(item.configuration)}</td>"
+            + "".join(f'<td class="n">{_text(number)}</td>' for number in numbers)
+            + f"<td>{_text(last)}</td>"
         )
         classes = " ".join(name for name in (kind, "first" if first else "") if name)
         yield f'<tr class="{classes}">{cells}</tr>' if classes else f"<tr>{cells}</tr>"

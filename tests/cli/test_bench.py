@@ -220,7 +220,7 @@ def test_help_imports_no_torch_and_no_matplotlib() -> None:
         (["--from", SAMPLE, "--geometry", "12b-local"], "--geometry does not apply to --from"),
         (["--list-peers", "--peer", "torch"], "--peer does not apply to --list-peers"),
         (["--dry-run", "--baseline", "/nowhere"], "--baseline /nowhere: neither a directory of kernels nor a record"),
-        (["--round-ms", "nan"], "nan is no number of milliseconds"),
+        (["--round-ms", "nan"], "nan is no time"),
     ],
 )
 def test_what_would_not_be_heeded_is_refused(
@@ -261,7 +261,8 @@ def test_half_a_run_that_is_not_slower_is_no_success(tmp_path: Path) -> None:
     values = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
     values["ended"] = "interrupted"
     for item in values["measurements"][3:]:
-        item.update(status="missing", reason="the run ended before it", graph=None, cold=None, warm_seconds=None)
+        item.update(status="missing", reason="the run ended before it", graph=None, cold=None, warm_seconds=None,
+                    burst=None, burst_calls=0)  # fmt: skip
     (tmp_path / "half.json").write_text(json.dumps(values), encoding="utf-8")
     result = invoke("--compare", SAMPLE, str(tmp_path / "half.json"))
     assert "B did not finish: interrupted" in result.stdout

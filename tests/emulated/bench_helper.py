@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from g4kv_cli.bench import cuda_backend, sweep
+from g4kv_cli.bench import cuda_backend, samples
 from g4kv_cli.bench import run as bench_run
 from g4kv_cli.commands import bench_run as bench_command
 from g4kv_cli.commands.bench import bench
@@ -46,6 +46,7 @@ class FakeCuda(EmulatedDevice):
         self._capturing: FakeGraph | None = None
         self.ordinal = 0
         self.stream = types.SimpleNamespace(handle=1)
+        self.core_device = types.SimpleNamespace(pci_bus_id="of no card")
         self._device_handle = 0
         self._driver = types.SimpleNamespace(
             CUdevice_attribute=types.SimpleNamespace(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE=1),
@@ -98,11 +99,12 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeCuda:
     monkeypatch.setenv("G4KV_GIT_COMMIT", "0123456789abcdef")  # not a commit that moves between two commands
     monkeypatch.setattr(cuda_backend, "MIN_ARENA_ELEMS", 2**12)
     monkeypatch.setattr(cuda_backend, "MAX_POOLS", 2)
-    monkeypatch.setattr(sweep, "SAMPLES_TO_ESTIMATE", 1)
-    monkeypatch.setattr(sweep, "MIN_SAMPLES", 1)
-    monkeypatch.setattr(sweep, "MAX_SAMPLES", 2)
+    monkeypatch.setattr(samples, "SAMPLES_TO_ESTIMATE", 1)
+    monkeypatch.setattr(samples, "MIN_SAMPLES", 1)
+    monkeypatch.setattr(samples, "MAX_SAMPLES", 2)
+    monkeypatch.setattr(samples, "BURST_CALLS", 2)
     wanted = Ceilings(4.7e12, 4.28e12, 0.0, 1e-6, "a test")
-    monkeypatch.setattr(bench_run, "measure_ceilings", lambda *_arguments: wanted)
+    monkeypatch.setattr(bench_run, "measure_ceilings", lambda *_arguments: (wanted, None))
     monkeypatch.setattr(bench_command, "open_gpu", lambda _spec: fake)
     monkeypatch.setattr(bench_command, "clocks", lambda: "1980 MHz")
     return fake
@@ -110,5 +112,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeCuda:
 
 def invoke(*arguments: str) -> Result:
     # One of eight ranks: one KV head.
-    fast = ["--tp", "8", "--no-cold", "--rounds", "2", "--round-ms", "0.1"]
-    return CliRunner().invoke(bench, [*arguments, *fast], standalone_mode=False, catch_exceptions=False)
+    fast = ["--tp", "8", "--no-cold", "--rounds", "2", "--round-ms", "0.1", "--rest", "0"]
+    return CliRunner().invoke(bench, [*fast, *arguments], standalone_mode=False, catch_exceptions=False)

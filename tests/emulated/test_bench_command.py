@@ -11,15 +11,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bench_helper import FakeCuda, fake_cuda, invoke, seconds_by_name
 from seeding import seed
 
+from g4kv_cli.bench import ceilings
+from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.commands import bench_run as bench_command
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.interface import LoadedKernel
 from g4kv_cli.entries.library import KernelLibrary
-from g4kv_cli.records.bench import read_bench_record
+from g4kv_cli.records.bench import Ceilings, read_bench_record
 
 pytestmark = pytest.mark.usefixtures("forms_a_b_c")
 
@@ -77,6 +80,52 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
         record = read_bench_record(Path(f"{workload}.json"), "--from")
         assert len(record.measurements) <= count
         assert {item.status for item in record.measurements} == {"measured"}
+
+
+def test_bursts_from_the_command_to_the_record(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    from g4kv_cli.bench import run as bench_run
+
+    in_bursts = Ceilings(4.7e12, 4.28e12, 0.0, 1e-6, note="the same in bursts")
+    monkeypatch.setattr(bench_run, "measure_ceilings", lambda *_arguments: (in_bursts, in_bursts))
+    rested = ("--rest", "0.001", "--bursts", "4")
+    result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2", *rested, "--json", "bursts.json")
+    assert result.return_value == 0, result.stdout
+    record = read_bench_record(Path("bursts.json"), "--from")
+    assert record.burst_ceilings == in_bursts
+    assert record.settings["rest_seconds"] == {"decode": 0.001, "prefill": 0.001, "prep": 0.001}
+    assert record.settings["bursts"] == 4
+    found = {item.configuration: (item.burst, item.burst_calls) for item in record.measurements}
+    assert {name: (burst.count, calls) for name, (burst, calls) in found.items() if burst} == {
+        "a": (4, 2), "b": (4, 2), "c2": (4, 2),
+    }  # fmt: skip
+    assert "(the same in bursts)" in result.stdout
+    assert re.search(r"burst\s+burst \+-", result.stdout)
+
+
+def test_ceilings_are_sampled_as_cells_are(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    microseconds = {"copy_2": 9, "copy_4": 8, "copy_8": 10, "read_2": 5, "read_4": 6, "read_8": 4, "empty": 1}
+
+    def seconds(kernel: LoadedKernel) -> float:
+        return microseconds[kernel.name.removeprefix("ceiling_")] * (0.5e-6 if rests else 1e-6)
+
+    monkeypatch.setattr(ceilings.time, "sleep", rests.append)
+    monkeypatch.setattr(ceilings, "EMPTY_LAUNCHES", 3)
+    device._seconds = seconds
+    library = KernelLibrary(device)
+    arena = device.upload(np.ones(4096, np.int16), "arena")
+    settings = SweepSettings(rounds=2, seconds_per_round=1e-5, bursts=3)
+    without, none = ceilings.measure_ceilings(library, device, arena, settings, 0.0)  # type: ignore[arg-type]
+    assert (none, rests) == (None, [])
+    assert without.read_bytes_per_second == pytest.approx(8192 / 4e-6)
+    assert without.copy_bytes_per_second == pytest.approx(2 * 8192 / 8e-6)
+    assert without.launch_seconds == pytest.approx(1e-6)
+    again, rested = ceilings.measure_ceilings(library, device, arena, settings, 0.5)  # type: ignore[arg-type]
+    assert (again.note, again.read_bytes_per_second) == (without.note, pytest.approx(without.read_bytes_per_second))
+    assert rests == [0.5] * 9  # three bursts of the fastest copy and read, and of the empty kernel
+    assert rested is not None
+    assert rested.read_bytes_per_second == pytest.approx(8192 / 2e-6)
+    assert rested.note == "the same in 3 bursts, 0.5 s of rest before each"
 
 
 def test_a_kernel_with_a_seeded_fault_is_wrong_and_exits_1(device: FakeCuda, tmp_path: Path) -> None:

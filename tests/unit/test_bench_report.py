@@ -57,7 +57,7 @@ def test_the_tables(analysis: Analysis) -> None:
 
 def test_the_verdict_and_what_is_missing(analysis: Analysis) -> None:
     def show(console: BenchConsole) -> None:
-        console.start(analysis.record.run, analysis.record.ceilings)
+        console.start(analysis.record)
         console.verdicts(analysis.verdicts)
         console.missing(analysis)
 
@@ -151,6 +151,7 @@ def test_the_schema(sample: BenchRecord) -> None:
     values = json.loads(record_to_text(sample))
     assert list(values) == [
         "schema_version", "kind", "run", "settings", "ceilings", "shapes", "measurements", "peers", "clocks", "ended",
+        "burst_ceilings",
     ]  # fmt: skip
     assert values["schema_version"] == 1
     assert values["kind"] == "g4kv-bench"
@@ -159,8 +160,8 @@ def test_the_schema(sample: BenchRecord) -> None:
         "num_kv_heads", "head_dim", "read_bytes", "write_bytes", "flops",
     }  # fmt: skip
     assert set(values["measurements"][0]) == {
-        "id", "shape", "configuration", "form", "status", "num_splits", "graph", "cold", "warm_seconds", "sm_clock_hz",
-        "pools", "rotating_bytes", "checked_rows",
+        "id", "shape", "configuration", "form", "status", "num_splits", "graph", "burst", "burst_calls", "cold",
+        "warm_seconds", "sm_clock_hz", "pools", "rotating_bytes", "checked_rows",
     }  # fmt: skip
     assert values["measurements"][0]["graph"] == {
         "median": 6e-6, "q1": 5.97e-6, "q3": 6.03e-6, "low": 5.88e-6, "high": 6.24e-6, "count": 80,
@@ -222,6 +223,23 @@ def test_damaged_records_are_refused_in_one_line(tmp_path: Path) -> None:
     assert _damage(tmp_path, stranger) == wanted
     assert _damage(tmp_path, lambda values: values.pop("run")) == "the record is damaged: run is missing"
 
+    def bursts(values: dict) -> dict:  # type: ignore[type-arg]
+        return next(one for one in values["measurements"] if one["burst"])
+
+    name = "prefill/12b-local/chunk512/history8192/tile64"
+    assert _damage(tmp_path, lambda values: bursts(values).update(burst_calls=0)) == (
+        f"the record is damaged: {name}: burst and burst_calls disagree"
+    )
+    assert _damage(tmp_path, lambda values: bursts(values).update(graph=None, status="failed")) == (
+        f"the record is damaged: {name}: bursts and no time without pauses"
+    )
+    assert _damage(tmp_path, lambda values: bursts(values)["burst"].update(round_clocks_hz=[0])) == (
+        f"the record is damaged: {name}: burst: a clock is not positive"
+    )
+    assert _damage(tmp_path, lambda values: values["burst_ceilings"].update(copy_bytes_per_second=0)) == (
+        "the record is damaged: burst_ceilings: a memory rate is not positive"
+    )
+
 
 def _places(values: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Every place in a JSON value; of a list, the first."""
@@ -260,7 +278,7 @@ def test_nonsense_anywhere_in_a_record_is_refused_or_shown(tmp_path: Path, capsy
                 continue
             analysis = analyse(record)
             console = BenchConsole()
-            console.start(record.run, record.ceilings)
+            console.start(record)
             console.tables(analysis)
             console.verdicts(analysis.verdicts)
             console.missing(analysis)
@@ -314,6 +332,13 @@ def test_the_store_is_whole_after_each_step(sample: BenchRecord, tmp_path: Path)
 )
 def test_where_a_median_lies(values: tuple[float, ...], interval: tuple[float, float]) -> None:
     assert median_interval(values) == interval
+
+
+def test_the_clock_is_the_median_over_the_rounds_that_were_read() -> None:
+    found = timing_of([[1.0], [2.0], [3.0]], [[1.9e9, 1.7e9, 1.8e9], [], [1.5e9]])
+    assert found.round_clocks_hz == (1.8e9, 1.5e9)
+    assert found.clock_hz == 1.65e9
+    assert timing_of([[1.0]]).clock_hz is None
 
 
 def test_timings_of_rounds() -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from g4kv_cli.bench.run import Request, _interrupts, make_plan
-from g4kv_cli.bench.sweep import RunEnded, Runnable, SkippedConfiguration, Sweep, SweepSettings
+from g4kv_cli.bench.samples import Samples, burst_replays
+from g4kv_cli.bench.sweep import RunEnded, Runnable, Sweep, SweepSettings
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.bench import Ceilings, Measurement, Shape
@@ -52,12 +54,16 @@ class FakeRunnable:
     def capture(self) -> None:
         self._script.step(self._batch, self.configuration, "capture")
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int) -> Samples:
         self._script.step(self._batch, self.configuration, "sample")
         # Two samplings a round: one to estimate, one for the record.
         sampled = self._script.events.count(f"{self._batch} {self.configuration} sample")
         is_slow = (sampled - 1) // 2 in self._script.slow_rounds.get((self._batch, self.configuration), ())
-        return [self._script.seconds * (1.3 if is_slow else 1) * (1 + index / 1000) for index in range(count)]
+        rested = len(self._script.events) > 1 and self._script.events[-2].startswith("rest")
+        if rested and (self._batch, self.configuration, "burst") in self._script.errors:
+            raise self._script.errors[self._batch, self.configuration, "burst"]
+        seconds = self._script.seconds * (1.3 if is_slow else 0.9 if rested else 1)
+        return Samples(tuple(seconds * (1 + index / 1000) for index in range(count)), (1.9e9 if rested else 1.5e9,))
 
     def queue_single(self) -> None:
         self._script.step(self._batch, self.configuration, "single")
@@ -99,15 +105,18 @@ class Run:
 
     script: Script
     rounds: int = 2
+    rest_seconds: float | None = None
+    burst_ceilings: Ceilings | None = None
     done: dict[str, Measurement] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         request = Request("decode", (GEOMETRY,), "quick", batches=(16, 64), kv_lens=(128,), splits=(2,))
         plan = make_plan(request)
-        settings = SweepSettings(self.rounds, seconds_per_round=0.002)
+        settings = SweepSettings(self.rounds, seconds_per_round=0.002, bursts=3, rest_seconds=self.rest_seconds)
         self.sweep = Sweep(
-            FakeBackend(self.script), plan.shapes, plan.cells, CEILINGS, settings, self.put, self.script.interrupted
-        )
+            FakeBackend(self.script), plan.shapes, plan.cells, CEILINGS, settings, self.put, self.script.interrupted,
+            burst_ceilings=self.burst_ceilings, sleep=lambda seconds: self.script.events.append(f"rest {seconds}"),
+        )  # fmt: skip
 
     def put(self, measurements: Sequence[Measurement]) -> None:
         self.script.events.append("put")
@@ -156,6 +165,64 @@ def test_what_a_measurement_holds() -> None:
     assert found.graph.median == pytest.approx(100.2e-6)
     assert found.graph.round_medians == pytest.approx((100.2e-6, 100.2e-6))
     assert (found.pools, found.rotating_bytes, found.checked_rows, found.num_splits) == (4, 400_000_000, 6, 2)
+
+
+def test_bursts_follow_the_rounds_with_a_rest_before_each() -> None:
+    run = Run(Script(), rest_seconds=0.3)
+    run.sweep.run_all()
+    first = run.script.events[: run.script.events.index("put")]
+    begin = first.index("rest 0.3")
+    assert "rest 0.3" not in first[:begin]
+    assert first[begin:-4] == [
+        step for name in ("a", "b", "c2", "c2", "b", "a", "a", "b", "c2") for step in ("rest 0.3", f"16 {name} sample")
+    ]
+    found = run.done["decode/12b-local/batch16/kv128/c2"]
+    # A burst is one sample: the mean of 3 replays of 4 calls, 90 us and a thousandth more each.
+    assert found.burst is not None
+    assert (found.burst.count, found.burst_calls) == (3, 12)
+    assert found.burst.round_medians == pytest.approx([90e-6 * 1.001] * 3)
+    assert (found.burst.clock_hz, found.graph and found.graph.clock_hz) == (1.9e9, 1.5e9)
+    assert found.seconds == found.graph.median == pytest.approx(100.2e-6)  # type: ignore[union-attr]
+
+
+def test_prefill_has_bursts_unless_told_otherwise() -> None:
+    usual = SweepSettings()
+    assert [usual.rest_of(kind) for kind in ("decode", "prefill", "prep")] == [0.0, 0.2, 0.0]
+    assert [SweepSettings(rest_seconds=0.0).rest_of(kind) for kind in ("decode", "prefill")] == [0.0, 0.0]
+    assert [SweepSettings(rest_seconds=1.0).rest_of(kind) for kind in ("decode", "prefill")] == [1.0, 1.0]
+    run = Run(Script())  # decode
+    run.sweep.run_all()
+    assert {(item.burst, item.burst_calls) for item in run.done.values()} == {(None, 0)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls", "replays"),
+    [
+        (30e-6, 1, 10),  # ten calls
+        (30e-6, 4, 3),  # the fewest replays that hold ten
+        (400e-6, 1, 5),  # as many as end within 2 ms
+        (400e-6, 2, 2),
+        (24e-3, 2, 1),  # one replay whatever it takes
+    ],
+)
+def test_how_long_a_burst_is(seconds: float, calls: int, replays: int) -> None:
+    assert burst_replays(seconds, calls) == replays
+
+
+def test_a_burst_under_the_floor_of_bursts_is_no_time() -> None:
+    # 90 us are allowed by what the card reached without pauses, not by a card that reads a tenth as fast in bursts.
+    slow = Ceilings(read_bytes_per_second=0.4e12, copy_bytes_per_second=0.4e12)
+    run = Run(Script(), rest_seconds=0.3, burst_ceilings=slow)
+    run.sweep.run_all()
+    assert run.status()[3:] == ["64 a impossible", "64 b impossible", "64 c2 impossible"]
+    assert run.reason(64, "b").startswith("90.09 us is under the floor")
+
+
+def test_a_burst_that_fails_costs_its_cell() -> None:
+    script = Script(errors={(16, "b", "burst"): RuntimeError("no")})
+    run = Run(script, rest_seconds=0.3)
+    run.sweep.run_all()
+    assert run.status() == ["16 a measured", "16 b failed", *ALL_MEASURED[2:]]
 
 
 def test_rounds_that_disagree_are_followed_by_others() -> None:
@@ -245,10 +312,10 @@ def test_a_cell_that_fails_in_the_harness_fails() -> None:
     assert run.status()[3] == "64 a failed"
 
 
-def test_a_configuration_that_cannot_run_here_is_skipped() -> None:
-    run = Run(Script(errors={(16, "b", "make"): SkippedConfiguration("flashinfer is not installed")}))
+def test_a_configuration_that_is_not_here_is_not_covered() -> None:
+    run = Run(Script(errors={(16, "b", "make"): NotCovered("flashinfer is not installed")}))
     run.sweep.run_all()
-    assert run.status()[1] == "16 b skipped"
+    assert run.status()[1] == "16 b not covered"
 
 
 @pytest.mark.parametrize("what", ["check", "sample", "check fresh"])

@@ -165,3 +165,6 @@ def test_rows_stand_against_the_ceilings_of_the_run(sample: BenchRecord) -> None
     assert prefill.rate == pytest.approx(4 * 256 * 16 * 512 * 1024 / 60e-6)
     assert prefill.floor_seconds == pytest.approx(4 * 256 * 16 * 512 * 1024 / 8e14)
     assert prefill.floor_bound == "compute"
+    # Bursts stand against the GEMM in bursts, 880 TFLOP/s.
+    assert prefill.burst_rate == pytest.approx(4 * 256 * 16 * 512 * 1024 / 54e-6)
+    assert prefill.burst_share == pytest.approx(prefill.burst_rate / 8.8e14)

@@ -198,6 +198,17 @@ def test_one_override_keeps_the_preset_s_other_axis() -> None:
     assert [(shape.batch, shape.kv_len) for shape in plan.shapes] == [(2, 128), (2, 1024)]
 
 
+def test_pages_of_another_size() -> None:
+    request = Request("all", (GEOMETRIES["12b-local"],), "quick", page_size=64)
+    usual = make_plan(replace(request, page_size=16))
+    plan = make_plan(request)
+    assert [shape.id for shape in plan.shapes] == [f"{shape.id}/page64" for shape in usual.shapes]
+    assert {shape.page_size for shape in plan.shapes} == {64}
+    assert {one.page_size for one in plan.asked.values()} == {64}
+    assert [shape.flops for shape in plan.shapes] == [shape.flops for shape in usual.shapes]
+    assert not any("page" in shape.id.rpartition("/")[2] for shape in usual.shapes)
+
+
 def test_prefill_has_chunks_beside_requests_that_decode() -> None:
     plan = make_plan(Request("prefill", (L12, G12), "decode-forms"))
     mixed = [shape for shape in plan.shapes if shape.requests]

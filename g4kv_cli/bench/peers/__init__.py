@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.bench import PEER_PREFIX, Shape
 
@@ -43,6 +43,8 @@ _HERE = "g4kv_cli.bench.peers"
 PEERS: tuple[Peer, ...] = (
     Peer("torch-sdpa", "scaled_dot_product_attention; contiguous keys, the group's heads as rows of one head",
          f"{_HERE}.torch_peers", "make_sdpa", ("torch",), "torch", _TORCH_LINE, ("decode", "prefill")),
+    Peer("torch-flex", "flex_attention, compiled, block mask of the window; contiguous keys",
+         f"{_HERE}.torch_peers", "make_flex", ("torch",), "torch", _TORCH_LINE, ("prefill",)),
     Peer("torch-bmm", "two batched GEMMs around a softmax; contiguous keys",
          f"{_HERE}.torch_peers", "make_bmm", ("torch",), "torch", _TORCH_LINE, ("decode",)),
     Peer("flashinfer-cuda", "BatchDecodeWithPagedKVCacheWrapper on CUDA cores",
@@ -57,6 +59,9 @@ PEERS: tuple[Peer, ...] = (
     Peer("flashinfer-fa3", "BatchPrefillWithPagedKVCacheWrapper, backend fa3",
          f"{_HERE}.flashinfer_peers", "make_prefill_fa3", ("torch", "flashinfer"), "flashinfer-python",
          "python -m pip install flashinfer-python", ("prefill",)),
+    Peer("cudnn-sdpa", "cuDNN's SDPA graph: page tables, window, bottom-right causal",
+         f"{_HERE}.cudnn_peers", "make_sdpa", ("torch", "cudnn"), "nvidia-cudnn-frontend",
+         "python -m pip install nvidia-cudnn-frontend", ("decode", "prefill")),
     Peer("torch-compile", "prep: norms, RoPE and the scatter in one torch.compile",
          f"{_HERE}.prep_peers", "make_compiled", ("torch",), "torch", _TORCH_LINE, ("prep",)),
     Peer("flashinfer-chain", "prep: three rmsnorm, apply_rope_with_cos_sin_cache, append_paged_kv_cache",
@@ -119,14 +124,14 @@ def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
 
 
 def make_runnable(configuration: str, problem: AttentionProblem | PrepProblem, device: CudaDevice) -> Any:
-    """The peer's Runnable. Raises SkippedConfiguration where it is not installed or does not take the shape."""
+    """The peer's Runnable. Raises NotCovered where it is not installed or does not take the shape."""
     name = configuration.removeprefix(PEER_PREFIX)
     peer = next(peer for peer in PEERS if peer.name == name)
     status = peer_status(peer)
     if status.reason:
-        raise SkippedConfiguration(status.reason)
+        raise NotCovered(status.reason)
     try:
         module = importlib.import_module(peer.module)
         return getattr(module, peer.maker)(configuration, problem, device)
     except ImportError as error:
-        raise SkippedConfiguration(f"{peer.name} cannot be imported: {error}") from error
+        raise NotCovered(f"{peer.name} cannot be imported: {error}") from error

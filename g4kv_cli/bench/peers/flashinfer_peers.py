@@ -9,8 +9,9 @@ import flashinfer
 import torch
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
+from g4kv_cli.bench.peers.paged_arguments import page_tiles
 from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of
-from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -24,7 +25,7 @@ def make_decode_cuda(configuration: str, problem: AttentionProblem, device: Cuda
     """The decode kernel on CUDA cores."""
     group = problem.geometry.gqa_group
     if group not in CUDA_CORE_GROUPS:
-        raise SkippedConfiguration(f"the CUDA-core decode kernel has no GQA group of {group}")
+        raise NotCovered(f"the CUDA-core decode kernel has no GQA group of {group}")
     return _decode(configuration, problem, device, use_tensor_cores=False)
 
 
@@ -41,7 +42,7 @@ def make_prefill_fa2(configuration: str, problem: AttentionProblem, device: Cuda
 def make_prefill_fa3(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
     """Prefill, fa3 (head_dim up to 256)."""
     if problem.shape.head_dim > 256:
-        raise SkippedConfiguration(f"fa3 has no head_dim {problem.shape.head_dim}")
+        raise NotCovered(f"fa3 has no head_dim {problem.shape.head_dim}")
     return _prefill(configuration, problem, device, "fa3")
 
 
@@ -53,12 +54,6 @@ def _metadata(problem: AttentionProblem, device: CudaDevice) -> tuple[Any, Any, 
     indices = torch.as_tensor(problem.pages.reshape(-1), device=where)
     last = torch.full((batch,), problem.last_page_len, dtype=torch.int32, device=where)
     return indptr, indices, last
-
-
-def _pools(problem: AttentionProblem, device: CudaDevice) -> list[Any]:
-    shape = problem.shape
-    rows = (-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    return [tensor_of(pool.data, device).view(rows) for pool in problem.pools]
 
 
 def _decode(
@@ -112,7 +107,7 @@ def _prefill(configuration: str, problem: AttentionProblem, device: CudaDevice, 
 def _runnable(
     configuration: str, problem: AttentionProblem, device: CudaDevice, wrapper: Any, workspace: Any
 ) -> TorchRunnable:
-    q, pools = tensor_of(problem.q, device), _pools(problem, device)
+    q, pools = tensor_of(problem.q, device), page_tiles(problem, device)
     out = torch.full_like(q, float("nan"))
 
     def run(pool: int) -> Any:

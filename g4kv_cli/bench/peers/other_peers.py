@@ -8,39 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, tensor_of
-from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.bench.peers.paged_arguments import page_halves, page_tables
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, tensor_of
+from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
-
-
-def _halves(problem: AttentionProblem, device: CudaDevice) -> list[tuple[Any, Any]]:
-    """K and V of every pool as strided views [page, slot, head, dim]."""
-    shape = problem.shape
-    rows = (-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    both = [tensor_of(pool.data, device).view(rows) for pool in problem.pools]
-    return [(tiles[:, 0], tiles[:, 1]) for tiles in both]
-
-
-def _tables(problem: AttentionProblem, device: CudaDevice) -> tuple[Any, Any]:
-    """Page table int32 [batch, pages], and keys in it int32 [batch]."""
-    where = place_of(device)
-    keys = problem.shape.kv_len - problem.origin * problem.shape.page_size
-    return (
-        torch.as_tensor(problem.pages, device=where),
-        torch.full((problem.shape.batch,), keys, dtype=torch.int32, device=where),
-    )
 
 
 def make_flash_attention_3(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
     """``flash_attn_with_kvcache`` with a page table; head_dim up to 256."""
     shape = problem.shape
     if shape.head_dim > 256:
-        raise SkippedConfiguration(f"FlashAttention 3 has no head_dim {shape.head_dim}")
+        raise NotCovered(f"FlashAttention 3 has no head_dim {shape.head_dim}")
     attend = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
     q = tensor_of(problem.q, device).view(shape.batch, shape.tokens, shape.num_qo_heads, shape.head_dim)
-    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    halves, (table, lengths) = page_halves(problem, device), page_tables(problem, device)
     window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (-1, -1)
 
     def run(pool: int) -> Any:
@@ -61,10 +44,10 @@ def make_flash_attention_4(configuration: str, problem: AttentionProblem, device
     """``flash_attn_varlen_func`` with a page table, keys split as it chooses for decode; head_dim up to 256."""
     shape = problem.shape
     if shape.head_dim > 256:
-        raise SkippedConfiguration(f"FlashAttention 4 has no head_dim {shape.head_dim}")
+        raise NotCovered(f"FlashAttention 4 has no head_dim {shape.head_dim}")
     attend = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
     q = tensor_of(problem.q, device).view(shape.batch, shape.tokens, shape.num_qo_heads, shape.head_dim)
-    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    halves, (table, lengths) = page_halves(problem, device), page_tables(problem, device)
     window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (None, None)
     num_splits = 0 if shape.kind == "decode" else 1
 
@@ -90,7 +73,7 @@ def make_vllm_triton(configuration: str, problem: AttentionProblem, device: Cuda
     attend = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention").unified_attention
     q = tensor_of(problem.q, device)
     out = torch.full_like(q, float("nan"))
-    halves, (table, lengths) = _halves(problem, device), _tables(problem, device)
+    halves, (table, lengths) = page_halves(problem, device), page_tables(problem, device)
     starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=q.device) * shape.tokens
     window = (problem.geometry.window_left, 0) if problem.geometry.window is not None else (-1, -1)
 

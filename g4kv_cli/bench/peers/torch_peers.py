@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as functional
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, require_memory, stream_of, tensor_of
-from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -42,7 +43,7 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
     if shape.kind == "prefill":
         windowed = problem.geometry.window is not None and problem.geometry.window < shape.kv_len
         if shape.kv_len != shape.tokens or windowed:
-            raise SkippedConfiguration("SDPA needs a dense mask for a window or for history")
+            raise NotCovered("SDPA needs a dense mask for a window or for history: torch-flex has them")
     keys = contiguous_keys(problem, device)
     q = tensor_of(problem.q, device)
     group = problem.geometry.gqa_group
@@ -62,6 +63,31 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
         return out.transpose(1, 2)
 
     return TorchRunnable(configuration, problem, device, prefill, (keys, q))
+
+
+def make_flex(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
+    """``flex_attention`` through torch.compile, for this shape alone; blocks outside of the window are left out."""
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    shape, window = problem.shape, problem.geometry.window or problem.shape.kv_len
+    ahead = shape.visible_keys - shape.tokens
+
+    def is_seen(_batch: Any, _head: Any, token: Any, key: Any) -> Any:
+        behind = token + ahead - key
+        return (behind >= 0) & (behind < window)
+
+    torch.compiler.reset()  # dynamo would give up on the ninth shape
+    keys = contiguous_keys(problem, device)
+    mask = flex.create_block_mask(is_seen, None, None, shape.tokens, shape.visible_keys, device=place_of(device))
+    device.synchronize_context("make a block mask")
+    q = tensor_of(problem.q, device)
+    queries = q.view(1, shape.tokens, shape.num_qo_heads, shape.head_dim).transpose(1, 2)
+    attend = torch.compile(flex.flex_attention, dynamic=False)
+
+    def run(pool: int) -> Any:
+        found = attend(queries, *keys[pool], block_mask=mask, scale=SM_SCALE, enable_gqa=problem.geometry.gqa_group > 1)
+        return found.transpose(1, 2)
+
+    return TorchRunnable(configuration, problem, device, run, (keys, q, mask, attend))
 
 
 def make_bmm(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:

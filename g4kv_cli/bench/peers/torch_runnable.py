@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from g4kv_cli.bench.attention_problem import PEER_ROUNDINGS, AttentionProblem
-from g4kv_cli.bench.samples import sample_replays
-from g4kv_cli.bench.sweep import SkippedConfiguration
+from g4kv_cli.bench.samples import Samples, sample_replays
 from g4kv_cli.device.interface import DeviceArray
+from g4kv_cli.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
     from g4kv_cli.bench.prep_problem import PrepProblem
@@ -50,10 +50,10 @@ def stream_of(device: CudaDevice) -> Any:
 
 
 def require_memory(device: CudaDevice, nbytes: int, what: str) -> None:
-    """Raises SkippedConfiguration if torch cannot have so much beside the arena."""
+    """Raises DeviceUnavailable if torch cannot have so much beside the arena."""
     free = device.memory_bytes()[0]
     if nbytes > 0.8 * free:
-        raise SkippedConfiguration(f"{what} takes {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+        raise DeviceUnavailable(f"{what} takes {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
 
 
 class GraphedCalls:
@@ -94,10 +94,9 @@ class GraphedCalls:
         self._replay(self._single)
         self._device.synchronize()
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int) -> Samples:
         """As GraphRunnable."""
-        times = sample_replays(self._device, lambda: self._replay(self._all), count)
-        return [seconds / self._num_pools for seconds in times]
+        return sample_replays(self._device, lambda: self._replay(self._all), count).over(self._num_pools)
 
     def queue_single(self) -> None:
         """As GraphRunnable."""
