@@ -138,9 +138,12 @@ class CaseRunner:
         return RunContext(library, self.settings.rerun, self.settings.dumps)
 
     def _replace_device(self) -> None:
-        if self._context.library.device.info.kind == "cuda":
+        device = self._context.library.device
+        if device.info.kind == "cuda":
             # A context that has faulted is lost for this process, whoever asks.
             self.poisoned = True
             return
+        # An engine's host code has pointers into the device that goes: only a new process begins without them.
+        self.poisoned = self.settings.calls_host_code and device.holds_host_state
         self._context.close()
         self._context = self._on(open_device(self.settings.device_spec))

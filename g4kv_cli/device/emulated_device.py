@@ -130,6 +130,9 @@ class EmulatedDevice(Device):
         self._fault: G4kvError | None = None
         self._closed = False
         self._ends_only = False
+        self._of_host_code: set[int] = set()
+        """Where memory of other people's host code begins."""
+        self._gave_variables = False
 
     def allocate(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False
@@ -282,9 +285,29 @@ class EmulatedDevice(Device):
 
     # --- memory by address, for host code that is not ours --------------------------------------------------------
 
+    @property
+    def holds_host_state(self) -> bool:
+        """True with memory that host code has not freed, and once it has asked for a module's variable."""
+        return self._gave_variables or not self._of_host_code.isdisjoint(one.address for one in self._allocations)
+
+    def variable(self, image: KernelImage, name: str) -> tuple[int, int] | None:
+        """(address, bytes) of a ``__device__`` or ``__constant__`` variable of an image; None if it has none of the
+        name. Raises CompileError for PTX that it cannot run."""
+        self._require_usable()
+        try:
+            module = _module(image.data, image.name)
+            if name not in module.parsed.variables:
+                return None
+            self._gave_variables = True
+            return self._machine.symbol(module, name)
+        except EmulatorError as error:
+            raise CompileError(f"the emulated device has no variable {name} of {image.name}: {error}") from error
+
     def allocate_bytes(self, nbytes: int, label: str) -> int:
         """Address of new memory. Raises DeviceUnavailable."""
-        return self.allocate((nbytes,), np.uint8, label).address
+        address = self.allocate((nbytes,), np.uint8, label).address
+        self._of_host_code.add(address)
+        return address
 
     def free_address(self, address: int) -> bool:
         """Free the allocation that begins there; False if there is none."""
@@ -357,7 +380,7 @@ class EmulatedDevice(Device):
 
         That is done early: a call that needs much of it must not run out half-way.
         """
-        if not self._allocations and self._machine.used_bytes > FRESH_MACHINE_BYTES:
+        if not self._allocations and self._machine.used_bytes > FRESH_MACHINE_BYTES and not self._gave_variables:
             self._machine = Machine()
         try:
             return self._machine.allocate(nbytes, label, sparse)

@@ -253,6 +253,12 @@ class Device(ABC):
         the allocation, merged and sorted; None where the device cannot know (cuda)."""
 
     @property
+    def holds_host_state(self) -> bool:
+        """Whether other people's host code, in this process, may count on what it left here, as another device has
+        nothing of it."""
+        return False
+
+    @property
     @abstractmethod
     def is_lost(self) -> bool:
         """True after a fault, or a launch past its time, that leaves the device of no more use."""

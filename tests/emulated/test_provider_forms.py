@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 from provider_helper import engine_in, run_cases_of, run_these
 
+from g4kv_cli.cases.gate import gate_cases
+from g4kv_cli.cases.run import CaseRunner, RunSettings
+from g4kv_cli.cases.select import select_cases
 from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.smoke import Request, cases_of
+from g4kv_cli.errors import DeviceFault
+from g4kv_cli.model.geometry import select_geometries
 from g4kv_cli.providers.check import check_manifest
 from g4kv_cli.providers.images import ImageStore
 from g4kv_cli.providers.read import read_manifest
@@ -120,6 +125,30 @@ def test_what_a_function_returns_goes_to_those_behind_it(tmp_path: Path, monkeyp
     manifest.write_text(manifest.read_text().replace('"ptr handle", "ptr scratch"', '"ptr handel", "ptr scratch"'))
     (problem,) = check_manifest(read_manifest(manifest)).problems
     assert "no 'handel' here (nearest: handle)" in problem
+
+
+@pytest.mark.parametrize(("frees", "is_over"), [(False, True), (True, False)])
+def test_what_host_code_keeps_on_a_device_ends_its_process_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees: bool, is_over: bool
+) -> None:
+    """An engine's own scratch, allocated once: on the device behind a fault it would be nowhere."""
+
+    def call(
+        _self: ImageStore, _image: str, _function: str, _arguments: Any, _returns: str, device: Any, *_: Any
+    ) -> Any:
+        address = device.allocate_bytes(64, "cudaMalloc")
+        if frees:
+            assert device.free_address(address)
+        raise DeviceFault(["shared_race: a test"], ["shared_race"])
+
+    monkeypatch.setattr(ImageStore, "call", call)
+    (engine_in(tmp_path) / "libengine.so").write_bytes(b"")
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), providers=(tmp_path / "engine.toml",))
+    runner = CaseRunner(settings)
+    (case,) = select_cases(gate_cases(select_geometries("12b-local", 1)), [DECODE])
+    assert runner.run(case).status == "failed"
+    assert runner.poisoned is is_over
+    runner.close()
 
 
 @pytest.mark.parametrize("name", ["pointers.toml", "tokens.toml"])

@@ -76,8 +76,8 @@ class Caller:
         assert self.cudaMemcpy(host, at, ctypes.c_size_t(4 * count), 2) == 0
         return list(host)
 
-    def registered(self, ptx: bytes) -> ctypes.c_void_p:
-        """The host's handle of the kernel ``ranks`` in this PTX."""
+    def registered(self, ptx: bytes, variable: bytes = b"") -> ctypes.c_void_p:
+        """The host's handle of the kernel ``ranks`` in this PTX, or of a variable of it."""
         head = struct.pack("<HHIQ", 1, 0x101, 64, len(ptx)) + bytes(12) + struct.pack("<I", 90) + bytes(32)
         body = head + ptx
         binary = ctypes.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body)
@@ -87,7 +87,10 @@ class Caller:
         register_binary, register = self.cudart["__cudaRegisterFatBinary"], self.cudart["__cudaRegisterFunction"]
         register_binary.restype = ctypes.c_void_p
         handle = ctypes.c_void_p(register_binary(wrapper))
-        register(handle, host, b"ranks", b"ranks", -1, None, None, None, None, None)
+        if variable:
+            self.cudart["__cudaRegisterVar"](handle, host, variable, variable, 0, ctypes.c_size_t(8), 1, 0)
+        else:
+            register(handle, host, b"ranks", b"ranks", -1, None, None, None, None, None)
         return ctypes.c_void_p(ctypes.addressof(host))
 
     def launch_ex(self, host: ctypes.c_void_p, out: ctypes.c_void_p, cluster: tuple[int, int, int] | None) -> int:
@@ -448,3 +451,49 @@ def test_a_tensor_map_that_the_stand_in_has_not_is_named(caller_13: Caller, chan
     assert _Map(caller_13).encode(**changed) != 0
     assert isinstance(caller_13.state.error, CompileError)
     assert f"makes a tensor map with {says}, which the stand-in" in str(caller_13.state.error)
+
+
+VARIABLES = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.const .align 4 .b8 steps[8] = {1, 0, 0, 0, 2, 0, 0, 0};
+.visible .entry ranks(.param .u64 out) {
+  .reg .b32 %r<3>;
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [out];
+  ld.const.u32 %r1, [steps];
+  ld.const.u32 %r2, [steps+4];
+  st.global.v2.u32 [%rd1], {%r1, %r2};
+  ret;
+}
+"""
+
+
+def test_variables_of_a_library_are_read_and_written(caller_13: Caller) -> None:
+    """They have their first values, keep what the host writes to a part of them, and are kept when memory is not."""
+    variable, host, out = (
+        caller_13.registered(VARIABLES, b"steps"),
+        caller_13.registered(VARIABLES),
+        caller_13.allocate(8),
+    )
+    size, at, found = ctypes.c_size_t(), ctypes.c_void_p(), (ctypes.c_uint32 * 2)()
+    assert caller_13.cudaGetSymbolSize(ctypes.byref(size), variable) == 0, caller_13.state.error
+    assert size.value == 8
+    assert caller_13.cudaMemcpyFromSymbol(found, variable, ctypes.c_size_t(8), ctypes.c_size_t(0), 2) == 0
+    assert list(found) == [1, 2]
+    four, seven = ctypes.c_size_t(4), ctypes.byref(ctypes.c_uint32(7))
+    assert caller_13.cudaMemcpyToSymbol(variable, seven, four, four, 1) == 0
+    assert caller_13.launch_ex(host, out, None) == 0, caller_13.state.error
+    assert caller_13.read(out, 2) == [1, 7]
+    assert caller_13.cudaGetSymbolAddress(ctypes.byref(at), variable) == 0
+    assert caller_13.read(at, 2) == [1, 7]
+    assert caller_13.device.holds_host_state
+    assert caller_13.cudaMemcpyToSymbol(variable, seven, four, ctypes.c_size_t(5), 1) == 1, "past its end"
+    assert caller_13.cudaGetSymbolSize(ctypes.byref(size), host) == 13, "a kernel is no variable"
+
+
+def test_a_variable_that_the_ptx_has_not_is_named(caller_13: Caller) -> None:
+    size = ctypes.c_size_t()
+    assert caller_13.cudaGetSymbolSize(ctypes.byref(size), caller_13.registered(VARIABLES, b"other")) != 0
+    assert "asks for the variable other, which its PTX has not" in str(caller_13.state.error)

@@ -15,7 +15,7 @@
 // What the handler is asked, by name; runtime.py reads this list.
 #define OPERATIONS(X)                                                                                                  \
   X(launch) X(absent) X(malloc) X(free) X(copy) X(fill) X(device_attribute) X(function_attribute)                    \
-  X(function_attributes) X(occupancy) X(symbol_address) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)      \
+  X(function_attributes) X(occupancy) X(symbol) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)      \
   X(device_properties) X(pointer_attributes) X(memory_info)
 
 enum operation {
@@ -32,6 +32,7 @@ EXPORT const char *const g4kv_operations[] = {
 enum {
   INVALID_VALUE = 1,
   INVALID_PITCH = 12,
+  INVALID_SYMBOL = 13,
   INVALID_DEVICE_FUNCTION = 98,
   INVALID_DEVICE = 101,
   NOT_SUPPORTED = 801,
@@ -287,26 +288,55 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer) {
   uint64_t values[] = {ADDRESS(attributes), ADDRESS(pointer), CUDART_MAJOR};
   return ask(OPERATION_pointer_attributes, values);
 }
+static int symbol_at(const void *symbol, uint64_t *values) {
+  const struct registered *found = find(variables, variable_count, symbol);
+  if (!found) return noted(INVALID_SYMBOL);
+  values[0] = ADDRESS(found->name);
+  values[1] = ADDRESS(found->fatbin);
+  return ask(OPERATION_symbol, values);
+}
 EXPORT int cudaGetSymbolAddress(void **pointer, const void *symbol) {
   REQUIRE(pointer);
-  const struct registered *found = find(variables, variable_count, symbol);
-  if (!found) return noted(13);  // cudaErrorInvalidSymbol
-  uint64_t values[] = {ADDRESS(found->name), ADDRESS(found->fatbin)};
-  const int error = ask(OPERATION_symbol_address, values);
+  uint64_t values[2];
+  const int error = symbol_at(symbol, values);
   *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
   return error;
 }
+EXPORT int cudaGetSymbolSize(size_t *bytes, const void *symbol) {
+  REQUIRE(bytes);
+  uint64_t values[2];
+  const int error = symbol_at(symbol, values);
+  *bytes = error ? 0 : values[1];
+  return error;
+}
+// Of a variable's bytes [offset, offset + bytes); null where they are not all its own.
+static char *part_of(const void *symbol, size_t bytes, size_t offset, int *error) {
+  uint64_t values[2];
+  *error = symbol_at(symbol, values);
+  if (!*error && (offset > values[1] || bytes > values[1] - offset)) *error = noted(INVALID_VALUE);
+  return *error ? NULL : (char *)(uintptr_t)values[0] + offset;
+}
 EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset, int kind,
                                    void *stream) {
-  void *pointer = NULL;
-  const int error = cudaGetSymbolAddress(&pointer, symbol);
-  return error ? error : cudaMemcpyAsync((char *)pointer + offset, from, bytes, kind, stream);
+  int error;
+  char *to = part_of(symbol, bytes, offset, &error);
+  return error ? error : cudaMemcpyAsync(to, from, bytes, kind, stream);
 }
 SAME(cudaMemcpyToSymbolAsync, cudaMemcpyToSymbolAsync_ptsz);
 EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
   return cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, NULL);
 }
 SAME(cudaMemcpyToSymbol, cudaMemcpyToSymbol_ptds);
+EXPORT int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t bytes, size_t offset, int kind, void *stream) {
+  int error;
+  const char *from = part_of(symbol, bytes, offset, &error);
+  return error ? error : cudaMemcpyAsync(to, from, bytes, kind, stream);
+}
+SAME(cudaMemcpyFromSymbolAsync, cudaMemcpyFromSymbolAsync_ptsz);
+EXPORT int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
+  return cudaMemcpyFromSymbolAsync(to, symbol, bytes, offset, kind, NULL);
+}
+SAME(cudaMemcpyFromSymbol, cudaMemcpyFromSymbol_ptds);
 
 // --- one device, one stream that is always idle ---------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class StandInRuntime:
             "function_attribute": self._function_attribute,
             "function_attributes": self._function_attributes,
             "occupancy": self._occupancy,
-            "symbol_address": self._symbol_address,
+            "symbol": self._symbol,
             "tensor_map": self._tensor_map,
             "entry_point": self._entry_point,
             "host_malloc": self._host_malloc,
@@ -219,20 +219,27 @@ class StandInRuntime:
         return cluster, overlap, is_cooperative
 
     def _kernel(self, name: str, fatbin: int) -> LoadedKernel:
-        if fatbin not in self._texts:
-            _, _, header, size = struct.unpack("<IHHQ", ctypes.string_at(fatbin, 16))
-            self._texts[fatbin] = ptx_texts(ctypes.string_at(fatbin, header + size), self._now.image_name)
         call = self._now
         entry = re.compile(rf"\.entry\s+{re.escape(name)}\b")
-        text = next((text for text in self._texts[fatbin] if entry.search(text)), None)
+        text = next((text for text in self._ptx_of(fatbin) if entry.search(text)), None)
         if text is None:
             raise CompileError(
                 f"{call.image_name} has no PTX of {name}: build it with -gencode arch=compute_90,code=compute_90"
             )
+        return call.device.load(self._image(text), name)
+
+    def _ptx_of(self, fatbin: int) -> list[str]:
+        if fatbin not in self._texts:
+            _, _, header, size = struct.unpack("<IHHQ", ctypes.string_at(fatbin, 16))
+            self._texts[fatbin] = ptx_texts(ctypes.string_at(fatbin, header + size), self._now.image_name)
+        return self._texts[fatbin]
+
+    def _image(self, text: str) -> KernelImage:
         key = id(text)
         if key not in self._images:
-            self._images[key] = KernelImage("ptx", call.device.info.arch, call.image_name, text.encode(), "", "")
-        return call.device.load(self._images[key], name)
+            arch = self._now.device.info.arch
+            self._images[key] = KernelImage("ptx", arch, self._now.image_name, text.encode(), "", "")
+        return self._images[key]
 
     def _absent(self, values: _Values) -> int:
         name = ctypes.string_at(values[0]).decode()
@@ -361,10 +368,17 @@ class StandInRuntime:
         values[0] = min(known[BLOCKS_OF_MULTIPROCESSOR], by_threads, by_shared)
         return SUCCESS
 
-    def _symbol_address(self, values: _Values) -> int:
+    def _symbol(self, values: _Values) -> int:
+        """Where a module's variable lies, and its bytes. Its kernels are of the same PTX."""
+        name, fatbin = ctypes.string_at(values[0]).decode(), int(values[1])
+        for text in self._ptx_of(fatbin):
+            found = self._now.device.variable(self._image(text), name)
+            if found is not None:
+                values[0], values[1] = found
+                return SUCCESS
         raise CompileError(
-            f"{self._now.image_name} asks for the address of the variable {ctypes.string_at(values[0]).decode()}, "
-            f"which {_STAND_IN} has not: run it on a GPU"
+            f"{self._now.image_name} asks for the variable {name}, which its PTX has not: build it with -gencode "
+            "arch=compute_90,code=compute_90"
         )
 
     def _tensor_map(self, values: _Values) -> int:
