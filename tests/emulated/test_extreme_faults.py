@@ -24,6 +24,10 @@ _FIRST_TILE = "first_tile += blockIdx.y * per_split;"
 _OLDEST = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
 _RESCALED = "factor0 != 1.0f || factor1 != 1.0f"
 _KEY_PAGE = "logical_page - p.page_origins[tile.request]];"
+_KEY_PAGE_ROW = "p.page_indptr[tile.request]"
+_FIRST_TOKEN = "p.q_indptr[request]"
+_TILE_INDEX = "p.tile_indices[tile_number]"
+_PREP_PAGE_ROW = "row.begin = p.page_indptr[request];"
 _KV_LEN = "rows.kv_len = p.kv_lens[request];"
 _KEY_ROW = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
 _DECODE_LSE = "if (p.lse != nullptr && quad == 0)"
@@ -70,6 +74,12 @@ FAULTS = (
         for count in (16, 32, 64)
     ),
     Fault(
+        "the merge reads the first 128 splits",
+        ((DECODE, _MERGE_LOOP, _MERGE_LOOP.replace("p.num_splits", "min(p.num_splits, 128)")),),
+        _both("merge/200-not-empty", SPLIT),
+        ("out: ",),
+    ),
+    Fault(
         "splits from the 64th on read other splits' keys",
         ((DECODE, _FIRST_TILE, _FIRST_TILE.replace("blockIdx.y", "(blockIdx.y & 63)")),),
         _both("splits/128-not-empty", SPLIT),
@@ -98,6 +108,26 @@ FAULTS = (
         "page ids of 16 bits (attention)",
         ((TILE, _KEY_ROW, _KEY_ROW.replace("page,", "page & 0xffff,")),),
         _both("pool/page-ids-past-16-bits"),
+    ),
+    Fault(
+        "rows of pages that begin in the first 65536 entries (attention)",
+        ((TILE, _KEY_PAGE_ROW, f"({_KEY_PAGE_ROW} & 0xffff)"),),
+        _both("page-rows/past-16-bits"),
+    ),
+    Fault(
+        "rows of pages that begin in the first 65536 entries (prep)",
+        ((PREP, _PREP_PAGE_ROW, _PREP_PAGE_ROW.replace(";", " & 0xffff;")),),
+        _prep("page-rows/past-16-bits", ("decode", "batch_prefill")),
+    ),
+    Fault(
+        "query tokens of 16 bits",
+        ((TILE, _FIRST_TOKEN, f"({_FIRST_TOKEN} & 0xffff)"),),
+        _both("tokens/past-16-bits", ("prefill/small-tile", "prefill/large-tile")),
+    ),
+    Fault(
+        "a request's tiles counted in 8 bits",
+        ((TILE, _TILE_INDEX, f"({_TILE_INDEX} & 255)"),),
+        (f"{LOCAL}/prefill/small-tile/tiles/past-8-bits",),
     ),
     Fault(
         "kv_len of 15 bits",

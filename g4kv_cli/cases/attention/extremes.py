@@ -5,7 +5,7 @@ Pools are sparse or small, and windows short, so that few keys are read however 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from g4kv_cli.cases.attention.build import LARGE_TILE, SMALL_TILE, CaseBuilder
 from g4kv_cli.cases.attention.case import AttentionCase
@@ -13,9 +13,13 @@ from g4kv_cli.cases.case import MAX_SPAN
 from g4kv_cli.entries.attention_request import MAX_GQA_GROUP
 from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry
+from g4kv_cli.model.geometry import Geometry
+from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 MANY_SPLITS = 128
 """As many as the bench tries."""
+MORE_SPLITS = 200
+"""A caller may ask for any number."""
 KEYS_OF_A_SPLIT = 16
 """Keys are dealt out to the splits in whole tiles of so many."""
 SHARED_KEYS = 29 * KEYS_OF_A_SPLIT - 3
@@ -27,8 +31,11 @@ FAR_KV_LENS = ((1 << 15) + 33, (1 << 16) + 7)
 RISING_KEYS = 1100
 """More than 64 pages of 16."""
 CHUNK_TOKENS = 3
+LONG_CHUNK = 64
 MANY_TILES = 64
 """Of the small tile, which holds a token of MAX_GQA_GROUP heads."""
+PAST_UINT8 = 1 << 8
+SHORT_WINDOW = 5
 HISTORY, WINDOW_OF_TILES = 120, 101
 """More keys than a tile's step has; the oldest key of some tile's first token begins a step, and is hidden from the
 next."""
@@ -37,7 +44,13 @@ KV_HEADS_OF_MANY_ROWS = 512
 
 
 class Extremes(CaseBuilder):
-    """The extreme cases of one geometry."""
+    """The extreme cases of one geometry. ``page_sizes``: what other sizes than its own a case may have."""
+
+    def __init__(
+        self, geometry: Geometry, seed: int, page_size: int, kv_format: KvFormat, *, page_sizes: Collection[int]
+    ) -> None:
+        super().__init__(geometry, seed, page_size, kv_format)
+        self.page_sizes = page_sizes
 
     def of(self, form: Entry) -> Iterator[AttentionCase]:
         """Those of one entry, through each kind of tile that a chunk can take."""
@@ -67,6 +80,10 @@ class Extremes(CaseBuilder):
                         tile=tile, num_splits=splits, keeps_front=True)  # fmt: skip
         yield self.case(form, f"{tile_name}kv-len/past-16-bits", ((FAR_KV_LENS[1], tokens), (last, 1)), geometry=one,
                         window=FAR_WINDOW, tile=tile, num_splits=splits)  # fmt: skip
+        if 1 in self.page_sizes:  # the second request's row of pages begins behind 65,536 entries
+            yield self.case(form, f"{tile_name}page-rows/past-16-bits", ((FAR_KV_LENS[1], tokens), (60, tokens)),
+                            geometry=one, window=FAR_WINDOW, page_size=1, tile=tile, num_splits=splits,
+                            keeps_front=True)  # fmt: skip
         yield self.case(form, f"{tile_name}pool/page-ids-past-16-bits", ((3 * size + 2, tokens), (size + 5, 1)),
                         geometry=one, tile=tile, num_splits=splits, first_page=PAST_UINT16)  # fmt: skip
         if not form.one_token_each:
@@ -74,6 +91,12 @@ class Extremes(CaseBuilder):
             rows = MANY_TILES + 2
             yield self.case(form, f"{tile_name}tiles/past-{MANY_TILES}", ((rows + HISTORY, rows), (40, 2)),
                             geometry=heads, window=WINDOW_OF_TILES, tile=tile)  # fmt: skip
+            if tile == SMALL_TILE and self.kv_format == SPLIT:
+                yield self.case(form, f"{tile_name}tiles/past-8-bits", ((PAST_UINT8 + 2, PAST_UINT8 + 2), (40, 2)),
+                                geometry=heads, window=SHORT_WINDOW, tile=tile)  # fmt: skip
+            requests = PAST_UINT16 // LONG_CHUNK + 2
+            yield self.case(form, f"{tile_name}tokens/past-16-bits", ((LONG_CHUNK + 2, LONG_CHUNK),) * requests,
+                            check="ends", geometry=self.geometry.with_heads(2), tile=tile)  # fmt: skip
         if self.page_size <= MAX_SPAN:
             yield self._many_rows(form, tile_name, tokens, tile, 2 if form.takes_splits else 1)
 
@@ -93,7 +116,8 @@ class Extremes(CaseBuilder):
                         geometry=self.geometry.with_heads(1, 2), num_splits=MANY_SPLITS)  # fmt: skip
         yield self.case(form, f"splits/{WHOLE_CARD_SPLITS}-in-clusters", ((SHARED_KEYS, 1), (60, 1)), window=window,
                         geometry=self.geometry.with_heads(1, 2), num_splits=WHOLE_CARD_SPLITS)  # fmt: skip
-        yield self.case(form, f"merge/{MANY_SPLITS}-not-empty", ((2 * MANY_SPLITS + 5, 1),), check="merge",
-                        geometry=self.geometry.with_heads(2), num_splits=MANY_SPLITS)  # fmt: skip
+        for splits in (MANY_SPLITS, MORE_SPLITS):
+            yield self.case(form, f"merge/{splits}-not-empty", ((2 * splits + 5, 1),), check="merge",
+                            geometry=self.geometry.with_heads(2), num_splits=splits)  # fmt: skip
         yield self.case(form, "merge/lse-not-wanted", ((96, 1), (40, 1)), check="merge", wants_lse=False, num_splits=6,
                         geometry=self.geometry.with_heads(2))  # fmt: skip

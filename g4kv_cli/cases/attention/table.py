@@ -54,7 +54,7 @@ def attention_cases(
     for entry in rows:
         if not entry.one_token_each:
             cases.extend(table.prefill(entry, sizes))
-    extremes = Extremes(geometry, seed, table.page_size, kv_format)
+    extremes = Extremes(geometry, seed, table.page_size, kv_format, page_sizes=sizes)
     for entry in rows:
         cases.extend(extremes.of(entry))
     # The merge has no pool, and so no format of its own.

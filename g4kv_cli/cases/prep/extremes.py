@@ -6,7 +6,7 @@ exchange of heads shows only with more of them: five are no multiple of what a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from g4kv_cli.cases.case import MAX_SPAN
@@ -29,8 +29,10 @@ GROUP_OF_MANY_ROWS = 16
 MANY_ROWS = "rows/past-int32"
 
 
-def extreme_cases(geometry: Geometry, *, seed: int, page_size: int, kv_format: KvFormat = SPLIT) -> Iterator[PrepCase]:
-    """The extreme cases of one geometry, form by form."""
+def extreme_cases(
+    geometry: Geometry, seed: int, page_size: int, kv_format: KvFormat = SPLIT, *, page_sizes: Collection[int]
+) -> Iterator[PrepCase]:
+    """The extreme cases of one geometry, form by form. ``page_sizes``: what other sizes a case may have."""
 
     def builder(heads: Geometry, first_page: int = 0) -> CaseBuilder:
         return CaseBuilder(heads, seed, page_size, first_page=first_page, kv_format=kv_format)
@@ -41,6 +43,7 @@ def extreme_cases(geometry: Geometry, *, seed: int, page_size: int, kv_format: K
         past=builder(one_head, PAST_UINT16),
         heads=builder(geometry.with_heads(MANY_KV_HEADS)),
         rows=builder(geometry.with_heads(KV_HEADS_OF_MANY_ROWS, GROUP_OF_MANY_ROWS)),
+        has_small_pages=1 in page_sizes,
     )
     forms = {entry.form for entry in entries_for(geometry, "prep")}
     for form, cases in (
@@ -55,10 +58,13 @@ def extreme_cases(geometry: Geometry, *, seed: int, page_size: int, kv_format: K
 
 class _Table:
     """``near`` draws pages from the first on, ``past`` from where 16 bits end; ``heads`` has many KV heads, ``rows`` so
-    many heads that few tokens have rows past int32."""
+    many heads that few tokens have rows past int32; ``has_small_pages``: a case may have pages of one token."""
 
-    def __init__(self, near: CaseBuilder, past: CaseBuilder, heads: CaseBuilder, rows: CaseBuilder) -> None:
+    def __init__(
+        self, near: CaseBuilder, past: CaseBuilder, heads: CaseBuilder, rows: CaseBuilder, has_small_pages: bool
+    ) -> None:
         self.near, self.past, self.heads, self.rows = near, past, heads, rows
+        self.has_small_pages = has_small_pages
         # The last token's row of q begins where int32 ends, or behind that.
         self.many_tokens = (1 << 31) // (rows.geometry.num_qo_heads * rows.geometry.head_dim) + 1
         self.size = near.page_size
@@ -91,6 +97,8 @@ class _Table:
         positions.append(self.near.geometry.max_positions - 1)
         yield self.near.decode_case("position/past-16-bits", "random", positions, origins="last")
         yield self.near.decode_case("long-row", "random", (self.long_start + 2, 3, self.long_start))
+        if self.has_small_pages:  # the second request's row of pages begins behind 65,536 entries
+            yield self.near.decode_case("page-rows/past-16-bits", "random", (_across(16) + TOKENS, 20), page_size=1)
         yield self.past.decode_case("pool/page-ids-past-16-bits", "random", (self.size, 1, 3 * self.size))
         yield self.heads.decode_case(_heads(), "closed-form", (2 * self.size + 1, 0, self.size, 3))
         wide = self._wide("decode")
@@ -106,6 +114,9 @@ class _Table:
         yield self.near.batch_case("position/past-16-bits", "random", far)
         long_row = ((self.long_start, TOKENS), (1, 2))
         yield self.near.batch_case("long-row", "random", long_row, keeps_front=True)
+        if self.has_small_pages:
+            rows = ((_across(16) + TOKENS, TOKENS), (19, 2))
+            yield self.near.batch_case("page-rows/past-16-bits", "random", rows, page_size=1, keeps_front=True)
         yield self.past.batch_case("pool/page-ids-past-16-bits", "random", ((self.size - 1, 2), (0, 1)))
         yield self.heads.batch_case(_heads(), "closed-form", ((1, 2), (self.size - 1, 3)))
         yield self.heads.batch_case(_heads(wide=True), "random", ((3, 2), (0, self._wide("batch_prefill"))))

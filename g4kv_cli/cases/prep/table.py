@@ -39,7 +39,8 @@ def prep_cases(
     }
     served = [entry.form for entry in entries_for(geometry, "prep")]
     cases = [case for form, made in forms.items() if form in served for case in made()]
-    return [*cases, *extreme_cases(geometry, seed=seed, page_size=table.page_size, kv_format=kv_format)]
+    sizes = table.page_sizes
+    return [*cases, *extreme_cases(geometry, seed, table.page_size, kv_format, page_sizes=sizes)]
 
 
 class _Table(CaseBuilder):
