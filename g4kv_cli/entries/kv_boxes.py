@@ -31,23 +31,28 @@ def query_box_map(q: DeviceArray, parameters: AttentionParameters, *, tokens: in
 def kv_box_maps(pool: DeviceArray, parameters: AttentionParameters) -> tuple[Argument, Argument]:
     """Maps of K and of V of the parameters' layer, [page][KV head, column block][slot][64 columns].
 
-    A box of K is BOX_SLOTS slots of one column block, a box of V as many of four. Each map starts at its block of the
-    layer, so that page offsets beyond 32 bits are the copy engine's business. Raises ContractError.
+    A box of K is BOX_SLOTS slots of one column block, and so is one of V in the folded format, where V's columns are
+    K's too; of split rows a box of V has four column blocks. Each map starts at its block of the layer, so that page
+    offsets beyond 32 bits are the copy engine's business. Raises ContractError.
     """
     layout = parameters.layout
     itemsize = pool.dtype.itemsize
-    column_blocks = layout.head_dim // BLOCK_COLUMNS
-    extents = (BLOCK_COLUMNS, layout.page_size, layout.num_kv_heads * column_blocks, pool.size // layout.page_stride)
-    # pool[page][layer][K, V][slot][kv_head][column block][column]: strides of slot, column block and page
-    strides = (
-        layout.num_kv_heads * layout.head_dim * itemsize,
-        BLOCK_COLUMNS * itemsize,
-        layout.page_stride * itemsize,
-    )
-    first_k = parameters.layer * layout.layer_stride
 
-    def box_map(first: int, box_column_blocks: int) -> Argument:
+    def box_map(first: int, columns: int, box_column_blocks: int) -> Argument:
+        column_blocks, pages = columns // BLOCK_COLUMNS, pool.size // layout.page_stride
+        extents = (BLOCK_COLUMNS, layout.page_size, layout.num_kv_heads * column_blocks, pages)
+        # pool[page][layer][K, V][slot][kv_head][column block][column]: strides of slot, column block and page
+        strides = (
+            layout.num_kv_heads * columns * itemsize,
+            BLOCK_COLUMNS * itemsize,
+            layout.page_stride * itemsize,
+        )
         box = (BLOCK_COLUMNS, BOX_SLOTS, box_column_blocks, 1)
         return pool.device.tensor_map(pool.view((1,), offset_elems=first), TensorMapShape(extents, strides, box))
 
-    return box_map(first_k, 1), box_map(first_k + layout.kv_block_len, VALUE_BOX_COLUMN_BLOCKS)
+    first_k = parameters.layer * layout.layer_stride
+    value_blocks = VALUE_BOX_COLUMN_BLOCKS if layout.k_dim == layout.head_dim else 1
+    return (
+        box_map(first_k, layout.k_dim, 1),
+        box_map(first_k + layout.kv_block_len, layout.head_dim, value_blocks),
+    )

@@ -44,6 +44,18 @@ def _cluster(symbol: str, source: str, max_group: int, alone_bytes: int, shared_
     return replace(alone, max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
 
 
+def _folded_prefill(kernel: KernelVariant, symbol: str, shared_bytes: int) -> KernelVariant:
+    """A prefill kernel's twin for folded rows."""
+    return replace(kernel, symbol=symbol, source="prefill_hopper_folded.cu", shared_bytes=shared_bytes,
+                   kv_formats=(FOLDED,))  # fmt: skip
+
+
+def _tile_alone(pair: KernelVariant, symbol: str) -> KernelVariant:
+    """The same with tiles alone: without clusters the emulated device can run it, for calls that ask for it."""
+    return replace(pair, symbol=symbol, device_kinds=("cuda", "emulated"), cluster_tiles=1, same_bits_as=pair.symbol,
+                   on_request=("emulated",))  # fmt: skip
+
+
 def _emulated(kernels: Sequence[KernelVariant]) -> tuple[KernelVariant, ...]:
     """GPUs' kernels as the emulated device has them: for calls that name them."""
     return tuple(replace(kernel, device_kinds=("emulated",), on_request=("emulated",)) for kernel in kernels)
@@ -57,11 +69,11 @@ _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        "prefill_hd512.cu", 2
              _of_folded("batch_prefill_paged_folded_hd512_tile64",        "prefill_folded.cu", 256, 222208, 64),
              _of_folded("batch_prefill_paged_folded_hd512_tile64_keys32", "prefill_folded.cu", 256, 111104, 64),
              _of_folded("batch_prefill_paged_folded_hd512_tile32",        "prefill_folded.cu", 128,  76032, 32))
-_HOPPER_512 = (_V("batch_prefill_paged_hd512_tile64_cluster2", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
-                  arch="sm_90a", device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2),)
-_ALONE_512 = (_V("batch_prefill_paged_hd512_tile64_cluster1", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
-                 arch="sm_90a", page_multiple=BOX_SLOTS, cluster_tiles=1, same_bits_as=_HOPPER_512[0].symbol,
-                 on_request=("emulated",)),)
+_PAIR_512 = _V("batch_prefill_paged_hd512_tile64_cluster2", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
+               arch="sm_90a", device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2)
+_HOPPER_512 = (_PAIR_512, _folded_prefill(_PAIR_512, "batch_prefill_paged_folded_hd512_tile64_cluster2", 221912))
+_ALONE_512 = (_tile_alone(_PAIR_512,      "batch_prefill_paged_hd512_tile64_cluster1"),
+              _tile_alone(_HOPPER_512[1], "batch_prefill_paged_folded_hd512_tile64_cluster1"))
 _PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",     "prefill_hopper_hd256.cu", 384, 232080, tile_rows=64,
                  arch="sm_90a", page_multiple=BOX_SLOTS, resident_tiles=2, split_tiles=128, one_request_a_block=False,
                  on_request=("emulated",)),)

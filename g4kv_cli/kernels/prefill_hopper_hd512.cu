@@ -10,7 +10,7 @@
   extern "C" __global__ void __launch_bounds__(g4kv::HopperPrefill<tiles>::kThreads, 1)                              \
       name(const g4kv::AttentionParams params, const __grid_constant__ g4kv::TensorMap key_map,                    \
            const __grid_constant__ g4kv::TensorMap value_map) {                                                    \
-    g4kv::attend_rows_hopper<tiles>(params, key_map, value_map);                                                    \
+    g4kv::attend_rows_hopper<g4kv::HopperPrefill<tiles>>(params, key_map, value_map);                                                    \
   }
 
 G4KV_PREFILL_HOPPER(batch_prefill_paged_hd512_tile64_cluster2, 512, 2, 230120)

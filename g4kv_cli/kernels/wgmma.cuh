@@ -151,6 +151,7 @@ G4KV_MULTIPLY_ROWS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, 
         : "memory");                                                                                                  \
   }
 
+G4KV_MULTIPLY_COLUMNS(64, 8, G4KV_TILES_8, G4KV_SUMS_0_31, "%32, %33, %34, %35", "%36", "%37", "%38")
 G4KV_MULTIPLY_COLUMNS(128, 16, G4KV_TILES_16, G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63, "%64, %65, %66, %67", "%68", "%69",
                       "%70")
 G4KV_MULTIPLY_COLUMNS(256, 32, G4KV_TILES_32,

@@ -58,6 +58,8 @@ def require_red(
     """With these edits each of the cases fails (an error is no failure), and ``words`` all stand in what is said."""
     kernels = seed(directory / "kernels", edits, cases, variant)
     options = ("--variant", variant) if variant else ()
+    if all(f"/{FOLDED}/" in case for case in cases):
+        options += ("--kv-format", FOLDED)
     code, record = smoke(directory / "run.json", "--kernels", str(kernels), *options, *chosen(cases))
     shown = capsys.readouterr().out
     assert code == 1, shown

@@ -24,17 +24,23 @@ from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.records.run import CaseResult
 
 VARIANT = "sm_90a,portable"
-BODY, BOXES = "prefill_hopper_body.cuh", "page_boxes.cuh"
-PAIRS = "prefill_hopper_hd256_*.cuh"
+BODY, BOXES = "prefill_hopper_[bls]*.cuh", "page_boxes.cuh"
+FOLDED_LOOPS, PAIRS = "prefill_hopper_folded_*.cuh", "prefill_hopper_hd256_*.cuh"
 GLOBAL, LOCAL = "attention/31b-global/prefill", "attention/31b-local/prefill"
+FOLDED = f"{GLOBAL}/folded"
 KERNEL_OF = {
     GLOBAL: "batch_prefill_paged_hd512_tile64_cluster1",
+    FOLDED: "batch_prefill_paged_folded_hd512_tile64_cluster1",
     LOCAL: "batch_prefill_paged_hd256_tile64_pairs",
 }
+FAMILY_OF = {FOLDED_LOOPS: FOLDED, PAIRS: LOCAL}
 
 
 def _smoke(directory: Path, family: str, *cases: str) -> tuple[int, dict[str, Any]]:
-    return smoke(directory / "run.json", "--variant", VARIANT, *chosen(f"{family}/{case}" for case in cases))
+    kv_format = ("--kv-format", "folded") if family == FOLDED else ()
+    return smoke(
+        directory / "run.json", "--variant", VARIANT, *kv_format, *chosen(f"{family}/{case}" for case in cases)
+    )
 
 
 WHOLE = (
@@ -51,6 +57,7 @@ WHOLE = (
     ("family", "cases"),
     [
         (GLOBAL, WHOLE),
+        (FOLDED, ("large-tile/group/5", "page-size/64")),
         (LOCAL, (*WHOLE[1:4], "large-tile/needle/window1024", "large-tile/chunk-past-the-window", "page-size/64")),
     ],
 )
@@ -91,7 +98,7 @@ class Fault:
 
     @property
     def family(self) -> str:
-        return LOCAL if self.source == PAIRS else GLOBAL
+        return FAMILY_OF.get(self.source, GLOBAL)
 
 
 _KEYS_WAIT = "barrier_wait(shared + Shape::kKeysThere + ring.stage * 8, ring.parity);"
@@ -137,6 +144,61 @@ FAULTS = (
           "    if (true) {\n      const uint4 packed", "large-tile/group/5", "FAILED"),
     Fault("log-sum-exp of the first row for both", BODY, "log_sum_exp(max[i], sum[i], p.scale_log2);",
           "log_sum_exp(max[0], sum[0], p.scale_log2);", "large-tile/group/2", "lse"),
+    Fault("folded: K not waited for", FOLDED_LOOPS, "barrier_wait(shared + Shape::kKeysThere, block & 1);", "",
+          "large-tile/group/2", "FAILED"),
+    Fault("folded: columns of both not waited for", FOLDED_LOOPS,
+          "    barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);\n    fence_wgmma();\n"
+          "    const unsigned columns", "    fence_wgmma();\n    const unsigned columns", "large-tile/group/2",
+          "FAILED"),
+    Fault("folded: V where K turns not waited for", FOLDED_LOOPS,
+          "    barrier_wait(shared + Shape::kTurnedThere, block & 1);\n", "", "page-size/64", "FAILED"),
+    Fault("folded: a stage filled before it was used", FOLDED_LOOPS, "  barrier_wait(used, parity ^ 1);\n", "",
+          "page-size/64", "FAILED"),
+    Fault("folded: a stage let go before the scores are done", FOLDED_LOOPS,
+          "      wait_wgmma<1>();\n      release(Shape::kKeysUsed);", "      release(Shape::kKeysUsed);",
+          "page-size/64", "FAILED"),
+    Fault("folded: a stage let go before the sums are done", FOLDED_LOOPS,
+          "      if (column_block > 1) {\n        wait_wgmma<1>();\n", "      if (column_block > 1) {\n",
+          "page-size/64", "FAILED"),
+    Fault("folded: bytes expected by half", FOLDED_LOOPS, "barrier_expect(there, Shape::kStageBytes);",
+          "barrier_expect(there, Shape::kStageBytes / 2);", "large-tile/group/2", "FAILED"),
+    Fault("folded: weights not waited for", FOLDED_LOOPS, "barrier_wait(shared + Shape::kWeightsThere, block & 1);", "",
+          "large-tile/group/2", "FAILED"),
+    Fault("folded: weights stored over those in use", FOLDED_LOOPS,
+          "barrier_wait(shared + Shape::kWeightsUsed, block & 1 ^ 1);", "", "page-size/64", "FAILED"),
+    Fault("folded: scores take the columns that turn from V", FOLDED_LOOPS,
+          "multiply_column_block<Shape, false>(scores, shared, 0, shared + Shape::kKeyRing);",
+          "multiply_column_block<Shape, false>(scores, shared, 0, shared + Shape::kTurnedRing);",
+          "large-tile/needle/causal", "FAILED"),
+    Fault("folded: K's first half for both", FOLDED_LOOPS, "kHalf, shared + Shape::kKeyRing + Shape::kGroupBytes);",
+          "kHalf, shared + Shape::kKeyRing);", "large-tile/group/2"),
+    Fault("folded: V's first half for both in the scores", FOLDED_LOOPS,
+          "kHalf + column_block, columns + Shape::kGroupBytes);", "kHalf + column_block, columns);",
+          "large-tile/group/2"),
+    Fault("folded: columns of both from where K turns on", FOLDED_LOOPS, "Shape::kValuesUsed, turned + 1, lane);",
+          "Shape::kValuesUsed, turned, lane);", "large-tile/group/2"),
+    Fault("folded: column blocks of the output exchanged", FOLDED_LOOPS, "multiply_weights(out[column_block], weights,",
+          "multiply_weights(out[kHalf - column_block], weights,", "large-tile/group/2"),
+    Fault("folded: 16 keys twice, the next never", FOLDED_LOOPS, "multiply_columns_64<4096>(sum, weights[2], b);",
+          "multiply_columns_64<2048>(sum, weights[2], b);",
+          "large-tile/needle/causal"),
+    Fault("folded: one key too many behind the query", FOLDED_LOOPS, "newest[i]), newest[i], first_key",
+          "newest[i]), newest[i] + 1, first_key", "large-tile/needle/causal"),
+    Fault("folded: no mask in a block whose last key all rows but the first see", FOLDED_LOOPS,
+          "|| first_key + Shape::kKeys - 1 > common.newest", "|| first_key + Shape::kKeys - 2 > common.newest",
+          "large-tile/needle/causal"),
+    Fault("folded: V behind the last key kept", FOLDED_LOOPS, "|| first_key + Shape::kKeys > t.tile.end) {", ") {",
+          "large-tile/group/2"),
+    Fault("folded: V where K turns kept behind the last key", FOLDED_LOOPS,
+          "      clear_unseen_columns<Shape>(t, turned, shared + Shape::kTurnedThere, block & 1, first_key, thread);\n",
+          "", "large-tile/group/2"),
+    Fault("folded: zeros not fenced", FOLDED_LOOPS, "      fence_async_copies();\n      synchronize",
+          "      synchronize", "large-tile/group/2", "FAILED"),
+    Fault("folded: the first row's factor for both", FOLDED_LOOPS, "i * 8] = factor[i];", "i * 8] = factor[0];",
+          "page-size/64"),
+    Fault("folded: a column block not rescaled", FOLDED_LOOPS, "i < kHalf; ++i) rescale(",
+          "i < kHalf - 1; ++i) rescale(", "page-size/64"),
+    Fault("folded: pages of the block before", FOLDED_LOOPS, "    place = next;\n", "", "page-size/64"),
     Fault("pairs: K not waited for", PAIRS, "  barrier_wait(shared + Shape::kKeysThere + rings.keys.stage * 8, "
           "rings.keys.parity);\n  fence_wgmma();", "  fence_wgmma();", "large-tile/group/2", "FAILED"),
     Fault("pairs: V not waited for", PAIRS, "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, "

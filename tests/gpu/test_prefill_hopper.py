@@ -10,6 +10,7 @@ import pytest
 from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.main import run as g4kv
+from g4kv_cli.model.kv_format import FOLDED
 
 pytestmark = pytest.mark.gpu
 HOPPER = [kernel.symbol for kernel in kernel_variants().values() if kernel.cluster_tiles or kernel.resident_tiles]
@@ -25,6 +26,7 @@ def test_prefill_of_every_geometry_that_it_serves(cuda_device: Device, symbol: s
                  "--case", f"attention/*-{family}/prefill/*"])  # fmt: skip
     assert code == 0
     cases = json.loads(record.read_text())["cases"]
-    served = [case for case in cases if "/large-tile/" in case["id"] and "/folded/" not in case["id"]]
+    folded = FOLDED in kernel_variants()[symbol].kv_formats
+    served = [case for case in cases if "/large-tile/" in case["id"] and (f"/{FOLDED}/" in case["id"]) == folded]
     assert served
     assert all(symbol in case["kernels"] for case in served)

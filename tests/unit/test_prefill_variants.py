@@ -11,6 +11,7 @@ from g4kv_cli.device.interface import DeviceLimits
 from g4kv_cli.entries.entry import Target, choose_variant
 from g4kv_cli.entries.table import entry_named, kernel_variants, preferred_tiles
 from g4kv_cli.errors import DeviceUnavailable
+from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat
 from g4kv_cli.records.run import DeviceInfo
 
 KIB = 1024
@@ -35,8 +36,8 @@ HOPPER, EMULATED = card("cuda", "sm_90a", 227), card("emulated", "sm_90", 227)
 OTHERS = [card("cuda", arch, kib) for arch, kib in (("sm_80", 163), ("sm_100a", 227))]
 
 
-def chosen(device: Any, page_size: int = 16, forced: str = "") -> str:
-    return choose_variant(GLOBAL, device, tile_rows=64, page_size=page_size, forced=forced).symbol
+def chosen(device: Any, page_size: int = 16, forced: str = "", kv_format: KvFormat = SPLIT) -> str:
+    return choose_variant(GLOBAL, device, tile_rows=64, page_size=page_size, kv_format=kv_format, forced=forced).symbol
 
 
 def cluster_tiles(device: Any, page_size: int = 16, forced: str = "") -> int:
@@ -72,6 +73,16 @@ def test_windowed_layers_have_one_kernel_which_the_emulated_device_runs_when_ask
     assert resident_tiles(HOPPER, forced="portable") == 0
     assert resident_tiles(EMULATED) == 0
     assert resident_tiles(EMULATED, forced="sm_90a,portable") == 2
+
+
+@pytest.mark.parametrize(("kv_format", "word"), [(SPLIT, ""), (FOLDED, "folded_")])
+def test_either_format_has_its_kernels(kv_format: KvFormat, word: str) -> None:
+    stem = f"batch_prefill_paged_{word}hd512_tile64"
+    assert chosen(HOPPER, kv_format=kv_format) == f"{stem}_cluster2"
+    assert chosen(HOPPER, 100, kv_format=kv_format) == stem
+    assert chosen(EMULATED, kv_format=kv_format) == stem
+    assert chosen(EMULATED, forced="sm_90a", kv_format=kv_format) == f"{stem}_cluster1"
+    assert kernel_variants()[f"{stem}_cluster1"].same_bits_as == f"{stem}_cluster2"
 
 
 def test_names_stand_in_the_order_of_preference() -> None:

@@ -1,0 +1,229 @@
+// What a block of the head_dim 512 prefill kernels for compute capability 9.0 works on, its shared memory, and what the
+// loops over split and over folded rows have in common.
+#pragma once
+
+#include "attention_tile.cuh"
+#include "hopper.cuh"
+#include "page_boxes.cuh"
+#include "wgmma.cuh"
+
+namespace g4kv {
+
+template <int kClusterTiles, bool kFoldedRows = false>
+struct HopperPrefill {
+  static constexpr int kClusterBlocks = kClusterTiles;
+  static constexpr bool kFolded = kFoldedRows;
+  static constexpr int kHeadDim = 512;
+  static constexpr int kKeyDim = kFolded ? 128 : kHeadDim;  // columns of a row of K
+  static constexpr int kRows = 64;
+  static constexpr int kKeys = kFolded ? 64 : 128;  // of a block of keys
+  static constexpr int kHalfKeys = 64;              // of which weights are handed over at a time
+  static constexpr int kHalves = kKeys / kHalfKeys;
+  static constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
+  static constexpr int kBoxesOfKeys = kKeys / kBoxKeys;
+  static constexpr int kKeyStages = kFolded ? 1 : 5;
+  static constexpr int kValueStages = kFolded ? 7 : kHalfKeys / kBoxKeys;
+  static constexpr int kTurnedStages = kFolded ? 1 : 0;  // of V's columns where K has its own
+  static constexpr int kOutputWarpgroups = 2;
+  static constexpr int kStageBytes = 16384;
+  static constexpr int kKeyBoxBytes = kBoxKeys * kSwizzleRowBytes;
+  static constexpr int kGroupBytes = kStageBytes / kOutputWarpgroups;  // of a V stage: an output warpgroup's columns
+  static constexpr int kColumnBlockBytes = (kFolded ? kKeys : kBoxKeys) * kSwizzleRowBytes;  // of a V stage
+  static constexpr int kQueryBlockBytes = kRows * kSwizzleRowBytes;
+  static constexpr int kWeightBytes = kRows * kHalfKeys * 2;
+
+  static constexpr int kWarps = 16;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kOutputColumns = kHeadDim / kOutputWarpgroups;
+  static constexpr int kWarpsOfGroup = kWarpgroupSize / kWarpSize;
+  static constexpr int kProducerRegisters = 32;  // with 128 for the scores and twice 176: all there are
+  static constexpr int kOutputRegisters = 176;
+
+  // Byte offsets in shared memory.
+  static constexpr int kQueries = 0;  // [column block][row][128 bytes], later the output rows
+  static constexpr int kKeyRing = kQueries + kRows * kHeadDim * 2;
+  static constexpr int kValueRing = kKeyRing + kKeyStages * kStageBytes;
+  static constexpr int kTurnedRing = kValueRing + kValueStages * kStageBytes;
+  static constexpr int kWeights = kTurnedRing + kTurnedStages * kStageBytes;  // [half][row][64 keys]
+  static constexpr int kFactors = kWeights + kHalves * kWeightBytes;        // [row], of the block's rescaling
+  static constexpr int kInverses = kFactors + kRows * 4;                    // [row], one over the sum of weights
+  static constexpr int kBarriers = kInverses + kRows * 4;
+  static constexpr int kKeysThere = kBarriers;  // [stage]
+  static constexpr int kKeysUsed = kKeysThere + kKeyStages * 8;
+  static constexpr int kValuesThere = kKeysUsed + kKeyStages * 8;
+  static constexpr int kValuesUsed = kValuesThere + kValueStages * 8;
+  static constexpr int kTurnedThere = kValuesUsed + kValueStages * 8;
+  static constexpr int kTurnedUsed = kTurnedThere + kTurnedStages * 8;
+  static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [half]
+  static constexpr int kWeightsUsed = kWeightsThere + kHalves * 8;
+  static constexpr int kQueriesThere = kWeightsUsed + kHalves * 8;
+  static constexpr int kSumsThere = kQueriesThere + 8;
+  static constexpr int kTile = kSumsThere + 8;  // TileGeometry, so that no loop has to keep it
+  static constexpr int kSharedBytes = kTile + sizeof(TileGeometry);
+  static_assert(kClusterTiles == 1 || kClusterTiles == 2, "a pair of tiles at most");
+};
+
+// What a block works on, and what it shares with the other block of its cluster.
+struct HopperTile {
+  TileGeometry tile;
+  int begin;  // keys [begin, end) are walked, from begin's block on: those that this tile or the other's sees
+  int end;
+  unsigned rank;  // in the cluster
+  bool is_shared;
+};
+
+// False: the last cluster has a block more than there are tiles.
+template <typename Shape>
+__device__ __forceinline__ bool locate_hopper_tile(const AttentionParams& p, HopperTile& found) {
+  // block[cluster of tiles, last first][kv_head][rank]: the last tiles of a request see the most keys
+  const int cluster = blockIdx.x / Shape::kClusterBlocks;
+  const int clusters = ceil_divide(p.num_tiles, Shape::kClusterBlocks);
+  const int first = (clusters - 1 - cluster / p.num_kv_heads) * Shape::kClusterBlocks;
+  found.rank = Shape::kClusterBlocks == 1 ? 0 : blockIdx.x % Shape::kClusterBlocks;
+  const int number = first + (int)found.rank;
+  if (number >= p.num_tiles) return false;
+  const int kv_head = cluster % p.num_kv_heads;
+  found.tile = locate_tile(p, number, kv_head, Shape::kRows);
+  found.begin = found.tile.begin;
+  found.end = found.tile.end;
+  found.is_shared = false;
+  if constexpr (Shape::kClusterBlocks == 2) {
+    const int other_number = number ^ 1;
+    if (other_number < p.num_tiles && p.tile_requests[other_number] == found.tile.request) {
+      const TileGeometry other = locate_tile(p, other_number, kv_head, Shape::kRows);
+      found.begin = min(found.begin, other.begin);
+      found.end = max(found.end, other.end);
+      found.is_shared = true;
+    }
+  }
+  return true;
+}
+
+// Blocks of keys; at least one, so that rows that see no key are written too.
+template <typename Shape>
+__device__ __forceinline__ int key_blocks(const HopperTile& t) {
+  return max(1, ceil_divide(t.end, Shape::kKeys) - t.begin / Shape::kKeys);
+}
+
+template <typename Shape>
+__device__ __forceinline__ int first_block_key(const HopperTile& t) {
+  return t.begin / Shape::kKeys * Shape::kKeys;
+}
+
+// Tells the blocks that share a stage that this warp is done with it: lane i tells one of them.
+template <typename Shape>
+struct StageRelease {
+  unsigned memory;  // of the block to tell
+  bool tells;
+
+  __device__ __forceinline__ StageRelease(const HopperTile& t, unsigned shared, int lane) {
+    memory = shared;
+    tells = lane < (t.is_shared ? Shape::kClusterBlocks : 1);
+    if constexpr (Shape::kClusterBlocks > 1) {
+      memory = shared_of_rank(shared, t.is_shared ? lane % Shape::kClusterBlocks : (int)t.rank);
+    }
+  }
+
+  __device__ __forceinline__ void operator()(int barrier) const {
+    if (!tells) return;
+    if constexpr (Shape::kClusterBlocks > 1) {
+      barrier_arrive_at_rank(memory + barrier);
+    } else {
+      barrier_arrive(memory + barrier);
+    }
+  }
+};
+
+__device__ __forceinline__ void store_matrix(unsigned address, const unsigned (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(fragment[0]),
+               "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+}
+
+// weights[row][64 keys], 16 keys from key16 * 16 on
+template <int kHalfKeys>
+__device__ __forceinline__ void store_weights(unsigned weights, const unsigned (&packed)[4], int first_row, int key16,
+                                              int lane) {
+  store_matrix(weights + swizzled<kHalfKeys>(first_row + lane % 16, key16 * 2 + lane / 16), packed);
+}
+
+// Query rows to [column block][row][128 bytes], zeros past the last; 16 bytes a copy.
+template <typename Shape>
+__device__ __forceinline__ void copy_swizzled_queries(const AttentionParams& p, const TileGeometry& tile,
+                                                      unsigned shared, int warp, int warps, int lane) {
+#pragma unroll 1
+  for (int row = warp; row < Shape::kRows; row += warps) {
+    const bool valid = row < tile.num_rows;
+    const bf16_bits* source = p.q + query_offset<Shape::kHeadDim>(p, tile, valid ? row : 0);
+#pragma unroll
+    for (int step = 0; step < Shape::kHeadDim / 8 / kWarpSize; ++step) {
+      const int chunk = step * kWarpSize + lane;
+      const unsigned at = shared + Shape::kQueries + chunk / 8 * Shape::kQueryBlockBytes;
+      copy_async(at + swizzled<kBlockColumns>(row, chunk % 8), source + chunk * 8, valid);
+    }
+  }
+  commit_copies();
+  wait_copies<0>();
+  fence_async_copies();
+}
+
+// One over each row's sum for the output warpgroups, and its log-sum-exp.
+template <typename Shape>
+__device__ __forceinline__ void finish_rows(const AttentionParams& p, unsigned shared, unsigned char* memory,
+                                            const float (&max)[2], float (&sum)[2], int first_row, int lane) {
+  float* inverses = reinterpret_cast<float*>(memory + Shape::kInverses);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    sum[i] = row_sum(sum[i]);
+    if (lane % 4 == 0) inverses[first_row + lane / 4 + i * 8] = sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f;
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive(shared + Shape::kSumsThere);
+  if (p.lse == nullptr || lane % 4 != 0) return;
+  const TileGeometry& tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first_row + lane / 4 + i * 8;
+    if (row < tile.num_rows) {
+      // lse[token][head]
+      p.lse[query_offset<Shape::kHeadDim>(p, tile, row) / Shape::kHeadDim] =
+          log_sum_exp(max[i], sum[i], p.scale_log2);
+    }
+  }
+}
+
+// An output warp's rows. sums_of(n): of the n-th 8 of the group's columns.
+template <typename Shape, typename SumsOf>
+__device__ __forceinline__ void store_rows(const AttentionParams& p, unsigned shared, unsigned char* memory, int group,
+                                           int first_row, int lane, SumsOf sums_of) {
+  // Through the memory of the queries, which nobody reads any more, so that 512 bytes are stored at once.
+  barrier_wait(shared + Shape::kSumsThere, 0);
+  const float* inverses = reinterpret_cast<const float*>(memory + Shape::kInverses);
+  const float inverse0 = inverses[first_row + lane / 4], inverse1 = inverses[first_row + lane / 4 + 8];
+  constexpr int kColumns = Shape::kOutputColumns;
+  // rows[group][row][256 columns]
+  const int rows = Shape::kQueries + group * Shape::kRows * kColumns * 2;
+#pragma unroll
+  for (int column16 = 0; column16 < kColumns / 16; ++column16) {
+    const float(&left)[4] = sums_of(column16 * 2);
+    const float(&right)[4] = sums_of(column16 * 2 + 1);
+    const unsigned packed[4] = {pack2(left[0] * inverse0, left[1] * inverse0),
+                                pack2(left[2] * inverse1, left[3] * inverse1),
+                                pack2(right[0] * inverse0, right[1] * inverse0),
+                                pack2(right[2] * inverse1, right[3] * inverse1)};
+    store_matrix(shared + rows + swizzled<kColumns>(first_row + lane % 16, column16 * 2 + lane / 16), packed);
+  }
+  __syncwarp();
+  const TileGeometry tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
+#pragma unroll
+  for (int i = 0; i < kRowsPerTile; ++i) {
+    const int row = first_row + i;
+    if (row < tile.num_rows) {
+      const uint4 packed = *reinterpret_cast<const uint4*>(memory + rows + swizzled<kColumns>(row, lane));
+      *reinterpret_cast<uint4*>(p.out + query_offset<Shape::kHeadDim>(p, tile, row) + group * kColumns + lane * 8) =
+          packed;
+    }
+  }
+}
+
+}  // namespace g4kv
