@@ -22,13 +22,15 @@ from g4kv_cli.model.kv_layout import KvLayout
 
 TILE_KEYS = 16
 """Keys of one copy; a page is a multiple of it."""
+TILE_HEADS = 8
+"""Query heads of one; a KV head's group has one or two."""
 WHOLE_CARD_SPLITS = 112
 """14 clusters of 8, for a request that has the card to itself: as many as fit beside each other on 132
 multiprocessors, with one to spare."""
-SPLIT_COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, WHOLE_CARD_SPLITS)
-"""What suggested_splits chooses from."""
 LONG_SPLIT_ELEMS = 2**18
-"""Elements of K and V of a split from which on it pays to take more splits than half the card has multiprocessors."""
+"""Elements of K and V of a split from which on it pays to take more of them."""
+WHOLE_CARD_COUNTS = (2, 3, 4, 6, 8, 16, 32, 64, WHOLE_CARD_SPLITS)
+"""Of which suggested_splits then takes one."""
 MAX_CLUSTER_BLOCKS = 8
 """What every device with clusters takes."""
 BOX_COLUMNS = 64
@@ -50,29 +52,56 @@ def cluster_blocks(num_splits: int, most: int) -> int:
 
 
 def suggested_splits(
-    device: Device, *, num_requests: int, num_kv_heads: int, head_dim: int, visible_keys: int, k_dim: int | None = None
+    device: Device,
+    *,
+    num_requests: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    visible_keys: int,
+    k_dim: int | None = None,
 ) -> int:
-    """``num_splits`` for decode in clusters, by rule: one of SPLIT_COUNTS; 1 is form (b). ``k_dim``: columns of a row
-    of K in the pool, head_dim where none are given.
+    """``num_splits`` for decode in clusters, by rule; 1 is form (b). ``k_dim``: columns of a row of K in the pool,
+    head_dim where none are given.
 
-    About one block for every other multiprocessor: that many already read at the memory's rate, and more have to be
-    merged. Where that leaves LONG_SPLIT_ELEMS or more to each, one for every multiprocessor. Two where half the
-    multiprocessors have a request and KV head already; a tile of keys for each at least. In the record of
-    an H200 that cluster_blocks names, 81 of 88 shapes of 12b and 31b with 128 to 131072 keys took at most 5 % longer
-    than with the best of the counts that bench tries, and 37 of 42 folded ones; the others up to 19 %, eight of the
-    twelve with six splits.
+    A block a (request, KV head) where these take more than half the multiprocessors. Else about 5 blocks for every 9:
+    that many already read at the memory's rate, and more have to be merged. One cluster is merged sooner than blocks
+    alone, so it takes their place while a block would have fewer than 16 or 32 keys for each request and KV head. With
+    more than 8 query heads a KV head a block computes about as long as it reads: long histories get as many blocks as
+    start together, and where these leave a quarter of the multiprocessors over the longest get two for each of them,
+    one after the other.
+
+    In the record of an H200 that cluster_blocks names, the 130 shapes of 12b and 31b, with 128 to 131072 keys, took at
+    most 5 % longer than with the best of the counts that bench tries; between the batches of that record, with up to 66
+    requests and KV heads, up to 10 %.
     """
     units = max(1, num_requests * num_kv_heads)
-    multiprocessors = device.limits.multiprocessors
-    half, tiles = max(1, multiprocessors // 2), max(1, -(-visible_keys // TILE_KEYS))
-    if units > half:
+    multiprocessors, tiles = device.limits.multiprocessors, max(1, -(-visible_keys // TILE_KEYS))
+    if 2 * units > multiprocessors:
         return 1
-    few = min(max(2, half // units), tiles)
-    few = 1 << (few.bit_length() - 1)
-    if visible_keys * (head_dim + (head_dim if k_dim is None else k_dim)) < few * LONG_SPLIT_ELEMS:
+    computes = num_qo_heads > TILE_HEADS * num_kv_heads
+    elems = visible_keys * (head_dim + (head_dim if k_dim is None else k_dim))
+    enough = multiprocessors * 5 // 9 // units
+    if enough < 2 and not computes and elems < LONG_SPLIT_ELEMS:
+        return 1
+    few = max(2, enough)
+    if few > MAX_CLUSTER_BLOCKS:
+        few = _power_of_two(few)
+        if visible_keys < few * units * TILE_KEYS * (1 if computes else 2):
+            few = MAX_CLUSTER_BLOCKS
+    few = min(few, tiles if few <= MAX_CLUSTER_BLOCKS else _power_of_two(tiles))
+    if not computes or elems < _power_of_two(few) * LONG_SPLIT_ELEMS:
         return few
-    counts = [count for count in SPLIT_COUNTS if count <= tiles and _fit_at_once(count, units, multiprocessors)]
-    return max(few, *counts)
+    fitting = [count for count in WHOLE_CARD_COUNTS if count <= tiles and _fit_at_once(count, units, multiprocessors)]
+    most, twice = max(few, *fitting), _power_of_two(2 * multiprocessors // units)
+    fills = twice > MAX_CLUSTER_BLOCKS and 10 * twice * units >= 18 * multiprocessors
+    leaves_a_quarter = 4 * most * units < 3 * multiprocessors
+    return twice if fills and leaves_a_quarter and elems >= twice * 8 * LONG_SPLIT_ELEMS else most
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is no larger."""
+    return 1 << (number.bit_length() - 1)
 
 
 def _fit_at_once(num_splits: int, units: int, multiprocessors: int) -> bool:
