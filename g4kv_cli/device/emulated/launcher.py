@@ -80,9 +80,7 @@ class Launcher:
     def _run(self, request: LaunchRequest) -> LaunchOutcome:
         counts = self.counts
         engine = _engine() if self._mode is not Mode.INTERPRETER else None
-        # The engine runs block after block, which is no way to run a cluster.
-        alone = request.cluster == (1, 1, 1)
-        program: Program | None = request.kernel.program if engine is not None and alone else None
+        program: Program | None = request.kernel.program if engine is not None else None
         warps = request.blocks * -(-request.threads // WARP)
         if engine is None or program is None or not program.pays(warps) or not can_run(program, request):
             counts.interpreted += 1

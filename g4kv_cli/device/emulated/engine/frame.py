@@ -93,7 +93,7 @@ def _local_places(block: LoweredBlock, shared: dict[Slot, int], base: int) -> tu
         for slot in operation.fields:
             if isinstance(slot, Slot) and slot not in shared:
                 last[slot] = number
-    for operand in (block.barrier, block.threads):
+    for operand in (block.barrier, block.threads, block.address[0] if block.address is not None else 0):
         if isinstance(operand, Slot) and operand not in shared:
             last[operand] = len(block.operations)
     free: dict[str, list[int]] = {kind: [] for kind in _KINDS}

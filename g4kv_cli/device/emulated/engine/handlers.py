@@ -92,7 +92,7 @@ def _floats() -> dict[str, tuple[str, ...]]:
             table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
     for stem, form in product(("neg", "abs"), ("", ".ftz")):
         table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
-    for stem, form in product(("ex2", "lg2", "rsqrt", "sqrt"), ("", ".ftz")):
+    for stem, form in product(("ex2", "lg2", "rcp", "rsqrt", "sqrt"), ("", ".ftz")):
         table[f"{stem}.approx{form}.f32"] = (f"{stem}_approx{form.replace('.', '_')}_f32",)
     for name in ("fma.rn.f32", "fma.rn.sat.f32", "div.rn.f32", "rcp.rn.f32", "sqrt.rn.f32", "copysign.f32"):
         table[name] = (name.replace(".", "_"),)

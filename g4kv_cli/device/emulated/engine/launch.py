@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..faults import DeadlinePassed, LaunchInterrupted, Standing
+from ..interpreter.run import by_cluster
 from ..ptx.instruction import Location
 from ..request import LaunchOutcome, LaunchRequest
 from ..residency import chunk_blocks
@@ -34,7 +35,7 @@ _SEVERAL_USES = np.array([bits not in (0, 1, 2, 4) for bits in range(8)])
 _READ_AND_STORED = 3
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
-    | {"shared uninitialised", "several spaces", "reads of what others store", "all wait"}
+    | {"shared uninitialised", "several spaces", "reads of what others store", "all wait", "copies full", "unsure"}
 )
 """What is found that may be right after all: the interpreter decides."""
 _FRAME_ALIGN = 64
@@ -132,9 +133,9 @@ class EngineRun:
         shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
         state.set_memory(memory, program.site_count)
         launch.base = GLOBAL_BASE
-        warps = -(-request.threads // 32)
-        residents = blocks_together(request) if program.runs_together else 1
-        state.set_shared(shared_bytes, warps, program.granule_shift, program.has_shared_atomics, residents)
+        ranks = request.cluster[0] * request.cluster[1] * request.cluster[2]
+        residents = blocks_together(request) if program.runs_together else ranks
+        state.set_shared(shared_bytes, -(-request.threads // 32), program, residents, ranks)
         launch.together, launch.loops, launch.changes = int(program.runs_together), program.loops, 0
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)
@@ -155,6 +156,12 @@ class EngineRun:
         launch.dynamic_shared_bytes, launch.total_shared_bytes = request.dynamic_shared_bytes, shared_bytes
         order = request.order
         launch.next, launch.last, launch.step = order.start, order.start + len(order) * order.step, order.step
+        launch.order = None
+        if ranks > 1:
+            self.order = by_cluster(np.array(order), request.grid, request.cluster)
+            state.point("order", self.order)
+            launch.next, launch.last, launch.step = 0, self.order.size, ranks
+        state.point("pool", program.pool)
         limit = request.max_instructions
         launch.instructions, launch.instruction_limit = 0, _NO_LIMIT if limit is None else limit
         launch.step_limit, launch.slice = BLOCK_STEPS if request.deadline is None else _NO_LIMIT, SLICE
@@ -223,7 +230,7 @@ def can_run(program: Program, request: LaunchRequest) -> bool:
     if not program.runs_together:
         return True
     residents, warps = blocks_together(request), -(-request.threads // 32)
-    if program.loops and residents < len(request.order):
+    if (program.loops and residents < len(request.order)) or request.cluster != (1, 1, 1):
         return False
     shared = request.kernel.shared_total(request.dynamic_shared_bytes)
     marks = 4 * (2 + 2 * -(-warps // 8) * 8) * (1 + (16 >> program.granule_shift)) // 16

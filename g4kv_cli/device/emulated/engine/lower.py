@@ -16,10 +16,13 @@ from ..interpreter.emit import (
     real_bits,
 )
 from ..interpreter.emit_basic import COMPARE, CVTA, FENCES, NO_OPERATION
+from ..ptx.accumulators import accumulator_registers
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
 from ..ptx.instruction import (
     CARRY,
+    WGMMA,
+    WGMMA_WAIT,
     Address,
     Immediate,
     Instruction,
@@ -31,6 +34,7 @@ from ..ptx.instruction import (
     Vector,
 )
 from ..ptx.ordering import MEETING
+from ..warp.mbarriers import MBARRIER_SHIFT
 from .callbacks import MOST_OPERANDS, MOST_RESULTS, Call
 from .handlers import COMBINATIONS, HANDLERS
 from .operations import SLOT_BYTES, SLOT_KIND, Constant, LoweredBlock, NotLowered, Operation, Slot, Variable
@@ -63,6 +67,7 @@ SPECIAL = {
             (
                 *("%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"),
                 *(f"%lanemask_{which}" for which in ("eq", "lt", "le", "gt", "ge")),
+                *("%cluster_ctarank", "%cluster_nctarank"),
             )
         )
     },
@@ -89,6 +94,9 @@ class Lowering:
         """Opcodes without a handler, in the order of their numbers."""
         self.missing: dict[str, None] = {}
         """What the engine does not know of the kernel."""
+        self.is_asynchronous = False
+        """Whether the interpreter would say so of the kernel."""
+        self.accumulators: set[Register] = accumulator_registers(each for block in flow.blocks for each in block.body)
         self.read = flow.reads
         """Registers that any instruction reads."""
         self._fresh = 0
@@ -204,6 +212,12 @@ class Lowering:
             return self.source(operand.base, "b64"), 1, operand.offset
         return self.register(operand.base), int(operand.base.kind == "b64"), operand.offset
 
+    def mbarrier_address(self, operand: Operand | None) -> tuple[Slot, int, int]:
+        """The address of an mbarrier, whose kernel is asynchronous then."""
+        self.is_asynchronous = True
+        self.granule_shift = min(self.granule_shift, MBARRIER_SHIFT)
+        return self.address(operand)
+
     def site(self) -> int:
         """A new number of a place where something can go wrong."""
         self.site_count += 1
@@ -229,11 +243,20 @@ class Lowering:
         start = len(self.out)
         if instruction.guard is not None:
             self.emit("guard", self.register(instruction.guard), int(instruction.guard_negated), 0, outs=())
+        self._look_at_products(instruction)
         if not any(lower(self, instruction) for lower in families):
             raise NotLowered(instruction.opcode)
         self.finish()
         if instruction.guard is not None:
             self._close_guard(start)
+
+    def _look_at_products(self, instruction: Instruction) -> None:
+        """See ``check_products`` of the interpreter."""
+        opcode = instruction.opcode
+        held = [register for register in instruction.reads if register in self.accumulators]
+        is_move = opcode.startswith("mov.") and all(isinstance(item, Register) for item in instruction.operands)
+        if held and not is_move and not opcode.startswith((WGMMA, WGMMA_WAIT)):
+            self.emit("wgmma_look", self.site(), len(held), *map(self.register, held), outs=())
 
     def _ended(self, block: BasicBlock) -> LoweredBlock:
         successors = tuple(block.successors)
@@ -246,15 +269,20 @@ class Lowering:
                 lowered.successors = (successors[1], successors[0])
         elif block.end == "barrier" and final is not None:
             lowered.barrier, lowered.threads = self._barrier(final)
+        elif block.end == "phase" and final is not None:
+            lowered.address = self.mbarrier_address(final.operands[0])
+            lowered.threads = self.source(final.operands[1], "b32")
         elif block.end == "warp" and final is not None:
             lowered.barrier = self.source(final.operands[0], "b32")
             lowered.threads = int(not final.opcode.startswith(MEETING))
+        elif block.end == "cluster":
+            self.is_asynchronous = True
         elif block.end not in ("jump", "exit", "trap"):
             raise NotLowered(final.opcode if final is not None else block.end)
         if block.waits is not None:
             registers = self.flow.registers
             lowered.look = [self.register(registers[number]) for number in _numbers(block.live_in)]
-        if block.end in ("barrier", "trap", "warp"):
+        if block.end not in ("jump", "branch", "exit"):
             lowered.site = self.site()
         lowered.store_count = sum(operation.handler.startswith(LOGGED) for operation in self.out)
         lowered.load_count = sum(operation.handler.startswith(WATCHED) for operation in self.out)

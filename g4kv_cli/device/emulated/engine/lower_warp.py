@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..interpreter.emit_warp import MATRIX, REDUCTION, REDUX, SHUFFLE, VOTE
+from ..interpreter.emit_warp import MATRIX, REDUCTION, REDUX, SHUFFLE, SIGNAL, VOTE
 from ..ptx.flow import CONTRIBUTE, READ_REDUCTION
 from ..ptx.instruction import Instruction, Operand, PredicatePair, Register, Vector
 from .lower import Lowering
@@ -44,8 +44,14 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
         lowering.emit("active_mask", lowering.target(_register(operands[0]), "b32"))
     elif opcode == "bar.warp.sync":
         lowering.emit("warp_barrier", lowering.source(operands[0], "b32"), lowering.site(), outs=())
-    elif (found := MATRIX.fullmatch(opcode)) is not None and found.group(1) == "ld":
-        _lower_matrix(lowering, instruction, int(found.group(2)), found.group(3) is not None)
+    elif SIGNAL.fullmatch(opcode) is not None and len(operands) == 2:
+        numbers = [lowering.source(item, "b32") for item in operands]
+        lowering.emit("barrier_signal", *numbers, lowering.site(), outs=())
+    elif (found := MATRIX.fullmatch(opcode)) is not None:
+        _lower_matrix(lowering, instruction, found.group(1) == "ld", int(found.group(2)), found.group(3) is not None)
+    elif opcode == "movmatrix.sync.aligned.m8n8.trans.b16":
+        matrix = lowering.source(operands[1], "b32")
+        lowering.emit("turn_matrix", lowering.target(_register(operands[0]), "b32"), matrix, lowering.site())
     elif _MMA.fullmatch(opcode):
         sizes = (4, 4, 2, 4)
         parts = [_fragment(lowering, operand, count) for operand, count in zip(operands, sizes, strict=True)]
@@ -80,13 +86,17 @@ def _fragment(lowering: Lowering, operand: Operand | None, count: int) -> list[S
     return [lowering.source(item, "b32") for item in items]
 
 
-def _lower_matrix(lowering: Lowering, instruction: Instruction, matrices: int, is_transposed: bool) -> None:
-    target, address = instruction.operands
-    items = target.items if isinstance(target, Vector) else (target,)
+def _lower_matrix(
+    lowering: Lowering, instruction: Instruction, is_load: bool, matrices: int, is_transposed: bool
+) -> None:
+    held, address = instruction.operands if is_load else instruction.operands[::-1]
+    items = held.items if isinstance(held, Vector) else (held,)
     if len(items) != matrices:
         raise NotLowered(f"expected {matrices} registers")
     base, is_wide, offset = lowering.address(address)
-    targets = [lowering.target(_register(item), "b32") for item in items]
-    outs = tuple(range(6, 6 + matrices))
     fields = (base, offset, lowering.site(), is_wide, int(is_transposed), matrices)
-    lowering.emit("load_matrix", *fields, *targets, outs=outs)
+    if is_load:
+        targets = [lowering.target(_register(item), "b32") for item in items]
+        lowering.emit("load_matrix", *fields, *targets, outs=tuple(range(6, 6 + matrices)))
+    else:
+        lowering.emit("store_matrix", *fields, *(lowering.source(item, "b32") for item in items), outs=())

@@ -55,7 +55,8 @@ class Variable:
 
 @dataclass
 class Operation:
-    """One call of a handler; ``outs`` are the indices of the fields that it writes.
+    """One call of a handler; ``outs`` are the indices of the fields that it writes for the lanes that execute it, those
+    of whole warps left aside.
 
     ``is_guarded``: only some of the lanes here execute it, and the others keep what they have.
     """
@@ -70,7 +71,8 @@ class Operation:
 class LoweredBlock:
     """One basic block: its operations and how it ends (see ptx/flow.py). ``barrier`` is its number and
     ``threads`` how many it counts (0: all); where lanes of a warp meet, the members' mask and whether it is a
-    bar.warp.sync. ``look``: the registers that live here, if a loop begins that may wait for other threads.
+    bar.warp.sync; for a phase ``threads`` is the parity and ``address`` (slot, whether it has 64 bits, offset) that of
+    its mbarrier. ``look``: the registers that live here, if a loop begins that may wait for other threads.
     ``stands_at``: the instruction that names the block to a reader."""
 
     operations: list[Operation]
@@ -81,6 +83,7 @@ class LoweredBlock:
     site: int = -1
     barrier: int | Slot = 0
     threads: int | Slot = 0
+    address: tuple[Slot, int, int] | None = None
     store_count: int = 0
     load_count: int = 0
     look: Sequence[Slot] | None = None
@@ -104,6 +107,9 @@ class Lowered:
     granule_shift: int
     uses_copies: bool
     has_shared_atomics: bool
+    uses_wgmma: bool
+    is_asynchronous: bool
+    """Whether it uses mbarriers, bulk copies, wgmma or clusters."""
     learns: bool
     """Whether threads may learn of others by what they find in memory, which the engine does not follow."""
     runs_together: bool

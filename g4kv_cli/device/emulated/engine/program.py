@@ -15,13 +15,14 @@ from .frame import Frame, lay_out
 from .library import Library
 from .lower import Lowering, lower_basic
 from .lower_atomics import lower_atomic
+from .lower_hopper import lower_clusters, lower_hopper
 from .lower_memory import lower_memory
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
 from .pieces import cut_pieces, runs_together
-from .structures import BLOCK, BLOCK_ENDS, INSTRUCTION
+from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
-FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp)
+FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp, lower_hopper, lower_clusters)
 COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""
 
@@ -35,6 +36,8 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
     if together:
         cut_pieces(flow)
     blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
+    if together and lowering.is_asynchronous:
+        lowering.missing["asynchronous work beside accesses whose order matters"] = None
     if lowering.missing:
         raise NotLowered(*lowering.missing)
     index, crossing = flow.register_index, 0
@@ -53,6 +56,8 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         lowering.granule_shift,
         _has(blocks, "copy_async"),
         _has(blocks, "atomic_shared", "atomic_generic"),
+        _has(blocks, "wgmma_bf16"),
+        lowering.is_asynchronous,
         any(
             learns(each.opcode) and not lowering.read.isdisjoint(each.writes)
             for block in flow.blocks
@@ -79,6 +84,8 @@ class Program:
         self.granule_shift = kernel.granule_shift
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics
+        self.uses_wgmma = kernel.uses_wgmma
+        self.is_asynchronous = kernel.is_asynchronous
         self.learns = kernel.learns
         self.runs_together = kernel.runs_together
         self.local_bytes = kernel.local_bytes
@@ -97,9 +104,12 @@ class Program:
         self.loops = 0
         """Loops in which threads may wait for others."""
         self._code: list[npt.NDArray[Any]] = []
+        pool: list[int] = []
         self.blocks = np.zeros(len(kernel.blocks), BLOCK)
         for number, block in enumerate(kernel.blocks):
-            self._bind(number, block, frame, library)
+            self._bind(number, block, frame, library, pool)
+        self.pool = np.array(pool or [0], np.int32)
+        """Fields of instructions that have more than FIELDS."""
         self._image = np.zeros(frame.image_bytes, np.uint8)
         self._late: list[tuple[npt.NDArray[Any], Parameter | Variable]] = []
         for slot in kernel.constants:
@@ -115,10 +125,10 @@ class Program:
         instruction for all of them in about the time of one call."""
         return warps * self._calls_each <= self._instructions
 
-    def _bind(self, number: int, block: LoweredBlock, frame: Frame, library: Library) -> None:
+    def _bind(self, number: int, block: LoweredBlock, frame: Frame, library: Library, pool: list[int]) -> None:
         row = self.blocks[number]
         for form in ("full", "masked"):
-            row[form] = self._table(resolve(block.operations, number, frame, form == "masked"), library)
+            row[form] = self._table(resolve(block.operations, number, frame, form == "masked"), library, pool)
         successors = (*block.successors, 0, 0)
         row["end"], row["size"], row["site"] = BLOCK_ENDS[block.end], block.size, block.site
         row["first"], row["second"], row["stores"] = successors[0], successors[1], block.store_count
@@ -127,16 +137,22 @@ class Program:
             self.loops += 1
             row["waits"] = self.loops
             looks = [Operation(f"look_{slot.kind}", [slot], ()) for slot in block.look]
-            row["look"] = self._table(resolve(looks, number, frame, False), library)
+            row["look"] = self._table(resolve(looks, number, frame, False), library, pool)
         row["guard"] = frame.place(number, block.guard) if block.guard is not None else 0
         for name, operand in (("barrier", block.barrier), ("threads", block.threads)):
             row[name] = operand if isinstance(operand, int) else ~frame.place(number, operand)
+        if block.address is not None:
+            slot, row["is_wide"], row["offset"] = block.address
+            row["address"] = frame.place(number, slot)
 
-    def _table(self, code: Sequence[tuple[str, list[int]]], library: Library) -> int:
+    def _table(self, code: Sequence[tuple[str, list[int]]], library: Library, pool: list[int]) -> int:
         """The address of instructions that are kept."""
         table = np.zeros(len(code) + 1, INSTRUCTION)
         for place, (handler, fields) in enumerate(code):
             table[place]["run"] = library.handler(handler)
+            if len(fields) > FIELDS:
+                fields, more = [*fields[: FIELDS - 1], len(pool)], fields[FIELDS - 1 :]
+                pool.extend(more)
             table[place]["field"][: len(fields)] = fields
         self._code.append(table)
         return int(table.ctypes.data)

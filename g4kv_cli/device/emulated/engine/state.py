@@ -13,13 +13,20 @@ from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
 from ..state.memory import RANGE, DeviceMemory
 from ..state.undo import PAGE_BYTES
-from .structures import FAULT, OWNED, STORE, Launch
+from .program import Program
+from .structures import FAULT, MBARRIERS, OWNED, STORE, Launch
 
 FAULT_CAPACITY = 64
 FIRST_STORES = 1 << 14
 """Stores that the log has room for at first."""
 FIRST_PAGES = 1 << 9
 """Pages that can be taken back at first."""
+WARPGROUP = 4
+"""Warps of one."""
+PRODUCTS_EACH = 16
+"""wgmma on registers of their own that a warp may have on their way."""
+TRANSFERS = 1 << 15
+"""Bulk copies and st.async that may be on their way."""
 _READ_AND_STORED, _LOADED = 3, 2
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
@@ -117,28 +124,36 @@ class EngineState:
         self.point("used", self.used)
         self.point("saved_in", self.buffers.get("saved_in", memory.used_bytes // PAGE_BYTES + 2, np.uint32))
 
-    def set_shared(self, nbytes: int, warps: int, granule_shift: int, has_atomics: bool, residents: int = 1) -> None:
-        """Shared memory of each block that may be resident, and the marks of its race check."""
-        launch, buffers = self.launch, self.buffers
-        rounded = -(-max(nbytes, 1) // 128) * 128 * residents
-        self.point("shared", buffers.get("shared", rounded))
-        state = buffers.get("shared_state", rounded)
+    def set_shared(self, nbytes: int, warps: int, program: Program, residents: int = 1, ranks: int = 1) -> None:
+        """Shared memory of each block that may be resident, ``ranks`` of them a cluster, and the marks of its race
+        check."""
+        launch, buffers, granule_shift = self.launch, self.buffers, program.granule_shift
+        is_async, has_atomics = program.is_asynchronous, program.has_shared_atomics
+        rounded = -(-max(nbytes, 1) // 128) * 128
+        self.point("shared", buffers.get("shared", rounded * residents))
+        state = buffers.get("shared_state", rounded * residents)
         self.point("shared_state", state)
         launch.shared_room = state.size
-        launch.shared_bytes, launch.resident_count = nbytes, residents
+        launch.shared_bytes, launch.resident_count, launch.ranks = nbytes, residents, ranks
         granules = rounded // 16
-        fine = granules << (4 - granule_shift)
-        stride = -(-warps // 8) * 8
-        self.point("writers", buffers.get("writers", granules, np.uint32))
-        self.point("readers", buffers.get("readers", granules * stride, np.uint32))
+        every = granules * residents
+        fine = every << (4 - granule_shift)
+        columns = warps + -(-warps // WARPGROUP) if is_async else warps
+        stride = -(-columns // 8) * 8
+        self.point("writers", buffers.get("writers", every, np.uint32))
+        self.point("readers", buffers.get("readers", every * stride, np.uint32))
         self.point("fine_writers", buffers.get("fine_writers", fine, np.uint32))
         self.point("fine_readers", buffers.get("fine_readers", fine * stride, np.uint32))
         self.point("fine_atomics", buffers.get("fine_atomics", fine * stride if has_atomics else 0, np.uint32))
         if not has_atomics:
             launch.fine_atomics = None
-        self.point("has_fine", buffers.get("has_fine", granules))
-        launch.granules, launch.granule_shift, launch.reader_stride = granules // residents, granule_shift, stride
+        self.point("has_fine", buffers.get("has_fine", every))
+        launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
         launch.races_on, launch.warp_count = int(nbytes > 0), warps
+        launch.is_async = int(is_async)
+        launch.agents_each = stride + (MBARRIERS if is_async else 0)
+        launch.products_each = PRODUCTS_EACH if program.uses_wgmma else 0
+        launch.transfer_capacity = TRANSFERS if is_async else 0
 
     def forget_marks(self) -> None:
         """All accesses of earlier blocks, before the clocks run out."""

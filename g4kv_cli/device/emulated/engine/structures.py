@@ -11,11 +11,13 @@ from ..state.memory import RANGE
 
 FIELDS = 22
 LANES = 32
+MBARRIERS = 64
+"""Of a block, as ``c/async.h`` has room for."""
 
 INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
 _BLOCK_FIELDS = (
     *("end", "size", "first", "second", "guard", "site", "barrier", "threads", "stores", "loads"),
-    *("waits", "unused"),
+    *("waits", "address", "is_wide", "offset"),
 )
 BLOCK = np.dtype(
     [
@@ -63,15 +65,18 @@ FAULT_KINDS = (
     "watchdog",
     "clocks",
     "foreign read",
+    "mbarrier",
+    "unfinished copy",
     "equal stores",
     "guessed race",
     "local bounds",
     "several spaces",
     "all wait",
+    "unsure",
 )
 """Names of ``enum FaultKind``."""
 
-BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4, "warp": 5}
+BLOCK_ENDS = {"jump": 0, "branch": 1, "exit": 2, "trap": 3, "barrier": 4, "warp": 5, "phase": 6, "cluster": 7}
 RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL = range(5)
 
 
@@ -98,7 +103,9 @@ class Launch(ctypes.Structure):
         ("has_fine", c_void_p),
         ("granules", c_int64),
         *((name, c_int32) for name in ("granule_shift", "reader_stride", "races_on", "warp_count")),
-        ("clock", c_uint32),
+        ("clocks", c_void_p),
+        *((name, c_int32) for name in ("agents_each", "agents", "is_async", "unused4")),
+        *((name, c_uint32) for name in ("clock", "origin", "latest", "unused2")),
         ("is_guess", c_int32),
         ("stores", c_void_p),
         *((name, c_int64) for name in ("store_count", "store_capacity")),
@@ -125,8 +132,13 @@ class Launch(ctypes.Structure):
         *((name, c_uint32) for name in ("dynamic_shared_bytes", "total_shared_bytes")),
         *((name, c_int32) for name in ("always_guesses", "together", "loops")),
         ("changes", c_int64),
-        ("resident_count", c_int32),
-        *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "clocks", "chunk")),
+        *((name, c_int32) for name in ("resident_count", "ranks")),
+        *((name, c_void_p) for name in ("order", "pool")),
+        *((name, c_int64) for name in ("products_each", "transfer_capacity")),
+        *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "chunk")),
+        *((name, c_void_p) for name in ("joined", "cluster_joining", "cluster_done", "transfers", "boxes")),
+        *((name, c_int64) for name in ("transfer_count", "box_count", "cluster_phase")),
+        *((name, c_int32) for name in ("batch", "unused3")),
     ]
 
 

@@ -14,35 +14,35 @@ from .emit import BlockEmitter
 from .emit_hopper import tensor_operand
 from .emit_warp import is_dead
 
-_ARRIVE = re.compile(r"barrier\.cluster\.arrive(?:\.(release|relaxed))?(?:\.aligned)?")
-_WAIT = re.compile(r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?")
-_REMOTE_ARRIVE = re.compile(r"mbarrier\.arrive(?:\.release\.cluster)?\.shared::cluster\.b64")
-_PUSH = re.compile(
+ARRIVE_FORM = re.compile(r"barrier\.cluster\.arrive(?:\.(release|relaxed))?(?:\.aligned)?")
+WAIT_FORM = re.compile(r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?")
+REMOTE_ARRIVE_FORM = re.compile(r"mbarrier\.arrive(?:\.release\.cluster)?\.shared::cluster\.b64")
+PUSH_FORM = re.compile(
     r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.([bus](?:32|64)|f32|f64)"
 )
-_MULTICAST = re.compile(
+MULTICAST_FORM = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
     r"\.multicast::cluster(\.L2::cache_hint)?"
 )
-_MAP = re.compile(r"(mapa|getctarank)(\.shared::cluster)?\.u(32|64)")
-_FENCE = "fence.mbarrier_init.release.cluster"
+MAP_FORM = re.compile(r"(mapa|getctarank)(\.shared::cluster)?\.u(32|64)")
+INIT_FENCE = "fence.mbarrier_init.release.cluster"
 
 
 def emit_clusters(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
     opcode = instruction.opcode
-    if (found := _MAP.fullmatch(opcode)) is not None and (found.group(2) is None) == (found.group(3) == "64"):
+    if (found := MAP_FORM.fullmatch(opcode)) is not None and (found.group(2) is None) == (found.group(3) == "64"):
         _emit_map(emitter, number, instruction, found.group(1) == "mapa", found.group(2) is None)
-    elif opcode == _FENCE:
+    elif opcode == INIT_FENCE:
         emitter.effect(number, instruction, [], publish_mbarriers(), [])
-    elif (found := _ARRIVE.fullmatch(opcode)) is not None:
+    elif (found := ARRIVE_FORM.fullmatch(opcode)) is not None:
         function = arrive_cluster(emitter.site(instruction), found.group(1) != "relaxed")
         emitter.effect(number, instruction, [], function, [])
-    elif _REMOTE_ARRIVE.fullmatch(opcode):
+    elif REMOTE_ARRIVE_FORM.fullmatch(opcode):
         _emit_arrive(emitter, number, instruction)
-    elif (found := _PUSH.fullmatch(opcode)) is not None:
+    elif (found := PUSH_FORM.fullmatch(opcode)) is not None:
         _emit_push(emitter, number, instruction, int(found.group(1) or 1), found.group(2))
-    elif (found := _MULTICAST.fullmatch(opcode)) is not None:
+    elif (found := MULTICAST_FORM.fullmatch(opcode)) is not None:
         _emit_multicast(emitter, number, instruction, int(found.group(1)), found.group(2) is not None)
     else:
         return False
@@ -52,7 +52,7 @@ def emit_clusters(emitter: BlockEmitter, number: int, instruction: Instruction) 
 
 def check_cluster_wait(emitter: BlockEmitter, instruction: Instruction) -> None:
     """Raises UnsupportedOpcode for a form of barrier.cluster.wait that is not known."""
-    if _WAIT.fullmatch(instruction.opcode) is None or instruction.operands:
+    if WAIT_FORM.fullmatch(instruction.opcode) is None or instruction.operands:
         raise emitter.unsupported(instruction, "only barrier.cluster.wait{.acquire}{.aligned} is known")
     emitter.context.is_asynchronous = True
 

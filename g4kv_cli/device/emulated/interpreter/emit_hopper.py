@@ -34,12 +34,12 @@ from .emit import BlockEmitter
 from .emit_warp import is_dead
 
 _SHARED = r"\.shared(?:::cta)?\.b64"
-_INIT = re.compile(r"mbarrier\.(init|inval)" + _SHARED)
-_ARRIVE = re.compile(
+INIT_FORM = re.compile(r"mbarrier\.(init|inval)" + _SHARED)
+ARRIVE_FORM = re.compile(
     r"mbarrier\.(?:(arrive|arrive_drop)(\.expect_tx|\.noComplete)?(?:\.(?:release|relaxed)\.(?:cta|cluster))?"
     r"|(expect_tx)(?:\.relaxed\.(?:cta|cluster))?)" + _SHARED
 )
-_WAIT = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?" + _SHARED)
+WAIT_FORM = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?" + _SHARED)
 _COPIES_ARRIVE = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
 _BULK_LOAD = re.compile(
     r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
@@ -49,13 +49,13 @@ _BULK_REDUCE = re.compile(
     r"(\.noftz)?\.([usb](?:32|64)|b?f16|f32|f64)"
 )
 _BULK_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
-_LOAD = re.compile(
+LOAD_FORM = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
     r"(\.L2::cache_hint)?"
 )
 _STORE = re.compile(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?")
 _WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
-_WGMMA = re.compile(
+WGMMA_FORM = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f16|f32|s32)\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)"
     r"\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)(\.satfinite|\.and\.popc)?"
 )
@@ -67,7 +67,7 @@ _ACCUMULATORS = {
     **dict.fromkeys(("f16", *_SMALL_FLOATS), ("f16", "f32")),
 }
 _ROW_BITS = 256
-_SETMAXNREG = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
+SETMAXNREG_FORM = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 
 NO_OPERATION = frozenset({"fence.proxy.async.global", "prefetch.tensormap", "cp.async.bulk.prefetch.L2.global"})
 """What has no effect here: proxies are told apart in shared memory only."""
@@ -80,7 +80,7 @@ def emit_hopper(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     opcode = instruction.opcode
     if opcode.startswith(READ_PHASE):
         target = instruction.operands[0]
-        if _WAIT.fullmatch(opcode[len(READ_PHASE) :]) is None or not isinstance(target, Register):
+        if WAIT_FORM.fullmatch(opcode[len(READ_PHASE) :]) is None or not isinstance(target, Register):
             raise emitter.unsupported(instruction, "no wait of this form is known")
         emitter.effect(number, instruction, [target], read_phase(), [])
         return True
@@ -93,15 +93,15 @@ def emit_hopper(emitter: BlockEmitter, number: int, instruction: Instruction) ->
 def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     opcode = instruction.opcode
     for pattern, emit in (
-        (_INIT, _emit_init),
-        (_ARRIVE, _emit_arrive),
+        (INIT_FORM, _emit_init),
+        (ARRIVE_FORM, _emit_arrive),
         (_COPIES_ARRIVE, _emit_copies_arrive),
         (_BULK_LOAD, _emit_bulk_load),
         (_BULK_STORE, _emit_bulk_store),
         (_BULK_REDUCE, _emit_bulk_store),
-        (_LOAD, _emit_load),
+        (LOAD_FORM, _emit_load),
         (_STORE, _emit_store),
-        (_WGMMA, _emit_wgmma),
+        (WGMMA_FORM, _emit_wgmma),
     ):
         found = pattern.fullmatch(opcode)
         if found is not None:
@@ -122,7 +122,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         emitter.effect(number, instruction, [], commit_wgmma(), [])
     elif opcode == "wgmma.wait_group.sync.aligned":
         _emit_wait(emitter, number, instruction)
-    elif _SETMAXNREG.fullmatch(opcode):
+    elif SETMAXNREG_FORM.fullmatch(opcode):
         _check_register_count(emitter, instruction)
         emitter.finish(number, instruction, {})
     else:
@@ -138,7 +138,7 @@ def _check_register_count(emitter: BlockEmitter, instruction: Instruction) -> No
 
 def phase_operands(emitter: BlockEmitter, instruction: Instruction) -> str:
     """What the block of a wait returns: (address base, offset, parity, or token whose lowest bit is that)."""
-    if _WAIT.fullmatch(instruction.opcode) is None:
+    if WAIT_FORM.fullmatch(instruction.opcode) is None:
         raise emitter.unsupported(instruction, "no wait of this form is known")
     _note_mbarrier(emitter)
     emitter.context.is_asynchronous = True

@@ -14,7 +14,7 @@ from ..warp.matrix_ops import load_matrices, multiply, store_matrices, transpose
 from ..warp.warp_ops import active_mask, elect, match, reduce_warp, shuffle, vote, warp_barrier
 from .emit import BlockEmitter
 
-_ARRIVE = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.arrive(?:\.aligned)?")
+SIGNAL = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.arrive(?:\.aligned)?")
 REDUCTION = re.compile(
     r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:(popc)(?:\.aligned)?\.u32|(and|or)(?:\.aligned)?\.pred)"
 )
@@ -59,7 +59,7 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
     elif opcode == "bar.warp.sync":
         mask = emitter.source(operands[0], "b32", instruction)
         emitter.effect(number, instruction, [], warp_barrier(emitter.site(instruction)), [mask])
-    elif _ARRIVE.fullmatch(opcode) is not None and len(operands) == 2:
+    elif SIGNAL.fullmatch(opcode) is not None and len(operands) == 2:
         values = [emitter.source(operand, "b32", instruction) for operand in operands]
         emitter.effect(number, instruction, [], signal_barrier(emitter.site(instruction)), values)
     elif opcode == CONTRIBUTE:

@@ -90,6 +90,24 @@ INLINE u32 sqrt_full_lane(const Launch *c, u32 bits) {
   return as_bits(as_float(root) * 0x1p-12f);
 }
 
+// Its x has 16 bits: sq(2 x) of 17 bits is four times theirs.
+INLINE u32 rcp_lane(const Launch *c, u32 bits) {
+  const u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
+  if (exponent == 0) return INFINITY32 | sign;
+  if (exponent == 255) return mantissa ? NAN32 : sign;
+  const u32 segment = mantissa >> 16, x = mantissa & 0xffffu;
+  const f64 *table = c->rcp_table;
+  const f64 bend = table[256 + segment] * (f64)c->square_table[2 * x];
+  const i64 value = (i64)(table[128 + segment] * (f64)x + table[segment] + bend);
+  const i64 result = (253 - (i64)exponent) * (1 << 23) + (value - (1 << 23));
+  return (result < 1 << 23 ? 0 : (u32)result) | sign;
+}
+// The argument and the result carry the same scale.
+INLINE u32 rcp_full_lane(const Launch *c, u32 bits) {
+  const f32 size = as_float(bits & ~SIGN), scale = size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 16777216.0f : 1.0f;
+  return as_bits(as_float(rcp_lane(c, as_bits(as_float(bits) * scale))) * scale);
+}
+
 // Exponent plus table in fixed point with 36 fraction bits, then cut to 24 bits.
 INLINE u32 lg2_lane(const Launch *c, u32 bits) {
   u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
@@ -128,6 +146,8 @@ HANDLER(ex2_approx_f32) {
 }
 APPROXIMATE(rsqrt_approx_ftz_f32, rsqrt_lane)
 APPROXIMATE(rsqrt_approx_f32, rsqrt_full_lane)
+APPROXIMATE(rcp_approx_ftz_f32, rcp_lane)
+APPROXIMATE(rcp_approx_f32, rcp_full_lane)
 APPROXIMATE(sqrt_approx_ftz_f32, sqrt_lane)
 APPROXIMATE(sqrt_approx_f32, sqrt_full_lane)
 APPROXIMATE(lg2_approx_ftz_f32, lg2_lane)

@@ -59,12 +59,15 @@ enum FaultKind {
   FAULT_WATCHDOG,
   FAULT_CLOCKS,
   FAULT_FOREIGN_READ,
+  FAULT_MBARRIER,
+  FAULT_UNFINISHED,
   // What only may be wrong: the interpreter decides.
   FAULT_EQUAL_STORES,
   FAULT_GUESSED_RACE,
   FAULT_LOCAL_BOUNDS,
   FAULT_SEVERAL_SPACES,
   FAULT_ALL_WAIT,
+  FAULT_UNSURE,
 };
 
 typedef struct {
@@ -129,27 +132,35 @@ struct Instruction {
 // What a launch does with an allocation, as bits.
 enum Access { READS = 1, STORES = 2, UPDATES = 4 };
 
-enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER, END_WARP };
+enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER, END_WARP, END_PHASE, END_CLUSTER };
 
 // full: the code for 32 lanes here together; masked: the code that keeps what other lanes have in shared registers.
 // A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets; where lanes of a
-// warp meet, barrier is that of the member mask, and threads 1 for a bar.warp.sync. waits: a loop begins here in which
-// threads may wait for others, the waits-th of the kernel; look digests the registers that live there.
+// warp meet, barrier is that of the member mask, and threads 1 for a bar.warp.sync. A wait for a phase has its parity in
+// threads and its address at a frame offset, 64 bits wide or not, and an offset behind it. waits: a loop begins here in
+// which threads may wait for others, the waits-th of the kernel; look digests the registers that live there.
 typedef struct {
   const Instruction *full, *masked, *look;
-  i32 end, size, successor[2], guard, site, barrier, threads, stores, loads, waits, unused;
+  i32 end, size, successor[2], guard, site, barrier, threads, stores, loads, waits, address, is_wide, offset;
 } Block;
 
 // One of a block's 16 barriers: the warps that wait there (bits), their threads, the count asked for (0: all that
 // live), where the first of them stands; the predicates of a bar.red that hold and were given, now and at the last
-// release; and what those knew who met there last, if it counted threads.
+// release; the warps that arrived without waiting; and what those knew who met there last, if it counted threads.
 #define BARRIERS 16
 typedef struct {
   u32 waiting;
   i32 arrived, expected, site;
   i32 held, given, last_held, last_given, has_met;
+  u32 signalled;
   u32 met[LANES];
 } Barrier;
+
+// An mbarrier of a block (async.h).
+typedef struct Mbarrier Mbarrier;
+typedef struct Transfer Transfer;
+typedef struct Product Product;
+typedef struct TensorBox TensorBox;
 
 enum WarpState { WARP_READY, WARP_WAITS, WARP_ENDED };
 
@@ -164,7 +175,7 @@ struct Warp {
   Mask mask, block_mask, live, waiting;  // lanes that execute; the same without an instruction's guard; not exited
   i32 number, state, following, site;
   i32 space;  // of the generic addresses looked at last
-  i32 resident;
+  i32 resident, rank, row;  // numbers of its block among those that are resident and in its cluster; of all their warps
   // Where warps run together (together.c): lanes of the step, that meet others, that begin a loop again, that sleep; where
   // each of them goes on, and what it had seen of memory (changes).
   Mask stepping, parked, turning, asleep;
@@ -175,6 +186,19 @@ struct Warp {
   u64 seen[LANES];    // a digest of the registers that live where they sleep
   Slept *slept;  // for each loop that waits
   U32 committed;  // cp.async groups of each lane
+  // What only asynchronous kernels use: lanes that wait for a phase, or for their cluster.
+  i32 sleeper_count;
+  struct {
+    Mask lanes;
+    i32 following, mbarrier, parity;
+  } sleepers[LANES];
+  Mask cluster_arrived, cluster_passed;  // in the phase that goes on, and in the one before; none of them has waited
+  Mask cluster_waiting;
+  i32 cluster_following;
+  i64 cluster_seen[LANES];  // the phase that had begun when a lane last waited
+  Product *products;        // wgmma of which nobody has waited for the end
+  i32 product_count;
+  u32 issued_products, committed_products;
 };
 
 // What a block that is resident has of its own. Handlers see the pointers of the block that runs in Launch (enter_block).
@@ -184,7 +208,10 @@ typedef struct {
   u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
   i32 number, live_threads, coordinates[3];
   Barrier barriers[BARRIERS];
-  u32 clocks[LANES][LANES];  // [warp][of warp]
+  u32 *signals;  // for each barrier what those know that arrived without waiting, as clocks
+  Mbarrier *mbarriers;
+  u8 *mbarrier_at;  // for each 8 bytes of shared memory, one more than the number of the mbarrier there
+  i32 mbarrier_count;
 } Resident;
 
 enum Pause { RUN_ENDED, RUN_FAULT, RUN_SLICE_OVER, RUN_LOGS_FULL, RUN_CLOCKS_FULL };
@@ -212,7 +239,9 @@ struct Launch {
   u8 *has_fine;
   i64 granules;
   i32 granule_shift, reader_stride, races_on, warp_count;
-  u32 clock;
+  u32 *clocks;  // [KNOWN or FENCED][row][agent], see races.h
+  i32 agents_each, agents, is_async, unused4;
+  u32 clock, origin, latest, unused2;
   i32 is_guess;  // whether some lanes of a warp met alone, or threads may learn of others by what they find
   // Stores in the order they were made, and the old contents of every arena page stored to (undo.c).
   Store *stores;
@@ -247,17 +276,29 @@ struct Launch {
   i32 always_guesses;
   i32 together, loops;  // whether all blocks of a chunk run together; loops that may wait
   i64 changes;   // of memory that threads may wait for
-  i32 resident_count;
+  i32 resident_count, ranks;  // blocks that run together, and those of a cluster
+  const i64 *order;  // numbers of the blocks in their order, if those of a cluster run together
+  const i32 *pool;   // fields of instructions that have more than FIELDS
+  i64 products_each, transfer_capacity;
+  // Laid out by engine_begin.
   Resident *residents, *here;  // blocks that there is room for, and the one that runs
-  Warp *warps;                 // of that block, as the two below
+  Warp *warps;                 // of that block, as the barriers
   Barrier *barriers;
-  u32 (*clocks)[LANES];
   Chunk *chunk;
+  u32 *joined, *cluster_joining, *cluster_done;  // clocks on their way
+  Transfer *transfers;
+  TensorBox *boxes;
+  i64 transfer_count, box_count, cluster_phase;
+  i32 batch, unused3;
 };
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address);
 void raise_race(Warp *w, int site, u32 lane, u64 address);
 INLINE const Instruction *done(const Instruction *i) { return i + 1; }
+// A field of an instruction that may have more than FIELDS; the last one then says where in the pool they go on.
+INLINE i32 field_of(const Launch *c, const Instruction *i, int number) {
+  return number < FIELDS - 1 ? i->field[number] : c->pool[i->field[FIELDS - 1] + number - (FIELDS - 1)];
+}
 #define HANDLER(name) const Instruction *op_##name(const Instruction *i, char *frame, Warp *w)
 #define AT(type, number) (*(type *)(frame + i->field[number]))
 

@@ -1,6 +1,6 @@
-// mma.sync m16n8k16 of bf16 into f32, as the H200 was recorded to do it: the 16 products and the addend are each cut to
-// a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an f32.
-#include "engine.h"
+// mma.sync m16n8k16 and wgmma of bf16 into f32, as the H200 was recorded to do it: the 16 products and the addend are
+// each cut to a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an f32.
+#include "mma.h"
 
 typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
 typedef i32 I8 __attribute__((ext_vector_type(8), aligned(4)));
@@ -70,39 +70,48 @@ static u32 exact_output(const u16 *a, const u16 *b, u32 addend) {
   return (u32)bits | (total < 0 ? 0x80000000u : 0);
 }
 
-// The operand B of one multiply: values and powers of two of [k][n]; special: a subnormal, infinity or NaN is in it.
-typedef struct {
-  f32 value[16][8], power[16][8];
-  u32 special;
-} Decoded;
-
-INLINE void decode_b(Decoded *to, u16 registers[2][64]) {
-  to->special = 0;
-  for (int half = 0; half < 2; half++) {  // register: lane 4 n + k/2 holds k and k + 1 of column n
+void decode_columns(Columns *to, const u16 chunks[2][64]) {
+  for (int half = 0; half < 2; half++) {
     H64 raw;
-    COPY(&raw, registers[half], 128);
+    COPY(&raw, chunks[half], 128);
 #define ROW(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
-    H64 turned = __builtin_shufflevector(raw, raw, ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7));
-    U64x4 value = __builtin_convertvector(turned, U64x4) << 16, power = value & EXPONENT;
+    const H64 turned =
+        __builtin_shufflevector(raw, raw, ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7));
+    COPY(to->raw[8 * half], &turned, 128);
+  }
+  decode_turned(to);
+}
+void decode_turned(Columns *to) {
+  to->special = 0;
+  for (int half = 0; half < 2; half++) {
+    H64 raw;
+    COPY(&raw, to->raw[8 * half], 128);
+    U64x4 value = __builtin_convertvector(raw, U64x4) << 16, power = value & EXPONENT;
     U64x4 odd = (U64x4)(power == EXPONENT) | ((U64x4)(power == 0u) & (U64x4)((value & MAGNITUDE) != 0u));
     to->special |= __builtin_reduce_or(odd);
     COPY(to->value[8 * half], &value, 256);
     COPY(to->power[8 * half], &power, 256);
   }
 }
+void decode_rows(Rows *to) {
+  for (int pair = 0; pair < 8; pair++) {
+    u32 special = 0, any = 0;
+    for (int k = 0; k < 32; k++) {
+      const u32 value = (u32)to->raw[2 * pair][k] << 16, power = value & EXPONENT;
+      special |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
+      any |= value & MAGNITUDE;
+      COPY(&to->value[2 * pair][k], &value, 4);
+      COPY(&to->power[2 * pair][k], &power, 4);
+    }
+    to->special[pair] = special;
+    to->any[pair] = any;
+  }
+}
 
-// Two rows of the result, 16 numbers: a [2][16], c the addends. The highest exponents come from products of the
+// Two rows of the result, 16 numbers: those of A from av and ap on, c the addends. The highest exponents come from products of the
 // operands without mantissas, the cut from a conversion to int32 of products scaled by a power of two: 16 of at most
 // 2^27 fit. Only for exponents within 2^-100 .. 2^100 of a sum; returns 0 if the two rows need the exact form.
-INLINE int fast_rows(const u16 *a, const Decoded *b, U16 c, U16 *result) {
-  f32 av[32], ap[32];
-  u32 odd = b->special;
-  for (int k = 0; k < 32; k++) {
-    const u32 value = (u32)a[k] << 16, power = value & EXPONENT;
-    odd |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
-    COPY(&av[k], &value, 4);
-    COPY(&ap[k], &power, 4);
-  }
+INLINE int fast_rows(const f32 *av, const f32 *ap, u32 odd, const Columns *b, U16 c, U16 *result) {
   U16 top = c & EXPONENT;
   const U16 subnormal = (U16)(top == 0u) & (U16)((c & MAGNITUDE) != 0u);
   U8 top0 = (U8)(0u), top1 = (U8)(0u);
@@ -134,42 +143,54 @@ INLINE int fast_rows(const u16 *a, const Decoded *b, U16 c, U16 *result) {
   return 1;
 }
 
-// Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site. Registers of A: 2 * (k half) + (row half); of C and D:
-// 2 * (row half) + (column parity).
-HANDLER(mma_m16n8k16_bf16) {
-  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
-  u16 a[16][16], b_registers[2][64];  // copies, for a result may lie in any operand's register
-  f32 c_registers[4][LANES];
-  Decoded b;
-  for (int half = 0; half < 2; half++) COPY(b_registers[half], frame + i->field[8 + half], 128);
-  for (int number = 0; number < 4; number++) COPY(c_registers[number], frame + i->field[10 + number], 128);
-  decode_b(&b, b_registers);
-  for (int half = 0; half < 4; half++)
-    for (int g = 0; g < 8; g++) COPY(&a[(half & 1) * 8 + g][(half >> 1) * 8], frame + i->field[4 + half] + 16 * g, 16);
+// sums[2 * (row half) + (column parity)][lane] += A B, as in registers.
+void multiply_tile(const Rows *a, const Columns *b, u32 sums[4][LANES]) {
   for (int pair = 0; pair < 8; pair++) {  // rows 2 pair and 2 pair + 1: lanes 8 (pair % 4) to 8 (pair % 4) + 7
     const int half = pair >> 2, at = 8 * (pair & 3);
     F8 even, odd;
-    COPY(&even, &c_registers[2 * half][at], 32);
-    COPY(&odd, &c_registers[2 * half + 1][at], 32);
+    COPY(&even, &sums[2 * half][at], 32);
+    COPY(&odd, &sums[2 * half + 1][at], 32);
     const U16 c = (U16)__builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-    U16 raw, d;
-    COPY(&raw, a[2 * pair], 64);
-    if (__builtin_reduce_or(raw & 0x7fff7fffu) == 0 && __builtin_reduce_or(c) == 0 && !b.special)
+    const u32 special = a->special[pair] | b->special;
+    U16 d;
+    if (!a->any[pair] && __builtin_reduce_or(c) == 0 && !b->special)
       d = (U16)(0u);
-    else if (UNLIKELY(!fast_rows(a[2 * pair], &b, c, &d))) {
+    else if (UNLIKELY(!fast_rows(a->value[2 * pair], a->power[2 * pair], special, b, c, &d))) {
       u32 addends[16], results[16];
       COPY(addends, &c, 64);
       for (int n = 0; n < 16; n++) {
         u16 column[16];
-        for (int k = 0; k < 16; k++) column[k] = b_registers[k >> 3][8 * (n & 7) + (k & 7)];
-        results[n] = exact_output(a[2 * pair + (n >> 3)], column, addends[n]);
+        for (int k = 0; k < 16; k++) column[k] = b->raw[k][n & 7];
+        results[n] = exact_output(a->raw[2 * pair + (n >> 3)], column, addends[n]);
       }
       COPY(&d, results, 64);
     }
     const U8 d_even = __builtin_shufflevector(d, d, 0, 2, 4, 6, 8, 10, 12, 14);
     const U8 d_odd = __builtin_shufflevector(d, d, 1, 3, 5, 7, 9, 11, 13, 15);
-    COPY(frame + i->field[2 * half] + 4 * at, &d_even, 32);
-    COPY(frame + i->field[2 * half + 1] + 4 * at, &d_odd, 32);
+    COPY(&sums[2 * half][at], &d_even, 32);
+    COPY(&sums[2 * half + 1][at], &d_odd, 32);
   }
+}
+
+// Registers of A: 2 * (k half) + (row half).
+void fragment_rows(Rows *to, const char *frame, const i32 *places) {
+  for (int half = 0; half < 4; half++)
+    for (int g = 0; g < 8; g++) COPY(&to->raw[(half & 1) * 8 + g][(half >> 1) * 8], frame + places[half] + 16 * g, 16);
+  decode_rows(to);
+}
+
+// Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site.
+HANDLER(mma_m16n8k16_bf16) {
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
+  u16 b_registers[2][64];  // lane 4 n + k/2 holds k and k + 1 of column n
+  u32 sums[4][LANES];      // copies, for a result may lie in any operand's register
+  Rows a;
+  Columns b;
+  for (int half = 0; half < 2; half++) COPY(b_registers[half], frame + i->field[8 + half], 128);
+  for (int number = 0; number < 4; number++) COPY(sums[number], frame + i->field[10 + number], 128);
+  fragment_rows(&a, frame, i->field + 4);
+  decode_columns(&b, b_registers);
+  multiply_tile(&a, &b, sums);
+  for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
   return done(i);
 }

@@ -13,6 +13,12 @@
 // there must be ordered with it, other atomics need not.
 //
 // A bar.warp.sync of some lanes orders nothing here (is_guess): the interpreter looks at it more closely.
+//
+// Kernels with mbarriers, bulk copies or wgmma (is_async) have agents beside their warps (checks/clock_races.py): the
+// wgmma of each warpgroup and the bulk copies that signal each mbarrier. Of each of the blocks that run together these
+// are agents_each: the columns of the readers (warps, then warpgroups, reader_stride in all), then the mbarriers. A mark
+// names the agent in place of warp and lane, for a warp counts as ordered in itself. The second set of clocks, FENCED,
+// knows only what a fence.proxy.async has shown to wgmma.
 #pragma once
 #include "engine.h"
 
@@ -22,21 +28,41 @@
 #define LANE_MASK (((1u << LANE_BITS) - 1) << CLOCK_BITS)
 #define WARP_SHIFT (CLOCK_BITS + LANE_BITS)
 #define SEVERAL_LANES 63u
+enum { KNOWN, FENCED };
 typedef u32 U32x8 __attribute__((ext_vector_type(8), aligned(4)));
 
 // What the check needs of a launch and a warp, held in registers over the lanes of an instruction.
 typedef struct {
   u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
   u8 *has_fine;
-  const u32 *known;
+  const u32 *known, *known_of;  // by the columns of readers; by the warps or agents of marks
   i64 stride;
-  u32 now;
-  int shift, number, is_on;
+  u32 now, own, lanes;
+  int shift, number, is_on, owner_shift;
 } Marks;
+
+// One for whatever a mark may name: an agent, or a warp of a block.
+INLINE int clock_stride(const Launch *c) {
+  return c->is_async ? 1 << (32 - CLOCK_BITS) : c->agents + (1 << (32 - WARP_SHIFT));
+}
+INLINE u32 *clocks_of(const Launch *c, int set, int row) {
+  return c->clocks + ((i64)set * c->resident_count * c->warp_count + row) * clock_stride(c);
+}
+INLINE int agent_of(const Warp *w) { return w->rank * w->launch->agents_each + w->number; }
+INLINE int set_count(const Launch *c) { return c->is_async ? 2 : 1; }
+INLINE void take_latest(u32 *latest, const u32 *known, int count) {
+  for (int of = 0; of < count; of++) latest[of] = known[of] > latest[of] ? known[of] : latest[of];
+}
+// A new event of a warp.
+INLINE void tick(Warp *w, int site) {
+  u32 *own = clocks_of(w->launch, KNOWN, w->row) + agent_of(w);
+  if (__builtin_expect(++*own >= CLOCK_MASK, 0)) raise_fault(w, FAULT_CLOCKS, site, 0, 0);
+}
 
 INLINE Marks marks_of(const Warp *w) {
   const Launch *c = w->launch;
-  const u32 *known = c->clocks[w->number];
+  const u32 *all = clocks_of(c, KNOWN, w->row), *known = all + w->rank * c->agents_each;
+  const u32 now = known[w->number];
   const Marks marks = {.writers = c->writers,
                        .readers = c->readers,
                        .fine_writers = c->fine_writers,
@@ -44,19 +70,23 @@ INLINE Marks marks_of(const Warp *w) {
                        .fine_atomics = c->fine_atomics,
                        .has_fine = c->has_fine,
                        .known = known,
+                       .known_of = c->is_async ? all : known,
                        .stride = c->reader_stride,
-                       .now = known[w->number],
+                       .now = now,
+                       .own = (c->is_async ? (u32)agent_of(w) << CLOCK_BITS : (u32)w->number << WARP_SHIFT) | now,
+                       .lanes = c->is_async ? 0 : SEVERAL_LANES,
+                       .owner_shift = c->is_async ? CLOCK_BITS : WARP_SHIFT,
                        .shift = c->granule_shift,
                        .number = w->number,
                        .is_on = c->races_on};
   return marks;
 }
 
-INLINE u32 mark_of(Marks m, u32 lane) { return (u32)m.number << WARP_SHIFT | lane << CLOCK_BITS | m.now; }
+INLINE u32 mark_of(Marks m, u32 lane) { return m.own | (lane & m.lanes) << CLOCK_BITS; }
 // Whether a write of another warp that this one does not know of, or of another lane since the last event.
 INLINE u32 clashes(Marks m, u32 mark, u32 lane) {
-  const u32 clock = mark & CLOCK_MASK, warp = mark >> WARP_SHIFT, own = mark_of(m, lane);
-  const u32 later = clock > m.known[warp], same_event = ((mark ^ own) & ~LANE_MASK) == 0;
+  const u32 clock = mark & CLOCK_MASK, owner = mark >> m.owner_shift, own = mark_of(m, lane);
+  const u32 later = clock > m.known_of[owner], same_event = m.lanes && ((mark ^ own) & ~LANE_MASK) == 0;
   return later | (same_event & (((mark ^ own) & LANE_MASK) != 0 || lane == SEVERAL_LANES));
 }
 INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
@@ -67,10 +97,10 @@ INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
     later |= (U32x8)((readers8 & CLOCK_MASK) > known8);
   }
   const u32 mine = readers[m.number];
-  return __builtin_reduce_or(later) | ((mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != lane);
+  return __builtin_reduce_or(later) | ((mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != (lane & m.lanes));
 }
 INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
-  const u32 mine = lane << CLOCK_BITS | m.now, old = *reader;
+  const u32 mine = (lane & m.lanes) << CLOCK_BITS | m.now, old = *reader;
   *reader = (old & CLOCK_MASK) == m.now && old != mine ? SEVERAL_LANES << CLOCK_BITS | m.now : mine;
 }
 

@@ -1,8 +1,9 @@
-// The scheduler. Thread blocks run one after another, the warps of a block in turn to their next barrier; of a warp's
-// lanes those run that wait at the lowest basic block, which joins them again where their paths meet (ptx/flow.py).
-// A warp can be left between any two basic blocks, so that a run can pause and go on.
-#include "run.h"
+// The scheduler. Thread blocks run one after another, those of a cluster together, and their warps in turn to where they
+// wait; of a warp's lanes those run that wait at the lowest basic block, which joins them again where their paths meet
+// (ptx/flow.py). A warp can be left between any two basic blocks, so that a run can pause and go on.
+#include "async.h"
 #include "owned.h"
+#include "run.h"
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
   Launch *c = w->launch;
@@ -39,9 +40,13 @@ static int has_pending(const Warp *w) {
 }
 
 void exit_lanes(Warp *w, Mask lanes) {
+  Launch *c = w->launch;
   w->live &= ~lanes;
-  w->launch->here->live_threads -= __builtin_popcount(lanes);
-  release_after_exit(w->launch);
+  c->here->live_threads -= __builtin_popcount(lanes);
+  release_after_exit(c);
+  if (c->together) return;
+  if (w->parked) release_members(w);
+  if (c->is_async && c->ranks > 1) complete_cluster(c);
 }
 
 // Runs a warp until it waits, ends, faults, or the run pauses (the result is then why).
@@ -50,7 +55,8 @@ static int run_warp(Warp *w) {
   while (!c->stop) {
     int current = take_pending(w);
     if (current < 0) {
-      w->state = w->waiting ? WARP_WAITS : WARP_ENDED;
+      const int waits = w->waiting || w->sleeper_count || w->parked || w->cluster_waiting;
+      w->state = waits ? WARP_WAITS : WARP_ENDED;
       return 0;
     }
     Mask mask = w->pending[current];
@@ -85,6 +91,12 @@ static int run_warp(Warp *w) {
         if (c->stop) return 0;
         if (w->state == WARP_WAITS) return 0;
         break;
+      } else if (block->end >= END_WARP) {
+        if (c->stop) return 0;
+        mask = block->end == END_PHASE  ? wait_for_phase(w, block, mask)
+               : block->end == END_WARP ? meet_in_warp(w, block, mask)
+                                        : wait_for_cluster(w, block, mask);
+        if (!mask) break;
       }
       if (has_pending(w)) {
         make_pending(w, next, mask);
@@ -109,32 +121,35 @@ void enter_block(Launch *c, Resident *r) {
   c->fine_readers = r->fine_readers;
   c->fine_atomics = r->fine_atomics;
   c->barriers = r->barriers;
-  c->clocks = r->clocks;
   c->current = r->number;
   COPY(c->coordinates, r->coordinates, sizeof c->coordinates);
 }
 
-static void start_clocks(Launch *c) {
-  for (int k = 0; k < LANES; k++)
-    for (int of = 0; of < LANES; of++) c->clocks[k][of] = c->clock + (k == of);
+static void start_clocks(Launch *c, const Resident *r) {
+  for (int m = 0; m < c->warp_count; m++) {
+    const Warp *w = &r->warps[m];
+    for (int set = 0; set < set_count(c); set++) {
+      u32 *known = clocks_of(c, set, w->row);
+      for (int of = 0; of < c->agents; of++) known[of] = c->clock;
+    }
+    clocks_of(c, KNOWN, w->row)[agent_of(w)]++;
+  }
+  c->latest = c->clock;
 }
-// Later blocks begin behind all marks of this one.
-static u32 latest_clock(const Launch *c, const Resident *r) {
-  u32 latest = c->clock;
-  for (int k = 0; k < c->warp_count; k++)
-    if (r->clocks[k][k] > latest) latest = r->clocks[k][k];
-  return latest;
-}
+// Later blocks begin behind all marks of those that are resident.
 void engine_settle(Launch *c) {
   if (!c->is_running) return;
-  for (i32 slot = 0; slot < c->resident_count; slot++) c->clock = latest_clock(c, &c->residents[slot]);
+  for (int row = 0; row < c->resident_count * c->warp_count; row++) {
+    const u32 own = clocks_of(c, KNOWN, row)[agent_of(warp_of(c, row))];
+    if (own > c->latest) c->latest = own;
+  }
+  if (c->latest > c->clock) c->clock = c->latest;
   c->is_running = 0;
 }
 
 static void forget_local(Launch *c) {
-  for (i32 slot = 0; slot < c->resident_count; slot++)
-    for (int number = 0; number < c->warp_count; number++)
-      __builtin_memset(c->residents[slot].warps[number].local_state, 0, (size_t)(LANES * c->local_stride));
+  for (int row = 0; row < c->resident_count * c->warp_count; row++)
+    __builtin_memset(warp_of(c, row)->local_state, 0, (size_t)(LANES * c->local_stride));
 }
 
 // A byte of shared or local memory counts as written if its state is the generation, 1 to 255 in every byte.
@@ -147,6 +162,26 @@ void start_generation(Launch *c) {
   c->generation += 0x0101010101010101u;
 }
 
+static void start_warp(Launch *c, Warp *w) {
+  const int left = c->threads - LANES * w->number;
+  w->live = left >= LANES ? ALL_LANES : (1u << left) - 1;
+  w->waiting = 0;
+  w->state = WARP_READY;
+  w->copy_count = 0;
+  w->committed = (U32)(0u);
+  w->parked = w->asleep = w->turning = 0;
+  __builtin_memset(w->turn_block, 0xff, sizeof w->turn_block);
+  __builtin_memset(w->slept, 0xff, sizeof(Slept) * (size_t)c->loops);
+  w->sleeper_count = w->product_count = 0;
+  w->cluster_arrived = w->cluster_passed = w->cluster_waiting = 0;
+  w->issued_products = w->committed_products = 0;
+  __builtin_memset(w->cluster_seen, 0, sizeof w->cluster_seen);
+  __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);
+  __builtin_memset(w->occupied, 0, 8 * (size_t)((c->block_count + 63) >> 6));
+  if (c->clear_frames) __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+  make_pending(w, (int)c->entry, w->live);
+}
+
 void start_block(Launch *c, Resident *r, i64 block) {
   const i64 x = c->grid[0], y = c->grid[1];
   r->number = (i32)block;
@@ -154,50 +189,62 @@ void start_block(Launch *c, Resident *r, i64 block) {
   r->coordinates[1] = (i32)(block / x % y);
   r->coordinates[2] = (i32)(block / (x * y));
   r->live_threads = c->threads;
+  r->mbarrier_count = 0;
   enter_block(c, r);
   __builtin_memset(c->has_fine, 0, (size_t)c->granules);
   __builtin_memset(c->barriers, 0, sizeof r->barriers);
+  if (c->is_async) {
+    __builtin_memset(r->signals, 0, BARRIERS * 8 * (size_t)c->agents);
+    __builtin_memset(r->mbarrier_at, 0, (size_t)(2 * c->granules));
+  }
   start_owned(c);
-  start_clocks(c);
+  start_clocks(c, r);
   c->steps = 0;
   c->is_guess = c->always_guesses;
-  for (int number = 0; number < c->warp_count; number++) {
-    Warp *w = &c->warps[number];
-    const int left = c->threads - LANES * number;
-    w->live = left >= LANES ? ALL_LANES : (1u << left) - 1;
-    w->waiting = 0;
-    w->state = WARP_READY;
-    w->copy_count = 0;
-    w->committed = (U32)(0u);
-    w->parked = w->asleep = w->turning = 0;
-    __builtin_memset(w->turn_block, 0xff, sizeof w->turn_block);
-    __builtin_memset(w->slept, 0xff, sizeof(Slept) * (size_t)c->loops);
-    __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);
-    __builtin_memset(w->occupied, 0, 8 * (size_t)((c->block_count + 63) >> 6));
-    if (c->clear_frames) __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
-    make_pending(w, (int)c->entry, w->live);
-  }
+  for (int m = 0; m < c->warp_count; m++) start_warp(c, &r->warps[m]);
 }
 
-// Runs the block to its end; otherwise the result says why it stands still.
-static int run_block(Launch *c) {
+// The blocks that run together next.
+static void start_blocks(Launch *c) {
+  start_generation(c);
+  c->transfer_count = c->box_count = c->cluster_phase = 0;
+  if (c->is_async) {
+    __builtin_memset(c->cluster_joining, 0, 8 * (size_t)c->agents);
+    __builtin_memset(c->cluster_done, 0, 8 * (size_t)c->agents);
+  }
+  for (i32 slot = 0; slot < c->resident_count; slot++)
+    start_block(c, &c->residents[slot], c->order ? c->order[c->next + slot] : c->next);
+  c->origin = c->clock++;
+  c->latest = c->clock;
+  c->is_running = 1;
+}
+
+// Runs the blocks to their end; otherwise the result says why they stand still.
+static int run_blocks(Launch *c) {
+  const int rows = c->resident_count * c->warp_count;
   for (;;) {
-    int ended = 0, ran = 0;
-    for (int number = 0; number < c->warp_count; number++) {
-      Warp *w = &c->warps[number];
+    int ended = 0, ran = 0, sleeps = 0;
+    for (int row = 0; row < rows; row++) {
+      Warp *w = warp_of(c, row);
       if (w->state == WARP_READY) {
+        Resident *r = &c->residents[w->resident];
+        if (r != c->here) enter_block(c, r);
         const int pause = run_warp(w);
         if (pause) return pause;
         ran = 1;
       }
       if (c->stop) return RUN_FAULT;
       ended += w->state == WARP_ENDED;
+      sleeps |= w->sleeper_count;
     }
-    if (ended == c->warp_count) return RUN_ENDED;
-    if (!ran) {
-      raise_fault(&c->warps[0], FAULT_DEADLOCK, -1, 0, 0);
-      return RUN_FAULT;
+    if (ended == rows) {
+      if (c->is_async) check_ended(c);
+      return c->stop ? RUN_FAULT : RUN_ENDED;
     }
+    if (ran || (c->is_async && deliver(c))) continue;
+    // Who only asks whether a phase is over goes on after a while.
+    raise_fault(c->warps, sleeps ? FAULT_UNSURE : FAULT_DEADLOCK, -1, 0, 0);
+    return RUN_FAULT;
   }
 }
 
@@ -205,12 +252,9 @@ static int run_grid(Launch *c) {
   while (c->next != c->last) {
     if (!c->is_running) {
       if (c->clock > LAST_CLOCK) return RUN_CLOCKS_FULL;
-      start_generation(c);
-      start_block(c, c->residents, c->next);
-      c->clock++;
-      c->is_running = 1;
+      start_blocks(c);
     }
-    const int why = run_block(c);
+    const int why = run_blocks(c);
     if (why != RUN_ENDED) return why;
     engine_settle(c);
     c->next += c->step;
@@ -266,53 +310,93 @@ void engine_execute(Launch *c, const Instruction *i, char *frame, Mask mask) {
 // ---- the memory of a launch's warps: one piece, laid out here ----------------------------------------------------
 
 static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
-static size_t lay_out(Launch *c, u8 *base) {
-  const size_t pending = rounded(4 * (size_t)c->block_count), copies = rounded(sizeof(Copy) * (size_t)c->copies_each);
-  const size_t occupied = rounded(8 * (size_t)((c->block_count + 63) >> 6)), frame = rounded((size_t)c->frame_bytes);
-  const size_t local = rounded((size_t)(LANES * c->local_stride)), warps = rounded(sizeof(Warp) * (size_t)c->warp_count);
-  const size_t slept = rounded(sizeof(Slept) * (size_t)c->loops);
-  const size_t each = pending + copies + occupied + frame + 2 * local + slept, resident = warps + each * (size_t)c->warp_count;
-  const size_t residents = rounded(sizeof(Resident) * (size_t)c->resident_count);
-  const size_t all = residents + resident * (size_t)c->resident_count;
-  if (!base) return all + lay_out_chunk(c, 0);
-  lay_out_chunk(c, base + all);
-  const i64 fine = c->granules << (4 - c->granule_shift);
-  c->residents = (Resident *)base;
-  for (i32 slot = 0; slot < c->resident_count; slot++) {
-    Resident *r = &c->residents[slot];
-    u8 *own = base + residents + resident * (size_t)slot;
-    r->warps = (Warp *)own;
-    r->shared = c->shared + slot * c->granules * 16;
-    r->shared_state = c->shared_state + slot * c->granules * 16;
-    r->has_fine = c->has_fine + slot * c->granules;
-    r->writers = c->writers + slot * c->granules;
-    r->readers = c->readers + slot * c->granules * c->reader_stride;
-    r->fine_writers = c->fine_writers + slot * fine;
-    r->fine_readers = c->fine_readers + slot * fine * c->reader_stride;
-    r->fine_atomics = c->fine_atomics ? c->fine_atomics + slot * fine * c->reader_stride : 0;
-    for (int number = 0; number < c->warp_count; number++) {
-      Warp *w = &r->warps[number];
-      u8 *at = own + warps + each * (size_t)number;
-      w->launch = c;
-      w->number = number;
-      w->resident = slot;
-      w->frame = (char *)at;
-      w->pending = (u32 *)(at + frame);
-      w->occupied = (u64 *)(at + frame + pending);
-      w->copies = (Copy *)(at + frame + pending + occupied);
-      w->local = at + frame + pending + occupied + copies;
-      w->local_state = w->local + local;
-      w->slept = (Slept *)(w->local_state + local);
-      __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
-    }
-  }
-  return 0;
+// Takes bytes from a piece of memory that begins at base, or only counts them if it is null.
+static u8 *take(u8 *base, size_t *used, size_t bytes) {
+  u8 *found = base ? base + *used : 0;
+  *used += rounded(bytes);
+  return found;
 }
-i64 engine_scratch_bytes(Launch *c) { return (i64)lay_out(c, 0); }
+static void lay_out_warp(Launch *c, Warp *w, int row, u8 *base, size_t *used) {
+  const size_t local = (size_t)(LANES * c->local_stride);
+  u8 *frame = take(base, used, (size_t)c->frame_bytes), *pending = take(base, used, 4 * (size_t)c->block_count);
+  u8 *occupied = take(base, used, 8 * (size_t)((c->block_count + 63) >> 6));
+  u8 *copies = take(base, used, sizeof(Copy) * (size_t)c->copies_each), *memory = take(base, used, local);
+  u8 *state = take(base, used, local), *slept = take(base, used, sizeof(Slept) * (size_t)c->loops), *products = take(base, used, (size_t)(product_bytes() * c->products_each));
+  if (!base) return;
+  w->launch = c;
+  w->row = row;
+  w->number = row % c->warp_count;
+  w->resident = row / c->warp_count;
+  w->rank = w->resident % c->ranks;
+  w->frame = (char *)frame;
+  w->pending = (u32 *)pending;
+  w->occupied = (u64 *)occupied;
+  w->copies = (Copy *)copies;
+  w->local = memory;
+  w->local_state = state;
+  w->slept = (Slept *)slept;
+  w->products = (Product *)products;
+  __builtin_memcpy(w->frame, c->image, (size_t)c->image_bytes);
+}
+static void lay_out_resident(Launch *c, Warp *warps, i32 slot, u8 *base, size_t *used) {
+  const size_t clocks = 8 * (size_t)c->agents;
+  u8 *signals = take(base, used, BARRIERS * clocks), *mbarriers = 0, *places = 0, *knowledge = 0;
+  if (c->is_async) {
+    mbarriers = take(base, used, MBARRIERS * sizeof(Mbarrier));
+    places = take(base, used, (size_t)(2 * c->granules));
+    knowledge = take(base, used, MBARRIERS * 2 * clocks);
+  }
+  if (!base) return;
+  Resident *r = &c->residents[slot];
+  const i64 at = slot * c->granules, fine = at << (4 - c->granule_shift);
+  r->warps = warps + slot * c->warp_count;
+  r->shared = c->shared + 16 * at;
+  r->shared_state = c->shared_state + 16 * at;
+  r->has_fine = c->has_fine + at;
+  r->writers = c->writers + at;
+  r->readers = c->readers + at * c->reader_stride;
+  r->fine_writers = c->fine_writers + fine;
+  r->fine_readers = c->fine_readers + fine * c->reader_stride;
+  r->fine_atomics = c->fine_atomics ? c->fine_atomics + fine * c->reader_stride : 0;
+  r->signals = (u32 *)signals;
+  r->mbarriers = (Mbarrier *)mbarriers;
+  r->mbarrier_at = places;
+  __builtin_memset(signals, 0, BARRIERS * clocks);
+  for (int k = 0; c->is_async && k < MBARRIERS; k++) {
+    r->mbarriers[k].joining = (u32 *)(knowledge + (size_t)(2 * k) * clocks);
+    r->mbarriers[k].completed = (u32 *)(knowledge + (size_t)(2 * k + 1) * clocks);
+  }
+}
+static size_t clock_bytes(const Launch *c) {
+  return 4 * (size_t)set_count(c) * (size_t)(c->resident_count * c->warp_count) * (size_t)clock_stride(c);
+}
+static size_t lay_out(Launch *c, u8 *base) {
+  const int rows = c->resident_count * c->warp_count;
+  size_t used = 0;
+  c->agents = c->ranks * c->agents_each;
+  const size_t clocks = 8 * (size_t)c->agents;  // of both sets
+  Warp *warps = (Warp *)take(base, &used, sizeof(Warp) * (size_t)rows);
+  c->residents = (Resident *)take(base, &used, sizeof(Resident) * (size_t)c->resident_count);
+  c->joined = (u32 *)take(base, &used, clocks);
+  c->cluster_joining = (u32 *)take(base, &used, clocks);
+  c->cluster_done = (u32 *)take(base, &used, clocks);
+  c->clocks = (u32 *)take(base, &used, clock_bytes(c));
+  c->transfers = (Transfer *)take(base, &used, sizeof(Transfer) * (size_t)c->transfer_capacity);
+  c->boxes = (TensorBox *)take(base, &used, c->is_async ? TENSOR_BOXES * sizeof(TensorBox) : 0);
+  for (int row = 0; row < rows; row++) lay_out_warp(c, base ? &warps[row] : 0, row, base, &used);
+  for (i32 slot = 0; slot < c->resident_count; slot++) lay_out_resident(c, warps, slot, base, &used);
+  return used + lay_out_chunk(c, base ? base + used : 0);
+}
+// Marks that are left from other launches may name agents that this one has not: all of them are known.
 void engine_begin(Launch *c, u8 *scratch) {
   lay_out(c, scratch);
+  c->batch = 0;
+  __builtin_memset(c->clocks, 0xff, clock_bytes(c));
+  for (int row = 0; row < set_count(c) * c->resident_count * c->warp_count; row++)
+    __builtin_memset(clocks_of(c, KNOWN, row), 0, 4 * (size_t)c->agents);
   forget_local(c);
 }
+i64 engine_scratch_bytes(Launch *c) { return (i64)lay_out(c, 0); }
 
 // So that the Python side can see that it knows the structures as they are.
 i64 engine_size(i32 which) {

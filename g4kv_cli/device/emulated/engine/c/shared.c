@@ -48,6 +48,13 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     mark_shared_written(s, at[l], size);
     note_write(w, marks, at[l], size, site, (u32)l, is_change);
   }
+  if (marks.lanes) return;  // otherwise the race check does not tell lanes apart
+  for (int l = 0; l < LANES; l++) {
+    u8 item[16];
+    for (int k = 0; k < count; k++) COPY(item + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
+    if (UNLIKELY((w->mask >> l & 1) && __builtin_memcmp(s.data + at[l], item, (size_t)size)))
+      raise_fault(w, FAULT_LOST_WRITE, site, 1u << l, (u64)at[l]);
+  }
 }
 
 #define SHARED(name, bytes, count)             \
@@ -67,10 +74,19 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
 ACCESS_FORMS(SHARED)
 SIGNED_ACCESS_FORMS(SIGNED_SHARED)
 
+typedef u16 Matrix __attribute__((ext_vector_type(64), aligned(2)));
+#define COLUMN(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
+INLINE void transpose(void *to, const void *from) {
+  Matrix plain;
+  COPY(&plain, from, sizeof plain);
+  const Matrix turned = __builtin_shufflevector(plain, plain, COLUMN(0), COLUMN(1), COLUMN(2), COLUMN(3), COLUMN(4),
+                                                COLUMN(5), COLUMN(6), COLUMN(7));
+  COPY(to, &turned, sizeof turned);
+}
+
 // Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix
 // m. Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
 HANDLER(load_matrix) {
-  typedef u16 Matrix __attribute__((ext_vector_type(64), aligned(2)));
   const Shared s = shared_of(w->launch);
   const Marks marks = marks_of(w);
   const int site = i->field[2];
@@ -90,15 +106,52 @@ HANDLER(load_matrix) {
       COPY(rows[r], s.data + at[lane], 16);
     }
     char *to = frame + i->field[6 + m];
-    if (i->field[4]) {
-      Matrix plain, transposed;
-      COPY(&plain, rows, sizeof rows);
-#define COLUMN(k) k, k + 8, k + 16, k + 24, k + 32, k + 40, k + 48, k + 56
-      transposed = __builtin_shufflevector(plain, plain, COLUMN(0), COLUMN(1), COLUMN(2), COLUMN(3), COLUMN(4),
-                                           COLUMN(5), COLUMN(6), COLUMN(7));
-      COPY(to, &transposed, sizeof rows);
-    } else
+    if (i->field[4])
+      transpose(to, rows);
+    else
       COPY(to, rows, sizeof rows);
   }
+  return done(i);
+}
+
+// The same fields, of matrices that are stored.
+HANDLER(store_matrix) {
+  const Shared s = shared_of(w->launch);
+  const Marks marks = marks_of(w);
+  const int site = i->field[2], matrices = i->field[5];
+  i64 at[LANES];
+  u16 rows[4][8][8];
+  if (UNLIKELY(w->mask != ALL_LANES)) {
+    raise_fault(w, FAULT_MEMBERS, site, w->mask, 0);
+    return done(i);
+  }
+  shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  for (int m = 0; m < matrices; m++) {
+    if (i->field[4])
+      transpose(rows[m], frame + i->field[6 + m]);
+    else
+      COPY(rows[m], frame + i->field[6 + m], sizeof rows[m]);
+  }
+  for (int lane = 0; lane < 8 * matrices; lane++) {
+    if (!check_shared(w, s, at[lane], 16, site, 1u << lane)) return done(i);
+    u8 *to = s.data + at[lane];
+    const u16 *row = rows[lane / 8][lane % 8];
+    const int is_change = __builtin_memcmp(to, row, 16) != 0 || !state_is(s.state + at[lane], 16, s.generation);
+    COPY(to, row, 16);
+    mark_shared_written(s, at[lane], 16);
+    note_write(w, marks, at[lane], 16, site, (u32)lane, is_change);
+  }
+  for (int lane = 0; lane < 8 * matrices; lane++)
+    if (UNLIKELY(__builtin_memcmp(s.data + at[lane], rows[lane / 8][lane % 8], 16)))
+      raise_fault(w, FAULT_LOST_WRITE, site, 1u << lane, (u64)at[lane]);
+  return done(i);
+}
+
+// movmatrix: rows and columns changed round. Fields: result, matrix, site.
+HANDLER(turn_matrix) {
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[2], w->mask, 0);
+  u16 turned[64];
+  transpose(turned, frame + i->field[1]);
+  COPY(frame + i->field[0], turned, sizeof turned);
   return done(i);
 }

@@ -1,9 +1,9 @@
 // Instructions across the lanes of a warp: shuffles, votes, reductions, and what lanes know about themselves.
+#include "async.h"
 #include "barrier.h"
-#include "races.h"
 
 // Every lane here must be in its own member mask, and all members that have not exited must be here.
-INLINE void check_members(Warp *w, const U32 *members, int site) {
+void check_members(Warp *w, const U32 *members, int site) {
   Mask here = w->mask;
   U32 lane_bit;
   for (u32 l = 0; l < LANES; l++) lane_bit[l] = 1u << l;
@@ -121,8 +121,8 @@ void sync_warp(Warp *w, const U32 *members, int site) {
   const int is_whole = w->mask == w->live && !(pack32((U32)((*members & w->live) != w->live)) & w->live);
   if (!is_whole)
     c->is_guess = 1;
-  else if (UNLIKELY(++c->clocks[w->number][w->number] >= CLOCK_MASK))
-    raise_fault(w, FAULT_CLOCKS, site, 0, 0);
+  else
+    tick(w, site);
 }
 // Fields: members, site.
 HANDLER(warp_barrier) {
@@ -148,7 +148,9 @@ enum {
   SPECIAL_MASK_LT,
   SPECIAL_MASK_LE,
   SPECIAL_MASK_GT,
-  SPECIAL_MASK_GE
+  SPECIAL_MASK_GE,
+  SPECIAL_CLUSTER_RANK,
+  SPECIAL_CLUSTER_BLOCKS
 };
 
 // Fields: result, which special register.
@@ -173,6 +175,8 @@ HANDLER(special) {
       case SPECIAL_MASK_LE: value = bit | (bit - 1); break;
       case SPECIAL_MASK_GT: value = ~(bit | (bit - 1)); break;
       case SPECIAL_MASK_GE: value = ~(bit - 1); break;
+      case SPECIAL_CLUSTER_RANK: value = (u32)w->rank; break;
+      case SPECIAL_CLUSTER_BLOCKS: value = (u32)c->ranks; break;
       default:
         value = (u32)(which < SPECIAL_BLOCK_EXTENT  ? c->coordinates[which - SPECIAL_BLOCK]
                       : which < SPECIAL_GRID_EXTENT ? c->extent[which - SPECIAL_BLOCK_EXTENT]

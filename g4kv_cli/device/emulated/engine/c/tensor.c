@@ -1,0 +1,213 @@
+// cp.async.bulk.tensor into shared memory (memory/bulk_copy.py): a box is a list of rows of contiguous bytes, of which
+// what leaves the tensor is read as zeros. With a swizzle of 128, 64 or 32 bytes the number of a 16-byte chunk is XORed
+// with as many of the bits above bit 6 of the shared address as the span has chunks.
+//
+// The box is looked at when the copy is issued and moved when it arrives: nobody may store to what a launch reads.
+#include "async.h"
+
+#define CHUNK 16
+#define PARAMETER_WINDOW 0x7c0000000000u
+#define SHARED_WINDOW 0x7e0000000000u
+#define MAP_BYTES 128
+#define MAP_ALIGNMENT 64
+#define DESTINATION_ALIGNMENT 128
+#define DIMENSIONS 5
+#define MULTICAST_RANKS 16
+
+// As TensorMap.pack writes it.
+typedef struct {
+  u8 magic[8];
+  u64 address;
+  u16 element_bytes, dimensions, swizzle, unused;
+} MapHead;
+// Offsets of what follows without gaps: 5 extents less one, 4 strides, 5 sizes of the box.
+enum { HEAD_BYTES = 22, EXTENTS_AT = 22, STRIDES_AT = 42, SIZES_AT = 74 };
+
+static int unpack(TensorBox *box, const u8 *packed) {
+  MapHead head = {0};
+  __builtin_memcpy(&head, packed, HEAD_BYTES);
+  if (__builtin_memcmp(head.magic, "g4kvTMAP", 8) || !head.dimensions || head.dimensions > DIMENSIONS) return 0;
+  COPY(box->packed, packed, MAP_BYTES);
+  box->address = head.address;
+  box->dimensions = head.dimensions;
+  box->element_bytes = head.element_bytes;
+  box->swizzle = head.swizzle;
+  const int bytes = head.element_bytes, swizzle = head.swizzle;
+  int is_good = (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) && head.address % CHUNK == 0 && head.address &&
+                (swizzle == 0 || swizzle == 32 || swizzle == 64 || swizzle == 128);
+  box->rows = 1;
+  for (int d = 0; d < box->dimensions; d++) {
+    u32 extent;
+    u16 size;
+    COPY(&extent, packed + EXTENTS_AT + 4 * d, 4);
+    COPY(&size, packed + SIZES_AT + 2 * d, 2);
+    box->extents[d] = (i64)extent + 1;
+    box->box[d] = size;
+    is_good &= size >= 1 && size <= 256;
+    box->strides[d] = 0;
+    if (d == 0) continue;
+    COPY(&box->strides[d], packed + STRIDES_AT + 8 * (d - 1), 8);
+    is_good &= box->strides[d] % CHUNK == 0 && box->strides[d] >= 0 && box->strides[d] < (i64)1 << 40;
+    box->rows *= size;
+    is_good &= box->rows <= 1 << 16;
+  }
+  box->row_bytes = box->box[0] * bytes;
+  box->pitch = swizzle ? swizzle : box->row_bytes;
+  return is_good && box->row_bytes % CHUNK == 0 && (!swizzle || box->row_bytes <= swizzle);
+}
+
+// The number of the tensor map at a generic address, or -1 with a fault: what is no map is the interpreter's to name.
+static int find_box(Warp *w, u64 address, int site, Mask lanes) {
+  Launch *c = w->launch;
+  const u8 *packed = 0;
+  if (address % MAP_ALIGNMENT == 0) {
+    if (address >= PARAMETER_WINDOW && address + MAP_BYTES <= PARAMETER_WINDOW + (u64)c->parameter_bytes)
+      packed = c->parameters + (address - PARAMETER_WINDOW);
+    else if (address >= c->base) {
+      Range hint = {(u64)1 << 63, 0, 0};
+      if (!check_global(w, &hint, address, MAP_BYTES, CHUNK, site, lanes, READS)) return -1;
+      const int is_watched = address < c->watch_end && address + MAP_BYTES > c->watch_begin;
+      packed = is_watched ? 0 : c->data + (address - c->base);
+    }
+  }
+  for (int number = 0; packed && number < c->box_count; number++)
+    if (!__builtin_memcmp(c->boxes[number].packed, packed, MAP_BYTES)) return number;
+  if (packed && c->box_count < TENSOR_BOXES && unpack(&c->boxes[c->box_count], packed)) return (int)c->box_count++;
+  raise_fault(w, FAULT_UNSURE, site, lanes, address);
+  return -1;
+}
+
+// The part of a row of the box that lies in the tensor: from where its bytes come, and which of the row they are.
+typedef struct {
+  u64 from;
+  i64 begin, end;
+} Row;
+INLINE Row row_of(const TensorBox *box, const i32 *at, int number) {
+  const i64 first = (i64)at[0] * box->element_bytes, bytes = box->extents[0] * box->element_bytes;
+  i64 offset = first;
+  int left = number;
+  Row row = {0, first < 0 ? -first : 0, bytes - first < box->row_bytes ? bytes - first : box->row_bytes};
+  for (int d = 1; d < box->dimensions; d++) {
+    const i64 index = (i64)at[d] + left % box->box[d];
+    left /= box->box[d];
+    if (index < 0 || index >= box->extents[d]) row.end = 0;
+    offset += index * box->strides[d];
+  }
+  if (row.end < row.begin) row.begin = row.end = 0;
+  row.from = box->address + (u64)(offset + row.begin);
+  return row;
+}
+INLINE i64 swizzled(const TensorBox *box, i64 at) {
+  return box->swizzle ? at ^ ((at >> 7 & (box->swizzle / CHUNK - 1)) << 4) : at;
+}
+
+// Whether the lanes may copy a box, and where its bytes come from may be read; otherwise a fault was raised.
+static int check_box(Warp *w, const TensorBox *box, const i32 *at, int site, Mask lanes) {
+  Launch *c = w->launch;
+  Range *hint = &c->hints[site];
+  if (UNLIKELY((i64)at[0] * box->element_bytes % CHUNK)) {
+    raise_fault(w, FAULT_MISALIGNED, site, lanes, box->address);
+    return 0;
+  }
+  for (int number = 0; number < box->rows; number++) {
+    const Row row = row_of(box, at, number);
+    const i64 bytes = row.end - row.begin;
+    if (!bytes) continue;
+    if (UNLIKELY(row.from < c->watch_end && row.from + (u64)bytes > c->watch_begin)) {
+      raise_fault(w, FAULT_UNSURE, site, lanes, row.from);  // whose bytes these are is the interpreter's to judge
+      return 0;
+    }
+    if (!check_global(w, hint, row.from, (u64)bytes, bytes % CHUNK ? 1 : CHUNK, site, lanes, READS)) return 0;
+  }
+  return 1;
+}
+
+static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 barrier_at, int site, Mask lanes) {
+  Launch *c = w->launch;
+  const TensorBox *box = &c->boxes[number];
+  if (UNLIKELY(rank >= c->resident_count)) {
+    raise_fault(w, FAULT_UNSURE, site, lanes, (u64)to);
+    return;
+  }
+  Mbarrier *barrier = use_mbarrier(w, rank, barrier_at, site, lanes);
+  if (!barrier || !check_shared(w, shared_of(c), to, DESTINATION_ALIGNMENT, site, lanes)) return;
+  Transfer *transfer = add_transfer(w, site);
+  Marks marks;
+  if (!transfer || !issue_copy(w, rank, barrier, site, &marks)) return;
+  transfer->box = number;
+  transfer->rank = rank;
+  transfer->mbarrier = (int)(barrier - c->residents[rank].mbarriers);
+  transfer->to = (u32)to;
+  transfer->bytes = (u32)(box->rows * box->row_bytes);
+  COPY(transfer->at, at, sizeof transfer->at);
+  for (int row = 0; row < box->rows && !c->stop; row++)
+    for (i64 k = 0; k < box->row_bytes; k += CHUNK) {
+      const i64 place = swizzled(box, to + row * box->pitch + k);
+      if (!check_shared(w, shared_of(c), place, CHUNK, site, lanes)) return;
+      note_write(w, marks, place, CHUNK, site, 0, 1);
+    }
+  c->spent += box->rows * box->row_bytes / 64;
+}
+
+// Fields: shared address, offset, it is 64 bits wide, address of the map, offset, address of the mbarrier, offset, it is
+// 64 bits wide, site, dimensions, coordinates, ranks that get a copy (b32), whether there are such.
+enum { TENSOR_AT = 10, TENSOR_RANKS = TENSOR_AT + DIMENSIONS };
+HANDLER(copy_tensor) {
+  Launch *c = w->launch;
+  const int site = i->field[8], dimensions = i->field[9], is_multicast = i->field[TENSOR_RANKS + 1];
+  i64 to[LANES], barriers[LANES];
+  u64 maps[LANES];
+  shared_offsets(to, frame + i->field[0], i->field[2], i->field[1]);
+  shared_offsets(barriers, frame + i->field[5], i->field[7], i->field[6]);
+  COPY(maps, frame + i->field[3], sizeof maps);
+  c->batch++;
+  for (int l = 0; l < LANES && !c->stop; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    i32 at[DIMENSIONS] = {0};
+    for (int d = 0; d < dimensions; d++) at[d] = ((const i32 *)(frame + i->field[TENSOR_AT + d]))[l];
+    const int number = find_box(w, maps[l] + (u64)(i64)i->field[4], site, 1u << l);
+    if (number < 0) break;
+    if (UNLIKELY(c->boxes[number].dimensions != dimensions)) {
+      raise_fault(w, FAULT_UNSURE, site, 1u << l, maps[l]);
+      break;
+    }
+    if (!check_box(w, &c->boxes[number], at, site, 1u << l)) break;
+    if (!is_multicast) {
+      copy_to(w, w->resident, number, at, to[l], barriers[l], site, 1u << l);
+      continue;
+    }
+    const u32 ranks = ((const u32 *)(frame + i->field[TENSOR_RANKS]))[l];
+    for (int rank = 0; rank < MULTICAST_RANKS; rank++)
+      if (ranks >> rank & 1) copy_to(w, rank, number, at, to[l], barriers[l], site, 1u << l);
+  }
+  return done(i);
+}
+
+// A copy arrives.
+void write_box(Launch *c, const Transfer *transfer) {
+  const Resident *block = &c->residents[transfer->rank];
+  const Shared s = {block->shared, block->shared_state, c->shared_bytes, c->generation};
+  if (transfer->box < 0) {
+    __builtin_memcpy(s.data + transfer->to, transfer->data, transfer->bytes);
+    mark_shared_written(s, transfer->to, (int)transfer->bytes);
+    return;
+  }
+  const TensorBox *box = &c->boxes[transfer->box];
+  for (int number = 0; number < box->rows; number++) {
+    const Row row = row_of(box, transfer->at, number);
+    for (i64 k = 0; k < box->row_bytes; k += CHUNK) {
+      const i64 to = swizzled(box, (i64)transfer->to + number * box->pitch + k);
+      u8 chunk[CHUNK] = {0};
+      const i64 begin = row.begin > k ? row.begin : k, end = row.end < k + CHUNK ? row.end : k + CHUNK;
+      if (begin < end) {
+        const u8 *from = c->data + (row.from - c->base) + (begin - row.begin);
+        if (end - begin == CHUNK)
+          COPY(chunk, from, CHUNK);
+        else
+          __builtin_memcpy(chunk + (begin - k), from, (size_t)(end - begin));
+      }
+      COPY(s.data + to, chunk, CHUNK);
+      mark_shared_written(s, to, CHUNK);
+    }
+  }
+}

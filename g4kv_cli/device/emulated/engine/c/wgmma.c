@@ -1,0 +1,277 @@
+// wgmma of bf16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results lie.
+//
+// Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no arithmetic
+// gives, each for one register of one instruction. A chain of instructions on the same registers keeps one Product, whose
+// placeholders are always the newest ones. Whatever else meets a placeholder is the interpreter's to judge.
+#include "async.h"
+#include "mma.h"
+
+#define DEPTH 16
+#define CHUNK 16
+#define MOST_REGISTERS 128
+#define PLACEHOLDER 0xffa00000u
+#define PLACEHOLDER_MASK 0xffe00000u
+#define REGISTER_BITS 7
+#define SERIALS (1u << 14)
+
+struct Product {
+  u32 serial, group;
+  i32 registers, unused;
+  u32 values[MOST_REGISTERS][LANES];
+};
+
+// ---- operands in shared memory -----------------------------------------------------------------------------------
+
+typedef struct {
+  i64 start, leading, stride, span;  // span: of a row of a tile, by the swizzle; a chunk where there is none
+} Tiles;
+
+// What a descriptor says; 0 with a fault for what was not recorded.
+static int decode(Warp *w, u64 descriptor, int extent, int is_mn_major, int site, Tiles *tiles) {
+  static const i64 spans[] = {CHUNK, 128, 64, 32};
+  const i64 span = spans[descriptor >> 62], pattern = 8 * span;
+  tiles->start = (i64)(descriptor & 0x3fff) << 4;
+  tiles->leading = (i64)(descriptor >> 16 & 0x3fff) << 4;
+  tiles->stride = (i64)(descriptor >> 32 & 0x3fff) << 4;
+  tiles->span = span;
+  int is_wrong = (descriptor >> 49 & 7) != 0;
+  if (span != CHUNK) {
+    is_wrong |= tiles->start % pattern > (is_mn_major ? 0 : span - 2 * DEPTH) || tiles->stride % pattern;
+    is_wrong |= is_mn_major && extent > span / 2 && tiles->leading % pattern;
+  }
+  if (UNLIKELY(is_wrong)) raise_fault(w, FAULT_UNSURE, site, w->mask, descriptor);
+  return !is_wrong;
+}
+// The shared address of a chunk: 8 k of a row (K-major), or 8 rows of one k.
+INLINE i64 chunk_of(const Tiles *t, int row, int k, int is_mn_major) {
+  const int plain = t->span == CHUNK;
+  i64 linear;
+  if (is_mn_major)
+    linear = t->start + 2 * row / t->span * (plain ? t->stride : t->leading) +
+             k / 8 * (plain ? t->leading : t->stride) + k % 8 * t->span + 2 * row % t->span;
+  else
+    linear = t->start + row / 8 * t->stride + row % 8 * t->span + k / 8 * (plain ? t->leading : CHUNK);
+  return linear ^ ((linear >> 7 & (t->span / CHUNK - 1)) << 4);
+}
+
+// What reads of one instruction have in common.
+typedef struct {
+  Shared shared;
+  Marks marks;
+  const u32 *fenced;
+  u32 first_agent, segment;
+  i64 column;
+  int site;
+} Reads;
+
+// Whether a write is not ordered before the read, or was not shown to wgmma: only warps write as programs do.
+INLINE u32 unseen(const Warp *w, const Reads *r, u32 mark) {
+  const u32 clock = mark & CLOCK_MASK, agent = mark >> CLOCK_BITS;
+  const u32 is_warp = agent - r->first_agent < (u32)w->launch->warp_count;
+  return (clock > r->marks.known_of[agent]) | (is_warp & (clock > r->fenced[agent]));
+}
+INLINE int read_chunk(Warp *w, const Reads *r, i64 at, void *to) {
+  const Marks m = r->marks;
+  if (!check_shared(w, r->shared, at, CHUNK, r->site, ALL_LANES)) return 0;
+  check_shared_written(w, r->shared, at, CHUNK, r->site, ALL_LANES);
+  const i64 coarse = at >> 4, fine = at >> m.shift;
+  u32 clash = unseen(w, r, m.writers[coarse]);
+  if (UNLIKELY(m.has_fine[coarse])) {
+    for (int j = 0; j < 16 >> m.shift; j++) clash |= unseen(w, r, m.fine_writers[fine + j]);
+    clash |= atomics_clash(m, fine, 16 >> m.shift, 0);
+  }
+  m.readers[coarse * m.stride + r->column] = r->segment;
+  if (UNLIKELY(clash)) raise_race(w, r->site, LANES, (u64)at);
+  COPY(to, r->shared.data + at, CHUNK);
+  return 1;
+}
+
+static Reads begin_reads(Warp *w, int site) {
+  Launch *c = w->launch;
+  const u32 segment = c->origin + w->committed_products + 1;
+  if (segment > c->latest) c->latest = segment;
+  if (UNLIKELY(segment >= CLOCK_MASK)) raise_fault(w, FAULT_CLOCKS, site, 0, 0);
+  const Reads reads = {.shared = shared_of(c),
+                       .marks = marks_of(w),
+                       .fenced = clocks_of(c, FENCED, w->row),
+                       .first_agent = (u32)(w->resident * c->agents_each),
+                       .segment = segment,
+                       .column = c->warp_count + w->number / 4,
+                       .site = site};
+  return reads;
+}
+
+// A descriptor, which all lanes have alike; otherwise a fault was raised.
+static u64 descriptor_of(Warp *w, const char *frame, int place, int site) {
+  const U64 all = *(const U64 *)(frame + place);
+  if (UNLIKELY(pack64((U64)(all != all[0])))) raise_fault(w, FAULT_UNSURE, site, w->mask, all[0]);
+  return all[0];
+}
+
+// ---- placeholders ------------------------------------------------------------------------------------------------
+
+INLINE u32 placeholder(u32 serial, int number) { return PLACEHOLDER + (serial << REGISTER_BITS) + (u32)number; }
+INLINE Mask placeholders_in(const char *frame, int place) {
+  return pack32((U32)((*(const U32 *)(frame + place) & PLACEHOLDER_MASK) == PLACEHOLDER));
+}
+static Product *product_of(const Warp *w, u32 serial) {
+  for (int k = 0; k < w->product_count; k++)
+    if (w->products[k].serial == serial) return &w->products[k];
+  return 0;
+}
+
+enum { WGMMA_SCALE, WGMMA_B, WGMMA_A, WGMMA_SITE = 6, WGMMA_REGISTERS, WGMMA_FLAGS, WGMMA_FIRST };
+enum { A_IN_REGISTERS = 1, B_IS_TRANSPOSED = 2 };
+
+// The product that an instruction adds to or begins, with its addends; 0 with a fault.
+static Product *open_product(Warp *w, const char *frame, const i32 *places, int count, int adds, int site) {
+  const Launch *c = w->launch;
+  const u32 token = *(const u32 *)(frame + places[0]) - PLACEHOLDER;
+  Product *product = adds && token < SERIALS << REGISTER_BITS ? product_of(w, token >> REGISTER_BITS) : 0;
+  if (product && product->registers == count) {
+    U32 differs = (U32)(0u);
+    for (int number = 0; number < count; number++)
+      differs |= *(const U32 *)(frame + places[number]) ^ placeholder(product->serial, number);
+    if (UNLIKELY(__builtin_reduce_or(differs))) {
+      raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
+      return 0;
+    }
+    return product;
+  }
+  if (UNLIKELY(w->product_count == c->products_each)) {
+    raise_fault(w, FAULT_COPIES_FULL, site, w->mask, 0);
+    return 0;
+  }
+  product = &w->products[w->product_count++];
+  product->registers = count;
+  Mask held = 0;
+  for (int number = 0; number < count; number++) {
+    if (adds) {
+      held |= placeholders_in(frame, places[number]);
+      COPY(product->values[number], frame + places[number], 4 * LANES);
+    } else
+      __builtin_memset(product->values[number], 0, 4 * LANES);
+  }
+  if (UNLIKELY(held)) {
+    raise_fault(w, FAULT_UNSURE, site, held, 0);
+    return 0;
+  }
+  return product;
+}
+
+// Fields: scale-d, descriptor of B, descriptor or four registers of A, site, accumulators, flags, the accumulators.
+HANDLER(wgmma_bf16) {
+  Launch *c = w->launch;
+  const int site = i->field[WGMMA_SITE], count = i->field[WGMMA_REGISTERS], flags = i->field[WGMMA_FLAGS];
+  const int columns = 2 * count, is_transposed = (flags & B_IS_TRANSPOSED) != 0;
+  const Mask scale = AT(Mask, WGMMA_SCALE);
+  if (UNLIKELY(c->stop)) return done(i);
+  if (UNLIKELY(w->mask != ALL_LANES || (scale && scale != ALL_LANES))) {
+    raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
+    return done(i);
+  }
+  i32 places[MOST_REGISTERS];
+  for (int number = 0; number < count; number++) places[number] = field_of(c, i, WGMMA_FIRST + number);
+  const Reads reads = begin_reads(w, site);
+  Rows a;
+  Tiles tiles;
+  if (flags & A_IN_REGISTERS)
+    fragment_rows(&a, frame, i->field + WGMMA_A);
+  else {
+    if (!decode(w, descriptor_of(w, frame, i->field[WGMMA_A], site), 64, 0, site, &tiles)) return done(i);
+    for (int row = 0; row < 16; row++)
+      for (int k = 0; k < DEPTH; k += 8)
+        if (!read_chunk(w, &reads, chunk_of(&tiles, 16 * (w->number % 4) + row, k, 0), &a.raw[row][k])) return done(i);
+    decode_rows(&a);
+  }
+  if (!decode(w, descriptor_of(w, frame, i->field[WGMMA_B], site), columns, is_transposed, site, &tiles)) return done(i);
+  Product *product = open_product(w, frame, places, count, scale != 0, site);
+  if (!product) return done(i);
+  for (int tile = 0; tile < columns / 8; tile++) {
+    Columns b;
+    if (is_transposed) {
+      for (int k = 0; k < DEPTH; k++)
+        if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile, k, 1), b.raw[k])) return done(i);
+      decode_turned(&b);
+    } else {
+      u16 chunks[2][64];
+      for (int n = 0; n < 8; n++)
+        for (int half = 0; half < 2; half++)
+          if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile + n, 8 * half, 0), &chunks[half][8 * n])) return done(i);
+      decode_columns(&b, chunks);
+    }
+    multiply_tile(&a, &b, &product->values[4 * tile]);
+  }
+  product->serial = w->issued_products++ % SERIALS;
+  product->group = w->committed_products;
+  for (int number = 0; number < count; number++)
+    *(U32 *)(frame + places[number]) = (U32)(placeholder(product->serial, number));
+  c->spent += columns;
+  return done(i);
+}
+
+// All lanes of a warp execute it. Field: site.
+HANDLER(wgmma_fence) {
+  (void)frame;
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_UNSURE, i->field[0], w->mask, 0);
+  return done(i);
+}
+HANDLER(wgmma_commit) {
+  (void)frame;
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_UNSURE, i->field[0], w->mask, 0);
+  w->committed_products++;
+  return done(i);
+}
+
+// Puts the results of all but the latest open groups into the registers that may hold their placeholders. Fields: open
+// groups, site, registers, the registers.
+HANDLER(wgmma_wait) {
+  Launch *c = w->launch;
+  const int site = i->field[1];
+  if (UNLIKELY(w->mask != ALL_LANES)) {
+    raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
+    return done(i);
+  }
+  const i32 limit = (i32)w->committed_products - i->field[0];
+  for (int number = 0; number < i->field[2]; number++) {
+    const int place = field_of(c, i, 3 + number);
+    const Mask held = placeholders_in(frame, place);
+    if (!held) continue;
+    const u32 token = *(const u32 *)(frame + place);
+    const Product *product = product_of(w, (token - PLACEHOLDER) >> REGISTER_BITS);
+    const u32 which = (token - PLACEHOLDER) & ((1u << REGISTER_BITS) - 1);
+    if (UNLIKELY(!product || which >= (u32)product->registers ||
+                 pack32((U32)(*(const U32 *)(frame + place) != token)))) {
+      raise_fault(w, FAULT_UNSURE, site, held, 0);
+      return done(i);
+    }
+    if ((i32)product->group < limit) COPY(frame + place, product->values[which], 4 * LANES);
+  }
+  int kept = 0;
+  for (int k = 0; k < w->product_count; k++) {
+    if ((i32)w->products[k].group < limit) continue;
+    if (kept != k) __builtin_memcpy(&w->products[kept], &w->products[k], sizeof(Product));
+    kept++;
+  }
+  w->product_count = kept;
+  if (limit > 0) {
+    const int agent = w->resident * c->agents_each + c->warp_count + w->number / 4;
+    for (int set = 0; set < 2; set++) {
+      u32 *known = clocks_of(c, set, w->row) + agent;
+      if (c->origin + (u32)limit > *known) *known = c->origin + (u32)limit;
+    }
+  }
+  return done(i);
+}
+
+// Registers that an instruction is about to read: none of them may still be computed. Fields: site, registers, the
+// registers.
+HANDLER(wgmma_look) {
+  for (int number = 0; number < i->field[1]; number++) {
+    const Mask held = placeholders_in(frame, field_of(w->launch, i, 2 + number)) & w->mask;
+    if (UNLIKELY(held)) raise_fault(w, FAULT_UNSURE, i->field[0], held, 0);
+  }
+  return done(i);
+}
+
+i64 product_bytes(void) { return sizeof(Product); }

@@ -1,0 +1,221 @@
+"""Kernels for sm_90 on the native engine: the same bytes as the interpreter's, and every broken rule found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hopper_helper import hopper_kernel, run_small, seeded
+from launch_helper import faults_of, pointer, read_as, upload
+from nvrtc_helper import compile_kernel
+from smoke_helper import chosen, smoke
+from test_hopper_clusters import EXCHANGE, run
+from test_hopper_copies import RING, run_ring
+from test_hopper_wgmma import CALL, PLAIN, SOURCE, TWO
+from test_hopper_wgmma import run as multiply
+
+from g4kv_cli.device.emulated import Machine
+from g4kv_cli.device.emulated.launcher import LaunchCounts, Launcher
+from g4kv_cli.device.emulated.request import LaunchOutcome, LaunchRequest
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, LaunchCounts]:
+    """How the launches of the test ran, by machine."""
+    counts: dict[int, LaunchCounts] = {}
+    plain = Launcher.run
+
+    def watched(launcher: Launcher, request: LaunchRequest) -> LaunchOutcome:
+        counts[id(launcher)] = launcher.counts
+        return plain(launcher, request)
+
+    monkeypatch.setattr(Launcher, "run", watched)
+    return counts
+
+
+def only_compared(counts: dict[int, LaunchCounts]) -> bool:
+    """Whether every launch ran on both emulators, and none was handed back."""
+    found = list(counts.values())
+    return bool(found) and all(each.compared and not each.interpreted and not each.replayed for each in found)
+
+
+LOCAL, GLOBAL = "attention/12b-local", "attention/12b-global"
+
+
+@pytest.mark.parametrize(
+    ("cases", "options"),
+    [
+        ((f"{LOCAL}/prefill/large-tile/group/2", f"{GLOBAL}/prefill/large-tile/group/2"), ()),
+        (tuple(f"{at}/{form}/group/8" for at in (LOCAL, GLOBAL) for form in ("decode", "decode-split")), ()),
+        ((f"{GLOBAL}/decode/folded/group/8", f"{GLOBAL}/decode-split/folded/group/8"), ("--kv-format", "folded")),
+    ],
+    ids=["prefill", "decode", "folded"],
+)
+def test_both_emulators_store_the_same(
+    cases: tuple[str, ...],
+    options: tuple[str, ...],
+    counted: dict[int, LaunchCounts],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    geometries = ("--geometry", "12b-local,12b-global", "--device", "emulated:sm_90", "--variant", "sm_90a,portable")
+    code, record = smoke(tmp_path / "run.json", *geometries, *options, *chosen(cases))
+    assert code == 0
+    kernels = {name for case in record["cases"] for name in case["kernels"]}
+    assert any("hopper" in name or "pairs" in name for name in kernels)
+    assert only_compared(counted), counted
+
+
+TURNED = """
+extern "C" __global__ void kernel(const u32* in, u32* out) {
+  __shared__ __align__(16) u32 tile[128];
+  u32 v[4], t;
+  for (int i = 0; i < 4; ++i) v[i] = in[i * 32 + threadIdx.x];
+  asm volatile("stmatrix.sync.aligned.m8n8.x4FORM.shared.b16 [%0], {%1, %2, %3, %4};"
+      :: "r"(at(tile + threadIdx.x * 4)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(tile[i * 32 + threadIdx.x]));
+    out[i * 32 + threadIdx.x] = t;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["", ".trans"])
+def test_matrices_stored_and_turned(
+    form: str, counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    machine = Machine()
+    given = np.random.default_rng(5).integers(0, 1 << 32, 128, np.uint32)
+    source, out = upload(machine, given, "in"), machine.allocate(512, "out")
+    kernel = hopper_kernel(TURNED.replace("FORM", form))
+    assert faults_of(machine, kernel, pointer(source), pointer(out)) == []
+    halves = given.view(np.uint16).reshape(4, 8, 8)
+    want = halves if form else halves.transpose(0, 2, 1)
+    np.testing.assert_array_equal(read_as(machine, out, 256, np.uint16), want.reshape(-1))
+    assert only_compared(counted), counted
+
+
+def _right(body: str, init: str | None = None) -> Callable[[], bool]:
+    return lambda: run_small(body, init) == []
+
+
+_SHARE = """
+  if (threadIdx.x < 32) { tile[threadIdx.x] = threadIdx.x; __syncwarp(); if (threadIdx.x == 0) arrive(&other); }
+  else { WAIT u32 value = tile[threadIdx.x - 32]; out[threadIdx.x] = value; }"""
+_FIRST = "tile[threadIdx.x] = 3; __syncthreads();"
+_READ = "if (tile[threadIdx.x] == 77777) arrive(&bar);"
+_OVER = f"""
+  {_FIRST}
+  if (threadIdx.x >= 32) {{ EARLY }}
+  if (threadIdx.x == 0) {{ expect(&other, 1024); load2(tile, &map, 0, 0, &other); }}
+  if (threadIdx.x >= 32) {{ LATER }}
+  wait(&other, 0);"""
+_HANDED = """
+  if (threadIdx.x < 32) { tile[threadIdx.x] = 1; asm volatile("bar.arrive 1, 64;" ::: "memory"); }
+  else { asm volatile("bar.sync 1, 64;" ::: "memory"); out[threadIdx.x] = tile[threadIdx.x - 32]; }
+  if (threadIdx.x == 0) arrive(&other);"""
+RIGHT: dict[str, Callable[[], bool]] = {
+    "a ring of copies": lambda: run_ring(RING)[0] == [],
+    "products one after another": lambda: (
+        multiply(f"wgmma_fence(); {CALL} {CALL} wgmma_commit(); wgmma_wait();")[0] == []
+    ),
+    "a group that stays open": lambda: (
+        multiply(
+            TWO.replace("FIRST", CALL.replace("(d[", "(first["))
+            .replace("SECOND", CALL.replace("(d[", "(second["))
+            .replace("CHOSEN", "first")
+            .replace("REST", "wgmma_wait();")
+        )[0]
+        == []
+    ),
+    "blocks of a cluster": lambda: run(EXCHANGE)[0] == [],
+    "an arrival without a wait": _right(_HANDED),
+    "an mbarrier that orders": _right(_SHARE.replace("WAIT", "wait(&other, 0);")),
+    "more arrivals than one phase has": _right("for (int i = 0; i < 3; ++i) if (threadIdx.x == 40) arrive(&other);"),
+    "a lane for which its warp waits": _right(
+        "if (threadIdx.x == 0) { expect(&other, 1024); load2(tile, &map, 0, 0, &other); wait(&other, 0); }\n"
+        "__syncwarp(); if (threadIdx.x < 32 && tile[threadIdx.x] == 77777) arrive(&bar);"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_programs_are_not_handed_back(
+    name: str, counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    assert RIGHT[name]()
+    assert only_compared(counted), counted
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "bytes expected by half": (lambda: run_ring(seeded(RING, "EXPECT", "expect(&full[s], 2048);")), "unsure"),
+    "bytes that never come": (lambda: run_ring(seeded(RING, "EXPECT", "expect(&full[s], 4112);")), "unsure"),
+    "a phase not waited for": (lambda: run_ring(seeded(RING, "FULL", "")), "shared uninitialised"),
+    "a stage filled before it was read": (lambda: run_ring(seeded(RING, "EMPTY", "")), "mbarrier"),
+    "a copy to what others read": (
+        lambda: run_small(_OVER.replace("EARLY", _READ).replace("LATER", "")),
+        "shared race",
+    ),
+    "a copy not waited for": (lambda: run_small(_OVER.replace("EARLY", "").replace("LATER", _READ)), "shared race"),
+    "a product not waited for": (lambda: multiply(f"wgmma_fence(); {CALL} wgmma_commit();"), "unsure"),
+    "operands not shown to wgmma": (
+        lambda: multiply(PLAIN, SOURCE.replace("/*FENCE*/ proxy_fence();", "")),
+        "shared race",
+    ),
+    "stores to another block not waited for": (
+        lambda: run("got[threadIdx.x] = 7; release(); meet();" + EXCHANGE.replace("wait(&bar, 0);", "")),
+        "shared race",
+    ),
+    "stores to another block over its own": (lambda: run("got[threadIdx.x] = 7;" + EXCHANGE), "shared race"),
+    "another block's mbarrier before it is there": (lambda: run(EXCHANGE.replace("meet();", "")), "mbarrier"),
+    "an arrival that orders nothing after it": (
+        lambda: run_small(_HANDED.replace('"memory"); }\n  else', '"memory"); tile[threadIdx.x] = 2; }\n  else')),
+        "shared race",
+    ),
+    "an mbarrier not waited for": (lambda: run_small(_FIRST + _SHARE.replace("WAIT", "")), "shared race"),
+    "an mbarrier overwritten": (lambda: run_small("if (threadIdx.x == 0) { bar = 0; arrive(&bar); }"), "mbarrier"),
+    "a copy that nobody waits for": (
+        lambda: run_small("if (threadIdx.x == 0) { expect(&other, 1024); load2(tile, &map, 0, 0, &other); }"),
+        "unfinished copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_broken_rule_is_found(name: str, counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "native")
+    launch, kind = WRONG[name]
+    launch()
+    (counts,) = counted.values()
+    assert counts.replayed == {kind: 1}
+    assert counts.cleared == 0
+
+
+def test_a_cluster_of_plain_blocks(counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that run together have shared memory of their own, whatever number they have."""
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    source = """
+    extern "C" __global__ void kernel(unsigned* out) {
+      __shared__ unsigned row[64];
+      unsigned rank, ranks, number = blockIdx.y * gridDim.x + blockIdx.x;
+      asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+      asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
+      row[threadIdx.x] = rank * 1000 + ranks * 100 + threadIdx.x;
+      __syncthreads();
+      out[number * 64 + threadIdx.x] = row[63 - threadIdx.x];
+    }
+    """
+    machine = Machine()
+    out = machine.allocate(4 * 64 * 24, "out")
+    machine.launch(compile_kernel(source, "90a"), (6, 4, 1), (64, 1, 1), [pointer(out)], cluster=(3, 2, 1))
+    got = read_as(machine, out, 64 * 24, np.uint32).reshape(4, 6, 64)
+    ranks = np.array([[x % 3 + 3 * (y % 2) for x in range(6)] for y in range(4)])
+    np.testing.assert_array_equal(got, ranks[:, :, None] * 1000 + 600 + 63 - np.arange(64))
+    assert only_compared(counted), counted
