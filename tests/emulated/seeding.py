@@ -34,17 +34,26 @@ def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str 
     ``variant``: what ``--variant`` will ask for. Gives the directory back, for ``--kernels``.
     """
     directory.mkdir(exist_ok=True)
-    for source, old, new in edits:
-        path = directory / source
-        text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
-        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new))
+    for source, text in edited(edits, directory).items():
+        (directory / source).write_text(text)
     listed = list(cases)
     rows = [entry for case in listed for entry in _entries_of(case)]
     if rows:
         formats = [FOLDED if f"/{FOLDED}/" in case else SPLIT for case in listed]
         only_kernels(directory, rows, variant, formats)
     return directory
+
+
+def edited(edits: Edits, directory: Path = BUILT_IN_KERNELS_DIRECTORY) -> dict[str, str]:
+    """The edited sources by name: each as it is in the directory, or among the built-in ones where that lacks it."""
+    texts: dict[str, str] = {}
+    for source, old, new in edits:
+        path = directory / source
+        at = path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source
+        text = texts.get(source) or at.read_text()
+        assert text.count(old) == 1, f"{source} holds {text.count(old)} times: {old}"
+        texts[source] = text.replace(old, new)
+    return texts
 
 
 def require_red(

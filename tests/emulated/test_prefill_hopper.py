@@ -79,7 +79,7 @@ def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(family: str, 
     assert KERNEL_OF[family] not in case["kernels"]
 
 
-def _file_with(text: str, pattern: str) -> str:
+def file_with(text: str, pattern: str) -> str:
     """The one kernel file of this name that holds the text."""
     (found,) = [path.name for path in BUILT_IN_KERNELS_DIRECTORY.glob(pattern) if text in path.read_text()]
     return found
@@ -239,7 +239,7 @@ FAULTS = (
 @pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edits = ((_file_with(fault.old, fault.source), fault.old, fault.new),)
+    edits = ((file_with(fault.old, fault.source), fault.old, fault.new),)
     require_red(tmp_path, capsys, edits, (f"{fault.family}/{fault.case}",), (fault.words,), VARIANT)
 
 
@@ -392,6 +392,6 @@ def test_two_blocks_share_out_the_keys_of_a_short_request_whatever_its_companion
 )
 def test_a_seeded_fault_between_pairs_is_seen(batch: Batch, old: str, new: str, tmp_path: Path) -> None:
     kernels = seed(
-        tmp_path / "kernels", ((_file_with(old, PAIRS), old, new),), (f"{LOCAL}/companions",), "sm_90a,portable"
+        tmp_path / "kernels", ((file_with(old, PAIRS), old, new),), (f"{LOCAL}/companions",), "sm_90a,portable"
     )
     assert _run_on_two_multiprocessors(kernels, batch).status == "failed"
