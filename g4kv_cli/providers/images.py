@@ -23,6 +23,9 @@ from g4kv_cli.providers.manifest import Image, Manifest, Returns
 from g4kv_cli.providers.nvcc import compile_library
 from g4kv_cli.records.run import KernelImage
 
+MAX_SHOWN = 6
+"""Kernels that a message names."""
+
 
 class ImageStore:
     """The images of a manifest."""
@@ -54,14 +57,19 @@ class ImageStore:
                 self._facts[key] = built(image, constants, self._manifest.file.resolve().parent)
         return self._facts[key]
 
-    def kernel(self, facts: LaunchFacts, name: str, symbol: str, device: Device) -> LoadedKernel:
-        """The one kernel of an image whose name matches. Raises CompileError, or NotCovered if there is none."""
+    def kernel(
+        self, facts: LaunchFacts, name: str, symbol: str, device: Device, family: str = ""
+    ) -> LoadedKernel | None:
+        """The one kernel of an image whose name matches. Raises CompileError, or NotCovered if there is none; None if
+        there is none of a ``family`` either, the pattern with any number in it."""
         image = self.image(name)
         loaded = self._load(image, facts, device)
         names = _kernel_names(loaded)
         pattern = facts.symbol or symbol
         found = [each for each in names if re.search(pattern, each)]
         if not found:
+            if family and not any(re.search(family, each) for each in names):
+                return None
             raise NotCovered(f"image {name} has no kernel that matches {pattern!r}")
         if len(found) > 1:
             shown = ", ".join(found[:3])
@@ -105,6 +113,11 @@ class ImageStore:
                     image.path, image.options, image.files, device.info.arch, cache_folder()
                 )
         return self._compiled[name]
+
+    def names_of(self, name: str) -> str:
+        """The kernels of what was loaded of an image, in words."""
+        found = [each for (image, _), loaded in self._loaded.items() if image == name for each in _kernel_names(loaded)]
+        return ", ".join(found[:MAX_SHOWN]) + (", .." if len(found) > MAX_SHOWN else "") or "none"
 
     def function(self, name: str) -> Callable[..., Any]:
         """A Python function, imported once. Raises CompileError."""

@@ -43,6 +43,11 @@ class Text:
         """With the values of this scope. Raises ExpressionError."""
         return "".join(part if isinstance(part, str) else str(part.integer(scope)) for part in self.parts)
 
+    @property
+    def with_any_number(self) -> str:
+        """As a pattern, with any number where an expression stands."""
+        return "".join(part if isinstance(part, str) else r"-?\d+" for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Image:

@@ -283,7 +283,13 @@ class PreparedCall:
         symbol = "" if pattern is None else provider.evaluated(step.line, lambda: pattern.format(scope))
         facts = provider.images.facts(image, scope, request.device)
         scope.update(facts.names)
-        kernel = provider.images.kernel(facts, image, symbol, request.device)
+        # Of several images one may have none of these kernels.
+        is_one_image = image == step.image.text
+        family = pattern.with_any_number if pattern is not None and is_one_image else ""
+        kernel = provider.images.kernel(facts, image, symbol, request.device, family)
+        if kernel is None:
+            lacking = f"image {image} has no kernel that matches {step.symbol and step.symbol.text!r}"
+            raise provider.error_at(step.line, f"{lacking}; it has {provider.images.names_of(image)}")
         grid, block, cluster = (
             provider.evaluated(step.line, lambda extents=extents: extents_of(extents, scope))  # type: ignore[misc]
             for extents in (step.grid, step.block or facts.block, step.cluster)

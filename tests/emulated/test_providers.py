@@ -182,6 +182,22 @@ def _python() -> str:
     return sys.executable
 
 
+def test_a_kernel_that_is_not_there_for_any_number_is_a_mistake(tmp_path: Path) -> None:
+    """For the numbers at hand alone it is one that was not compiled, and so not covered."""
+    case = "attention/12b-local/decode/kv-len-one"
+    (tmp_path / "other").mkdir()
+    wrong = engine_in(tmp_path, ("kernels.toml", 'symbol = "attentionILi{', 'symbol = "attention_Li{')) / "kernels.toml"
+    (result,) = run_cases_of([wrong], [case])
+    line = wrong.read_text().splitlines().index('symbol = "attention_Li{head_dim}E"') - 1
+    says = f"{wrong}:{line}: image kernels has no kernel that matches 'attention_Li{{head_dim}}E'; it has _Z"
+    assert (result.status, result.reason[: len(says)]) == ("error", says)
+    rest = engine_in(tmp_path / "other", ("kernels.cu", "ATTENTION(256);", "")) / "kernels.toml"
+    (result,) = run_cases_of([rest], [case])
+    assert (result.status, result.reason) == (
+        "not covered", "image kernels has no kernel that matches 'attentionILi256E'",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
