@@ -33,6 +33,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "foreign_read",
     "global_race",
     "shared_race",
+    "shared_variable_overrun",
     "unfinished_copy",
     "unfinished_product",
     "unwritten_output",

@@ -10,7 +10,7 @@ from .engine.library import library
 from .engine.operations import NotLowered
 from .engine.program import Program, lower
 from .interpreter.emit import GRID_WORKSPACE
-from .interpreter.translate import CompiledBlock, Translation, lay_out, translate
+from .interpreter.translate import CompiledBlock, Translation, lay_out, note_extents, translate
 from .mode import Mode, emulator_mode
 from .ptx.flow import build_flow
 from .ptx.link import link
@@ -53,7 +53,9 @@ class Kernel:
             return None, ("there is no engine",)
         flow = build_flow(self.parsed, joins_multiplies=False)
         try:
-            return Program(lower(lay_out(self.module.parsed, self.parsed).context, flow), engine), ()
+            context = lay_out(self.module.parsed, self.parsed).context
+            note_extents(context, self.module.parsed, self.parsed)
+            return Program(lower(context, flow), engine), ()
         except NotLowered as error:
             return None, error.args
 

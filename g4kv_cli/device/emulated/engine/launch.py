@@ -136,6 +136,7 @@ class EngineRun:
         ranks = request.cluster[0] * request.cluster[1] * request.cluster[2]
         residents = blocks_together(request) if program.runs_together else ranks
         state.set_shared(shared_bytes, -(-request.threads // 32), program, residents, ranks)
+        state.set_within(program.site_count, program.within)
         launch.together, launch.loops, launch.changes = int(program.runs_together), program.loops, 0
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)

@@ -34,6 +34,7 @@ from ..ptx.instruction import (
     Vector,
 )
 from ..ptx.ordering import MEETING
+from ..ptx.origins import Extent
 from ..warp.mbarriers import MBARRIER_SHIFT
 from .callbacks import MOST_OPERANDS, MOST_RESULTS, Call
 from .handlers import COMBINATIONS, HANDLERS
@@ -89,6 +90,9 @@ class Lowering:
         self.constants: dict[Slot, None] = {}
         self.after: list[Operation] = []
         self.site_count = 0
+        self.within: dict[int, Extent] = {}
+        """Where in shared memory accesses at some sites have to stay."""
+        self._current: Instruction | None = None
         self.granule_shift = 4
         self.calls: dict[str, Call] = {}
         """Opcodes without a handler, in the order of their numbers."""
@@ -220,8 +224,13 @@ class Lowering:
 
     def site(self) -> int:
         """A new number of a place where something can go wrong."""
+        number, instruction = self.site_count, self._current
         self.site_count += 1
-        return self.site_count - 1
+        if instruction is not None:
+            extent = self.context.extents.get((instruction.ptx_line, instruction.opcode))
+            if extent is not None:
+                self.within[number] = extent
+        return number
 
     # ---- blocks --------------------------------------------------------------------------------------------------
 
@@ -241,6 +250,7 @@ class Lowering:
 
     def _instruction(self, instruction: Instruction, families: Sequence[Family]) -> None:
         start = len(self.out)
+        self._current = instruction
         if instruction.guard is not None:
             self.emit("guard", self.register(instruction.guard), int(instruction.guard_negated), 0, outs=())
         self._look_at_products(instruction)
@@ -259,6 +269,7 @@ class Lowering:
             self.emit("wgmma_look", self.site(), len(held), *map(self.register, held), outs=())
 
     def _ended(self, block: BasicBlock) -> LoweredBlock:
+        self._current = None
         successors = tuple(block.successors)
         lowered = LoweredBlock(self.out, block.end, block.size, successors)
         final = block.final

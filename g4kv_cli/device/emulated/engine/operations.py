@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..ptx.instruction import Instruction, Register
+from ..ptx.origins import Extent
 from .callbacks import Call
 
 SLOT_BYTES = {"b32": 128, "b64": 256, "pred": 4}
@@ -104,6 +105,8 @@ class Lowered:
     reads_unset_registers: bool
     """Whether the entry reads registers that nothing has set; they are zero then."""
     site_count: int
+    within: dict[int, Extent]
+    """Where in shared memory accesses at some sites have to stay."""
     granule_shift: int
     uses_copies: bool
     has_shared_atomics: bool

@@ -53,6 +53,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         [(block.live_in | block.live_out | block.defined) & crossing for block in flow.blocks],
         flow.blocks[flow.entry].live_in != 0,
         lowering.site_count,
+        lowering.within,
         lowering.granule_shift,
         _has(blocks, "copy_async"),
         _has(blocks, "atomic_shared", "atomic_generic"),
@@ -81,6 +82,7 @@ class Program:
         self.name = kernel.name
         self.entry = kernel.entry
         self.site_count = kernel.site_count
+        self.within = kernel.within
         self.granule_shift = kernel.granule_shift
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics

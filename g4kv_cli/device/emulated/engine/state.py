@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
+from ..ptx.origins import Extent
 from ..state.memory import RANGE, DeviceMemory
 from ..state.undo import PAGE_BYTES
 from .program import Program
@@ -154,6 +155,15 @@ class EngineState:
         launch.agents_each = stride + (MBARRIERS if is_async else 0)
         launch.products_each = PRODUCTS_EACH if program.uses_wgmma else 0
         launch.transfer_capacity = TRANSFERS if is_async else 0
+
+    def set_within(self, site_count: int, extents: Mapping[int, Extent]) -> None:
+        """Where in the shared memory of its block each site's accesses have to stay; ``set_shared`` comes before."""
+        within = self.buffers.get("within", 2 * (site_count + 1), np.int32)
+        rows = within[: 2 * (site_count + 1)].reshape(-1, 2)
+        rows[:] = 0, self.launch.shared_bytes
+        for site, extent in extents.items():
+            rows[site] = extent.begin, self.launch.shared_bytes if extent.end is None else extent.end
+        self.point("within", within)
 
     def forget_marks(self) -> None:
         """All accesses of earlier blocks, before the clocks run out."""

@@ -95,7 +95,7 @@ class Launch(ctypes.Structure):
         *((name, c_void_p) for name in ("hints", "used")),
         ("parameters", c_void_p),
         ("parameter_bytes", c_int64),
-        *((name, c_void_p) for name in ("shared", "shared_state")),
+        *((name, c_void_p) for name in ("shared", "shared_state", "within")),
         *((name, c_int64) for name in ("shared_bytes", "shared_room")),
         ("generation", c_uint64),
         *((name, c_int64) for name in ("local_bytes", "local_stride")),

@@ -16,6 +16,7 @@ from ..faults import UnsupportedOpcode
 from ..memory.access import KIND_BYTES, UNSIGNED, span_of
 from ..ptx.blocks import BasicBlock
 from ..ptx.instruction import Address, Immediate, Instruction, Negated, Operand, Register, Symbol, Vector
+from ..ptx.origins import Extent
 from ..ptx.sites import Site, SiteTable
 from ..state.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 
@@ -114,6 +115,8 @@ class KernelContext:
         """Registers that any instruction reads."""
         self.validated: frozenset[tuple[int, str]] = frozenset()
         """Loads of which a compare-and-swap makes sure (ptx/validated.py)."""
+        self.extents: dict[tuple[int, str], Extent] = {}
+        """Where in shared memory accesses have to stay (ptx/origins.py)."""
         self.accumulators: set[Register] = set()
         """Registers that may hold results of wgmma that are still being computed (ptx/accumulators.py)."""
         self.smallest_shared_shift = 4
@@ -286,8 +289,9 @@ class BlockEmitter:
     def site(self, instruction: Instruction) -> Site:
         """A new site."""
         is_used = not self.context.read.isdisjoint(instruction.writes)
-        is_validated = (instruction.ptx_line, instruction.opcode) in self.context.validated
-        return self.context.sites.add(instruction, self.block.in_wait, is_used, is_validated)
+        key = instruction.ptx_line, instruction.opcode
+        is_validated, within = key in self.context.validated, self.context.extents.get(key)
+        return self.context.sites.add(instruction, self.block.in_wait, is_used, is_validated, within)
 
     def items(self, instruction: Instruction, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
         """The ``count`` items of a vector, or of one operand. Raises UnsupportedOpcode if there are others."""

@@ -12,6 +12,7 @@ from ..ptx.accumulators import accumulator_registers
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import build_flow
 from ..ptx.instruction import Immediate, Register, Symbol, TensorAddress, Vector
+from ..ptx.origins import shared_extents
 from ..ptx.parse import ParsedKernel, ParsedModule
 from ..ptx.parse_body import located
 from ..ptx.sites import Site
@@ -107,6 +108,15 @@ def lay_out(module: ParsedModule, kernel: ParsedKernel) -> Layout:
     return Layout(context, static_bytes, dynamic_offset)
 
 
+def note_extents(context: KernelContext, module: ParsedModule, kernel: ParsedKernel) -> None:
+    """Find out where in shared memory accesses have to stay, where there is more than one variable."""
+    variables = {**module.variables, **kernel.variables}
+    sizes = {name: variables[name].nbytes or None for name in context.shared_offsets if name in variables}
+    if len(sizes) > 1:
+        offsets = {name: context.shared_offsets[name] for name in sizes}
+        context.extents = shared_extents(kernel, offsets, sizes)
+
+
 def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
     """Translate one kernel. Raises UnsupportedKernel with all that is not known of it."""
     problems = list(kernel.problems)
@@ -115,6 +125,7 @@ def translate(module: ParsedModule, kernel: ParsedKernel) -> Translation:
         context = lay_out(module, kernel).context
     except UnsupportedOpcode as error:
         raise _refusal(kernel, [*problems, error]) from error
+    note_extents(context, module, kernel)
     context.validated = validated_loads(kernel)
     context.accumulators = accumulator_registers(each for block in flow.blocks for each in block.body)
     context.read = flow.reads

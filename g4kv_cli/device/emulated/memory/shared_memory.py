@@ -12,6 +12,7 @@ from ..checks.conflicts import READ, WRITE
 from ..checks.order import synchronise
 from ..checks.shared_races import RaceLog
 from ..checks.undefined import fill, state_bytes
+from ..ptx.origins import Extent
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import RANK_SHIFT, Views
@@ -47,6 +48,8 @@ class SharedMemory:
             addresses = self._check_lanes(lanes, base, offset, size, site)
         else:
             addresses = base.astype(np.int64) + offset
+        if site.within is not None:
+            self._check_within(lanes, addresses, span, offset, size, site, site.within)
         if (span[2] | offset) & (size - 1):
             check_alignment(lanes, base, offset, size, site, "shared memory")
         units: Units = addresses + lanes.shared_base
@@ -73,6 +76,27 @@ class SharedMemory:
                 address,
             )
         return addresses
+
+    def _check_within(
+        self, lanes: LaneSet, addresses: Units, span: Span, offset: int, size: int, site: Site, within: Extent
+    ) -> None:
+        """Report lanes whose access leaves the variable of whose address theirs is made."""
+        end = self.nbytes if within.end is None else within.end
+        if span[0] + offset >= within.begin and span[1] + offset + size <= end:
+            return
+        bad = np.flatnonzero((addresses < within.begin) | (addresses + size > end))
+        if bad.size:
+            position = int(bad[0])
+            address = int(addresses[position])
+            self.chunk.run.collector.add(
+                "shared_variable_overrun",
+                f"access of {size} bytes at shared offset {address}, outside {within} at {within.begin} to {end}",
+                site,
+                lanes,
+                position,
+                lanes.count if addresses.size == 1 else bad.size,
+                address,
+            )
 
     def check_initialised(self, lanes: LaneSet, units: Units, shift: int, site: Site) -> None:
         """Report lanes that read shared bytes which nobody wrote."""

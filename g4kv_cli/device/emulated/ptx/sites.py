@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .instruction import Instruction, Location
+from .origins import Extent
 
 
 @dataclass(frozen=True)
 class Site:
     """One instruction of one kernel. ``number`` counts the sites of the kernel from 0; ``in_wait``: it is in
     a loop that may wait for other threads; ``is_used``: something reads a register that it writes; ``is_validated``: it
-    is a load of which a compare-and-swap makes sure."""
+    is a load of which a compare-and-swap makes sure; ``within``: where in shared memory its accesses have to stay."""
 
     number: int
     kernel: str
@@ -21,6 +22,7 @@ class Site:
     in_wait: bool = False
     is_used: bool = False
     is_validated: bool = False
+    within: Extent | None = None
 
 
 class SiteTable:
@@ -31,10 +33,15 @@ class SiteTable:
         self.sites: list[Site] = []
 
     def add(
-        self, instruction: Instruction, in_wait: bool = False, is_used: bool = False, is_validated: bool = False
+        self,
+        instruction: Instruction,
+        in_wait: bool = False,
+        is_used: bool = False,
+        is_validated: bool = False,
+        within: Extent | None = None,
     ) -> Site:
         """A new site for an instruction."""
-        opcode, line = instruction.opcode, instruction.ptx_line
-        site = Site(len(self.sites), self.kernel, opcode, line, instruction.location, in_wait, is_used, is_validated)
+        what = instruction.opcode, instruction.ptx_line, instruction.location
+        site = Site(len(self.sites), self.kernel, *what, in_wait, is_used, is_validated, within)
         self.sites.append(site)
         return site

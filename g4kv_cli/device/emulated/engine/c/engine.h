@@ -230,6 +230,7 @@ struct Launch {
   // Shared memory of the block that runs, at first of all that may be resident; a byte was written if its state is the
   // block's generation.
   u8 *shared, *shared_state;
+  const i32 (*within)[2];         // for each site, the bytes of shared memory that it may access
   i64 shared_bytes, shared_room;  // of one block; of all that launches ever had
   u64 generation;
   // Local memory of a thread; a byte was written if its state is the block's generation.

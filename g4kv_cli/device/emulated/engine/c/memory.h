@@ -60,8 +60,11 @@ INLINE Shared shared_of(const Launch *c) {
   const Shared shared = {c->shared, c->shared_state, c->shared_bytes, c->generation};
   return shared;
 }
+// Whether a lane may access bytes at a shared offset: of the variable of which the address was made (ptx/origins.py).
 INLINE int check_shared(Warp *w, Shared s, i64 at, int size, int site, Mask lanes) {
-  if (UNLIKELY(at < 0 || at + size > s.nbytes)) {
+  const i32 *within = w->launch->within[site];
+  (void)s;
+  if (UNLIKELY(at < within[0] || at + size > within[1])) {
     raise_fault(w, FAULT_SHARED_BOUNDS, site, lanes, (u64)at);
     return 0;
   }
