@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from g4kv_cli.device.interface import Device, DeviceArray
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.errors import DeviceFault, UsageError
+from g4kv_cli.model.kv_layout import Coordinate
 from g4kv_cli.model.pool_layout import MOST_OFFSETS, OffsetType
 from g4kv_cli.model.pool_order import POOL_AXES, PoolShape
 from g4kv_cli.oracle.bfloat16 import BF16, bits
@@ -118,6 +119,18 @@ class PartForm:
         """From the first to the last, gaps included."""
         steps = self.strides_elems(shape).values()
         return 1 + sum((extent - 1) * step for extent, step in zip(self.extents(shape), steps, strict=True))
+
+    def offset(self, where: Coordinate, shape: PoolShape) -> int:
+        """The element offset of a place; of ``kv`` only where the part has both. Raises UsageError for one outside."""
+        logical, total = dict(zip(POOL_AXES, shape, strict=True)), 0
+        steps = self.strides_elems(shape)
+        for piece in self.axes:
+            index = "kv".index(where.kv) if piece.axis == "kv" else getattr(where, piece.axis)
+            if not 0 <= index < logical[piece.axis]:
+                raise UsageError(f"{piece.axis} must be from 0 to {logical[piece.axis] - 1} in this pool, got {index}")
+            inside = {"": index, "/": index // max(piece.size, 1), "%": index % max(piece.size, 1)}
+            total += inside[piece.piece] * steps[piece.name]
+        return total
 
     def view(self, flat: Array, shape: PoolShape) -> Array:
         """A flat allocation as a view by the logical axes that this part has; an axis in pieces is two."""

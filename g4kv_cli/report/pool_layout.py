@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from g4kv_cli.model.kv_layout import INT32_MAX, Coordinate
+from g4kv_cli.model.kv_layout import BF16_BYTES, INT32_MAX, Coordinate
 from g4kv_cli.model.pool_layout import MOST_OFFSETS, PoolLayout
 from g4kv_cli.model.pool_order import POOL_AXES
 from g4kv_cli.report.layout_numbers import size_text
@@ -24,9 +24,7 @@ def write_pool(console: Console, layout: PoolLayout) -> None:
     apart = ", K and V apart: two halves of one pool" if stated.is_apart else ""
     order = " ".join(axis for axis in stated.order.axes if axis != "kv" or not stated.is_apart)
     print_line(console, f"{layout.geometry.name}  ", f"{order}{apart} ({stated.source})", label_style="bold")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("  axis", "extent", "stride", "bytes", "gap"):
-        table.add_column(name, justify="left" if name == "  axis" else "right", no_wrap=True)
+    table = _table_of_axes()
     for axis, extent, stride, gap in _axes(layout):
         nbytes = stride * stated.element_bytes
         shown = "any" if axis == "page" and not layout.has_known_size else str(extent)
@@ -53,14 +51,51 @@ def write_pool(console: Console, layout: PoolLayout) -> None:
     console.print()
 
 
+def write_part(console: Console, part: dict[str, Any]) -> None:
+    """One allocation of a pool in pieces of axes, or of K's and V's apart."""
+    print_line(
+        console, f"{part['geometry']}  ", f"{part['part']}: {' '.join(part['axes'])} ({part['source']})",
+        label_style="bold",
+    )  # fmt: skip
+    table, end = _table_of_axes(), 1
+    rows = []
+    for axis, extent, stride in reversed(list(zip(part["axes"], part["extents"], part["strides"], strict=True))):
+        rows.append((axis, extent, stride, max(0, stride - end)))
+        end = max(end, end + (extent - 1) * stride)
+    for axis, extent, stride, gap in reversed(rows):
+        table.add_row(f"  {axis}", str(extent), str(stride), str(stride * BF16_BYTES), str(gap) if gap else "")
+    print_table(console, table)
+    print_line(console, "", f"{size_text(part['pool_bytes'])}")
+    for finding in part["findings"]:
+        print_line(console, "wrong    ", finding, label_style="bold red")
+    console.print()
+
+
+def write_part_place(console: Console, name: str, where: Coordinate, offset: int) -> None:
+    """An element and its offset in one of several allocations."""
+    print_line(console, "", f"{_place(where)}: in {name} {_offset(offset, BF16_BYTES)}")
+
+
 def write_place(console: Console, layout: PoolLayout, where: Coordinate) -> None:
     """An element and its offset."""
     index = {axis: getattr(where, axis) for axis in POOL_AXES} | {"kv": "kv".index(where.kv)}
-    offset = layout.offset(index)
-    place = ", ".join(f"{axis} {where.kv.upper() if axis == 'kv' else index[axis]}" for axis in POOL_AXES)
-    nbytes = offset * layout.description.element_bytes
-    fits = [name for name in MOST_OFFSETS if offset <= MOST_OFFSETS[name]]
-    print_line(console, "", f"{place}: element offset {offset}, byte offset {nbytes} (fits {fits[0]})")
+    print_line(console, "", f"{_place(where)}: {_offset(layout.offset(index), layout.description.element_bytes)}")
+
+
+def _place(where: Coordinate) -> str:
+    return ", ".join(f"{axis} {where.kv.upper() if axis == 'kv' else getattr(where, axis)}" for axis in POOL_AXES)
+
+
+def _offset(elements: int, element_bytes: int) -> str:
+    fits = [name for name in MOST_OFFSETS if elements <= MOST_OFFSETS[name]]
+    return f"element offset {elements}, byte offset {elements * element_bytes} (fits {fits[0]})"
+
+
+def _table_of_axes() -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("  axis", "extent", "stride", "bytes", "gap"):
+        table.add_column(name, justify="left" if name == "  axis" else "right", no_wrap=True)
+    return table
 
 
 def pool_json(layout: PoolLayout) -> dict[str, Any]:

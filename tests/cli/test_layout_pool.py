@@ -159,3 +159,98 @@ def test_strides_that_do_not_nest_and_yet_do_not_meet(pool, capsys: pytest.Captu
 def test_what_does_not_go_together(pool, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
     assert g4kv(["layout", "--pool", str(pool(HND)), *more]) == 2
     assert f"{more[0]} does not go with --pool" in capsys.readouterr().err
+
+
+PARTS = """\
+provider = "packed"
+[pool.k]
+axes = "layer page head dim/8 slot dim%8"
+[pool.v]
+axes = "layer page head dim slot"
+[image.a]
+python = "engine:run"
+[[entry]]
+name = "batch_*"
+[[entry.launch]]
+image = "a"
+"""
+"""Packed keys, and values by column."""
+
+
+def _manifest(tmp_path: Path, old: str = "", new: str = "") -> str:
+    file = tmp_path / "packed.toml"
+    assert old in PARTS
+    file.write_text(PARTS.replace(old, new, 1) if old else PARTS)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("where", "part", "want"),
+    [
+        # layer * (100 * 32768) + page * 32768 + head * 4096 + dim / 8 * 128 + slot * 8 + dim % 8
+        ("page=3,layer=1,kv=k,slot=2,head=5,dim=19", "k_pool", 3276800 + 3 * 32768 + 5 * 4096 + 2 * 128 + 2 * 8 + 3),
+        # layer * (100 * 32768) + page * 32768 + head * 4096 + dim * 16 + slot
+        ("page=99,layer=39,kv=v,slot=15,head=7,dim=255", "v_pool", 40 * 3276800 - 1),
+    ],
+)
+def test_offsets_of_a_pool_in_pieces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, part: str, want: int
+) -> None:
+    assert g4kv(["layout", "--provider", _manifest(tmp_path), "--num-pages", "100", "--at", where]) == 0
+    assert f"in {part} element offset {want}, byte offset {2 * want} (fits int32)" in capsys.readouterr().out
+
+
+def test_a_pool_in_pieces_is_shown_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gaps = _manifest(
+        tmp_path, 'axes = "layer page head dim slot"', 'axes = "layer page head dim slot"\nstrides.dim = 20'
+    )
+    code, record = _layout("--provider", gaps, "--num-pages", "100", json_path=tmp_path / "out.json")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert code == 0
+    assert ["dim/8", "32", "128", "256"] in lines
+    assert ["dim", "256", "20", "40", "4"] in lines
+    assert [one["part"] for one in record["pool_layouts"]] == ["k_pool", "v_pool"]
+    assert record["pool_layouts"][0]["strides"] == [3276800, 32768, 4096, 128, 8, 1]
+    assert record["pool_layouts"][1]["pool_bytes"] == 2 * (40 * 100 * 8 * 256 * 20 - 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "arguments", "code", "says"),
+    [
+        ("", "", (), 2, "depends on the number of pages: give --num-pages"),
+        ("", "", ("--num-pages", "9", "--offset", "5"), 2, "--offset: this manifest's pool has pieces of axes"),
+        (
+            "",
+            "",
+            ("--num-pages", "9", "--at", "page=9,layer=0,kv=v,slot=0,head=0,dim=0"),
+            2,
+            "page must be from 0 to 8",
+        ),
+        (
+            'dim slot"',
+            'dim slot"\nstrides.head = 100',
+            ("--num-pages", "9"),
+            2,
+            "v_pool: the pool overlaps itself: one head",
+        ),
+        (
+            'slot dim%8"',
+            'slot dim%8"\noffsets = "int32"',
+            ("--num-pages", "9000"),
+            1,
+            "int32 offsets do not reach the last",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_pool_in_pieces(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    assert g4kv(["layout", "--provider", _manifest(tmp_path, old, new), *arguments]) == code
+    shown = capsys.readouterr()
+    assert says in (shown.out if code == 1 else shown.err)
