@@ -74,3 +74,25 @@ def test_an_access_that_leaves_its_variable(name: str, mode: str, monkeypatch: p
 def test_right_pointers_into_shared_memory(name: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults, machine = judged(RIGHT[name], arch, monkeypatch, "both")
     assert (faults, machine.counts.interpreted) == ([], 0)
+
+
+OWN = """int own[8]; for (int k = 0; k < 8; k++) own[(k + in[t]) & 7] = t + k;
+  int* p = own + (in[t] & 3); __shared__ int* given[32]; given[t] = p; SYNC
+  {} SYNC out[t] = own[in[t] & 7];"""
+LOCALS = {
+    "a load through the next thread's pointer": ("out[t] = *given[(t + 1) & 31];", 32),
+    "a store through a pointer of lane 0": ("if (t > 27) *given[0] = 5;", 4),
+    "its own pointer, through shared memory": ("*given[t] += 2;", 0),
+    "its own pointer, behind the begin": ("int* q = given[t] - 9; if (in[0] == 0) q[9] = 1;", 0),
+}
+
+
+@pytest.mark.parametrize("name", LOCALS)
+@pytest.mark.parametrize("arch", ["90", "120"])
+def test_a_pointer_into_local_memory_is_its_threads_alone(
+    name: str, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, lanes = LOCALS[name]
+    faults, machine = judged(OWN.replace("{}", body), arch, monkeypatch, "both")
+    assert [(fault.kind, fault.lanes) for fault in faults] == [("foreign_local_access", lanes)] * (lanes > 0)
+    assert (machine.counts.compared, machine.counts.interpreted) == (int(not lanes), 0)

@@ -30,6 +30,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "divergent_barrier",
     "ended_block_access",
     "exited_lane_shuffle",
+    "foreign_local_access",
     "foreign_read",
     "global_race",
     "shared_race",

@@ -464,7 +464,9 @@ def _lower_cvta(lowering: Lowering, instruction: Instruction, to_space: bool, sp
         raise NotLowered("destination form")
     source = lowering.source(value, "b64")
     window = WINDOWS[space.partition(":")[0]]
-    if window:
+    if space == "local":
+        lowering.emit("from_local_window" if to_space else "to_local_window", lowering.register(target), source)
+    elif window:
         handler = "sub_b64" if to_space else "add_b64"
         lowering.emit(handler, lowering.register(target), source, lowering.constant(window, "b64"))
     else:

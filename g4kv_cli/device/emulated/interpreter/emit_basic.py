@@ -189,7 +189,9 @@ def _emit_cvta(emitter: BlockEmitter, number: int, instruction: Instruction, to_
         raise emitter.unsupported(instruction, "destination form not understood")
     expression = emitter.source(value, "b64", instruction)
     window = WINDOWS[space.partition(":")[0]]
-    if window:
-        sign = "-" if to_space else "+"
+    sign = "-" if to_space else "+"
+    if space == "local":
+        expression = f"({expression} {sign} L.local_window)"
+    elif window:
         expression = f"({expression} {sign} {emitter.context.constant(window, 'b64')})"
     emitter.pure(number, instruction, [(target, "{}")], expression)

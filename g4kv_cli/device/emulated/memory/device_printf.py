@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
-from ..state.memory import LOCAL_WINDOW
 from .generic_memory import GLOBAL_SPACE, space_of
 
 Array = npt.NDArray[Any]
@@ -36,9 +35,10 @@ class _Reader:
         """Up to ``nbytes`` from a generic address, fewer at the end of an allocation; a fault if there is nothing."""
         run, chunk = self.lanes.chunk.run, self.lanes.chunk
         space = space_of(address)
-        if space == _LOCAL_SPACE and address - LOCAL_WINDOW < chunk.local.nbytes:
+        window = int(self.lanes.local_window[self.position])
+        if space == _LOCAL_SPACE and 0 <= address - window < chunk.local.nbytes:
             begin = int(self.lanes.index[self.position]) * chunk.local.stride
-            first = begin + address - LOCAL_WINDOW
+            first = begin + address - window
             return bytes(chunk.local.data.of[0][first : min(first + nbytes, begin + chunk.local.nbytes)])
         if space == GLOBAL_SPACE:
             allocation = run.memory.find(address)

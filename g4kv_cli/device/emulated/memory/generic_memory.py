@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
-from ..state.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
+from ..state.memory import GLOBAL_BASE, LOCAL_SHIFT, LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from .access import Element, Loader, Span, Storer, load_global, span_of, store_global
 from .local_memory import load_local, load_parameter, store_local
 from .shared_memory import load_shared, store_shared
@@ -18,7 +18,7 @@ from .shared_memory import load_shared, store_shared
 Array = npt.NDArray[Any]
 _WINDOWS = (PARAMETER_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, GLOBAL_BASE)
 _BOUNDARIES = np.array(_WINDOWS, np.uint64)
-_SHARED_SPACE, GLOBAL_SPACE = 2, 3
+_LOCAL_SPACE, _SHARED_SPACE, GLOBAL_SPACE = 1, 2, 3
 
 
 def space_of(address: int) -> int:
@@ -65,6 +65,29 @@ def _rebase(base: Array, space: int) -> Array:
     return base if space == GLOBAL_SPACE else base - np.uint64(_WINDOWS[space])
 
 
+def _own_local(lanes: LaneSet, base: Array, offset: int, site: Site) -> Array:
+    """Addresses in the lanes' own local memory, as which hardware takes those of other threads'; these are reported."""
+    inner: Array = base - lanes.local_window
+    half = np.uint64(1 << (LOCAL_SHIFT - 1))
+    beyond = (inner + np.uint64(offset & 0xFFFFFFFFFFFFFFFF) + half) >> np.uint64(LOCAL_SHIFT)
+    foreign = np.flatnonzero(beyond != 0)
+    if foreign.size:
+        lanes.chunk.run.collector.add(
+            "foreign_local_access",
+            "access through a pointer into the local memory of another thread, which is its own thread's alone",
+            site,
+            lanes,
+            int(foreign[0]),
+            foreign.size,
+        )
+        inner = inner - (beyond << np.uint64(LOCAL_SHIFT))
+    return inner
+
+
+def _inside(lanes: LaneSet, base: Array, space: int, offset: int, site: Site) -> Array:
+    return _own_local(lanes, base, offset, site) if space == _LOCAL_SPACE else _rebase(base, space)
+
+
 def load_generic(site: Site, offset: int, element: Element, register_bytes: tuple[int, ...]) -> Loader:
     """A function that loads through generic addresses for one instruction."""
     what = site, offset, element, register_bytes
@@ -73,12 +96,13 @@ def load_generic(site: Site, offset: int, element: Element, register_bytes: tupl
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         space = space_of(span[0] + offset)
         if space == space_of(span[1] + offset):
-            inner = _rebase(base, space)
+            inner = _inside(lanes, base, space, offset, site)
             return loaders[space](lanes, inner, span if inner is base else span_of(inner))
         results: list[Array] = []
         for part, position in divide_by_space(base, offset):
-            inner = _rebase(base.take(position), part)
-            values = loaders[part](lanes.subset(position), inner, span_of(inner))
+            here = lanes.subset(position)
+            inner = _inside(here, base.take(position), part, offset, site)
+            values = loaders[part](here, inner, span_of(inner))
             values = values if isinstance(values, tuple) else (values,)
             if not results:
                 results = [np.zeros(lanes.count, value.dtype) for value in values]
@@ -103,12 +127,13 @@ def store_generic(site: Site, offset: int, element: Element) -> Storer:
     def store(lanes: LaneSet, base: Array, span: Span, *values: Array) -> None:
         space = space_of(span[0] + offset)
         if space == space_of(span[1] + offset):
-            inner = _rebase(base, space)
+            inner = _inside(lanes, base, space, offset, site)
             storers[space](lanes, inner, span if inner is base else span_of(inner), *values)
             return
         for part, position in divide_by_space(base, offset):
-            inner = _rebase(base.take(position), part)
+            here = lanes.subset(position)
+            inner = _inside(here, base.take(position), part, offset, site)
             cut = [value if value.shape[0] == 1 else value.take(position) for value in values]
-            storers[part](lanes.subset(position), inner, span_of(inner), *cut)
+            storers[part](here, inner, span_of(inner), *cut)
 
     return store

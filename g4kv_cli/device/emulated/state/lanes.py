@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from .heap import Heap
-from .memory import Allocation, DeviceMemory, Views
+from .memory import LOCAL_SHIFT, LOCAL_WINDOW, Allocation, DeviceMemory, Views
 
 WARP = 32
 Array = npt.NDArray[Any]
@@ -126,6 +126,14 @@ class LaneSet:
         """Linear block number in the grid; (1,) if the chunk is one block."""
         ids = self.chunk.block_ids
         return ids if ids.size == 1 else ids.take(self.block_slot)
+
+    @cached_property
+    def local_window(self) -> Array:
+        """Where each lane's local memory begins among generic addresses, uint64."""
+        number = self.linear_block * self.chunk.threads + self.thread
+        of_thread = (number % (1 << LOCAL_SHIFT)).astype(np.uint64) << np.uint64(LOCAL_SHIFT)
+        window: Array = of_thread + np.uint64(LOCAL_WINDOW)
+        return window
 
     @cached_property
     def shared_base(self) -> Index:

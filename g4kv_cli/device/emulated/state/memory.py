@@ -24,6 +24,10 @@ RANK_SHIFT = 24
 """Where an address of shared memory carries one more than the rank of the block that it was made for, if it was."""
 """Generic addresses at or above a window (and below the next) belong to that state space."""
 
+LOCAL_SHIFT = 20
+"""Where a generic address of local memory carries the number of the thread whose it is; beyond this many threads it
+begins again. Hardware has one address for all threads' local memory, of which each sees its own."""
+
 ALIGNMENT_BYTES = 256
 GUARD_BYTES = 256
 _RESERVE_BYTES = 1 << 40

@@ -11,6 +11,25 @@ INLINE int space_of(u64 address) {
   return address >= windows[SPACE_PARAMETERS] ? SPACE_PARAMETERS : SPACE_GLOBAL;
 }
 
+// Where each lane's local memory begins among generic addresses (LaneSet.local_window).
+#define LOCAL_SHIFT 20
+INLINE U64 local_window(const Warp *w) {
+  U64 begin;
+  const u64 first = (u64)w->launch->current * (u64)w->launch->threads + (u64)(LANES * w->number);
+  for (u64 l = 0; l < LANES; l++)
+    begin[l] = windows[SPACE_LOCAL] + (((first + l) & (((u64)1 << LOCAL_SHIFT) - 1)) << LOCAL_SHIFT);
+  return begin;
+}
+// Fields: result, address.
+HANDLER(to_local_window) {
+  AT(U64, 0) = AT(U64, 1) + local_window(w);
+  return done(i);
+}
+HANDLER(from_local_window) {
+  AT(U64, 0) = AT(U64, 1) - local_window(w);
+  return done(i);
+}
+
 // Finds the space that the next access is to, and its addresses there. Fields: address in the space, address, offset,
 // site.
 HANDLER(generic_space) {
@@ -26,7 +45,10 @@ HANDLER(generic_space) {
     raise_fault(w, FAULT_SEVERAL_SPACES, i->field[3], w->mask, at[0]);
     w->space = SPACE_GLOBAL;
   }
-  AT(U64, 0) = AT(U64, 1) + offset - (w->space == SPACE_GLOBAL ? 0 : windows[w->space]);
+  if (w->space == SPACE_LOCAL)
+    AT(U64, 0) = AT(U64, 1) + offset - local_window(w);  // another thread's is out of bounds
+  else
+    AT(U64, 0) = AT(U64, 1) + offset - (w->space == SPACE_GLOBAL ? 0 : windows[w->space]);
   return done(i);
 }
 
