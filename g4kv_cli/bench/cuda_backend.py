@@ -1,21 +1,20 @@
-"""Shapes on a CUDA device: pools that rotate, CUDA graphs of calls, and samples of their replays."""
+"""Shapes on a CUDA device: pools that rotate, and the configurations that work on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from g4kv_cli.bench import peers
 from g4kv_cli.bench.attention_problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.attention_runs import attention_call
+from g4kv_cli.bench.graph_runnable import Call, GraphRunnable
 from g4kv_cli.bench.noise_data import NoiseArena
+from g4kv_cli.bench.peers.manifest_peers import make_manifest_runnable
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
-from g4kv_cli.bench.samples import Samples, sample_replays
 from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.device.interface import DeviceArray
@@ -27,10 +26,7 @@ from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
-    from g4kv_cli.device.cuda_graph import CapturedGraph
     from g4kv_cli.providers.manifest_provider import ManifestProvider
-
-Array = npt.NDArray[Any]
 
 MIN_POOLS, MAX_POOLS = 2, 48
 CACHE_ROUNDS = 5
@@ -40,76 +36,6 @@ MIN_ARENA_ELEMS = 2**31
 """4 GiB: smaller copies and reads do not reach the card's rate (0.25 GiB: a tenth less on an H200)."""
 MEMORY_SHARE = 0.6
 """Of the free memory for the arena; the rest is for workspaces, outputs and peers."""
-
-
-class Call(Protocol):
-    """One configuration's call. ``renewed_in_place``: renewed inputs keep their addresses, so a graph sees them."""
-
-    renewed_in_place: bool
-
-    def queue(self, pool: int) -> None:
-        """Queue one call that works on this pool, into the device's stream."""
-
-    def poison(self) -> None:
-        """Fill the output with a pattern that no result has."""
-
-    def output(self) -> Array:
-        """The output as the problem's check takes it."""
-
-
-@dataclass(slots=True)
-class GraphRunnable:
-    """A call as two graphs: one call for every pool, and a single call."""
-
-    configuration: str
-    device: CudaDevice
-    call: Call
-    wrong: Callable[[Array, int], str]
-    pools: int
-    _all: CapturedGraph | None = None
-    _single: CapturedGraph | None = None
-
-    def check(self, *, fresh: bool) -> str:
-        """Eagerly on pool 0; fresh, the timed graph itself, whose last call is on the last pool."""
-        pool = self.pools - 1 if fresh else 0
-        self.call.poison()
-        if fresh and self._all is not None and self.call.renewed_in_place:
-            self._all.replay()
-        else:
-            self.call.queue(pool)
-        self.device.synchronize()
-        return self.wrong(self.call.output(), pool)
-
-    def capture(self) -> None:
-        """Both graphs, each replayed once."""
-        with self.device.capture() as every:
-            for pool in range(self.pools):
-                self.call.queue(pool)
-        with self.device.capture() as single:
-            self.call.queue(0)
-        self._all, self._single = every, single
-        every.replay()
-        single.replay()
-        self.device.synchronize()
-
-    def sample(self, count: int) -> Samples:
-        """Replays between events, back to back behind one that is not counted: the host is never waited for."""
-        if self._all is None:
-            raise RuntimeError("nothing was captured")
-        return sample_replays(self.device, self._all.replay, count).over(self.pools)
-
-    def queue_single(self) -> None:
-        """One call on pool 0, as a graph."""
-        if self._single is None:
-            raise RuntimeError("nothing was captured")
-        self._single.replay()
-
-    def close(self) -> None:
-        """Destroy the graphs."""
-        for graph in (self._all, self._single):
-            if graph is not None:
-                graph.close()
-        self._all = self._single = None
 
 
 class CudaShape:
@@ -143,8 +69,6 @@ class CudaShape:
         provider = self._providers.get(configuration.partition("/")[0])
         runnable: Any
         if provider is not None and variant is not None:
-            from g4kv_cli.bench.peers.manifest_peers import make_manifest_runnable  # late: it makes runnables of here
-
             runnable = make_manifest_runnable(provider, variant, self.problem, self.device)
         elif variant is None:
             runnable = peers.make_runnable(configuration, self.problem, self.device)

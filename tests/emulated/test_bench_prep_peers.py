@@ -49,22 +49,22 @@ def _on_the_host(arena: NoiseArena, monkeypatch: pytest.MonkeyPatch) -> None:
         handed.append((array, tensor))
         return tensor
 
-    plain = prep_peers.PrepRunnable
+    plain = prep_peers.torch_prep
 
-    def with_write_back(configuration: str, problem: PrepProblem, device: Any, run: Any, keep: Any) -> Any:
+    def with_write_back(configuration: str, problem: PrepProblem, device: Any, run: Any) -> Any:
         def run_and_write(pool: int) -> None:
             run(pool)
             for array, tensor in handed:
                 arena.device.write(array, tensor.view(torch.int16).numpy().view(BF16))
             handed.clear()
 
-        return plain(configuration, problem, device, run_and_write, keep)
+        return plain(configuration, problem, device, run_and_write)
 
     for module in (prep_peers, torch_runnable):
         monkeypatch.setattr(module, "stream_of", lambda _device: None)
         monkeypatch.setattr(module, "place_of", lambda _device: "cpu")
     monkeypatch.setattr(prep_peers, "tensor_of", tensor_of)
-    monkeypatch.setattr(prep_peers, "PrepRunnable", with_write_back)
+    monkeypatch.setattr(prep_peers, "torch_prep", with_write_back)
     monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
 
 

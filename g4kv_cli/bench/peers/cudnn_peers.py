@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cudnn
@@ -9,7 +10,7 @@ import torch
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.peers.paged_arguments import page_halves, page_tables
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of, torch_attention
 from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
     counts = [torch.full_like(keys, shape.tokens), keys]
     lengths = [count.view(-1, 1, 1, 1) for count in counts]
     pages = table.view(shape.batch, 1, -1, 1)
-    handle = cudnn.create_handle()
-    cudnn.set_stream(handle, int(device.stream.handle))
+    handle = _handle(int(device.stream.handle))
     graph = cudnn.pygraph(
         io_data_type=cudnn.data_type.BFLOAT16,
         intermediate_data_type=cudnn.data_type.FLOAT,
@@ -74,8 +74,15 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
         graph.execute({**tensors, result: shown}, workspace, handle=handle)
         return out
 
-    keep = (graph, handle, q, halves, table, lengths, out, workspace)
-    return TorchRunnable(configuration, problem, device, run, keep)
+    return torch_attention(configuration, problem, device, run)
+
+
+@cache
+def _handle(stream: int) -> Any:
+    """cuDNN's handle for a stream."""
+    handle = cudnn.create_handle()
+    cudnn.set_stream(handle, stream)
+    return handle
 
 
 def _heads_first(tensor: Any) -> Any:

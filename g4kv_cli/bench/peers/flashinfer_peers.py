@@ -10,7 +10,7 @@ import torch
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.peers.paged_arguments import page_tiles
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of, torch_attention
 from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
@@ -113,4 +113,4 @@ def _runnable(
     def run(pool: int) -> Any:
         return wrapper.run(q, pools[pool], out=out)
 
-    return TorchRunnable(configuration, problem, device, run, (wrapper, workspace, q, pools, out))
+    return torch_attention(configuration, problem, device, run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4kv_cli.bench.attention_problem import AttentionProblem
 from g4kv_cli.bench.attention_runs import attention_call
-from g4kv_cli.bench.cuda_backend import Call, GraphRunnable
+from g4kv_cli.bench.graph_runnable import Call, GraphRunnable
 from g4kv_cli.bench.peers import PEERS
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
 from g4kv_cli.bench.workloads import Variant

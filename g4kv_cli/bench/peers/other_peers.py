@@ -9,7 +9,7 @@ import torch
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
 from g4kv_cli.bench.peers.paged_arguments import page_halves, page_tables
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, tensor_of, torch_attention
 from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def make_flash_attention_3(configuration: str, problem: AttentionProblem, device
             window_size=window,
         )
 
-    return TorchRunnable(configuration, problem, device, run, (q, halves, table, lengths))
+    return torch_attention(configuration, problem, device, run)
 
 
 def make_flash_attention_4(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
@@ -64,7 +64,7 @@ def make_flash_attention_4(configuration: str, problem: AttentionProblem, device
         )
         return found[0] if isinstance(found, tuple) else found
 
-    return TorchRunnable(configuration, problem, device, run, (q, halves, table, lengths))
+    return torch_attention(configuration, problem, device, run)
 
 
 def make_vllm_triton(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
@@ -99,4 +99,4 @@ def make_vllm_triton(configuration: str, problem: AttentionProblem, device: Cuda
         )
         return out
 
-    return TorchRunnable(configuration, problem, device, run, (q, out, halves, table, lengths, starts))
+    return torch_attention(configuration, problem, device, run)

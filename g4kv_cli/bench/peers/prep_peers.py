@@ -11,37 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from g4kv_cli.bench.peers.torch_runnable import GraphedCalls, place_of, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, stream_of, tensor_of, torch_prep
 from g4kv_cli.bench.prep_problem import PrepProblem
 from g4kv_cli.oracle.prep import EPS
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
-
-
-class PrepRunnable(GraphedCalls):
-    """``run`` writes into the problem's own outputs."""
-
-    def __init__(
-        self,
-        configuration: str,
-        problem: PrepProblem,
-        device: CudaDevice,
-        run: Callable[[int], Any],
-        keep: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(configuration, problem, device, run, keep)
-        self._problem = problem
-
-    def check(self, *, fresh: bool) -> str:
-        """As GraphRunnable, by a call of its own: renewed rows lie elsewhere, and the graph reads the old ones."""
-        pool = self._num_pools - 1 if fresh else 0
-        self._problem.poison()
-        self._device.synchronize()
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._run(pool)
-        self._device.synchronize()
-        return self._problem.check(self._problem.written(pool), pool, is_peer=True)
 
 
 def normed(x: Any, weight: Any | None) -> Any:
@@ -87,7 +62,7 @@ def prep_formula(
     kv_out[page, 1, slot] = normed(k if raw_k_is_v else v, None).to(kv_out.dtype)
 
 
-def make_compiled(configuration: str, problem: PrepProblem, device: CudaDevice) -> PrepRunnable:
+def make_compiled(configuration: str, problem: PrepProblem, device: CudaDevice) -> TorchRunnable:
     """The formula through torch.compile, for this shape alone."""
     # Each shape is compiled anew; dynamo would give up on the ninth.
     torch.compiler.reset()
@@ -101,10 +76,10 @@ def make_compiled(configuration: str, problem: PrepProblem, device: CudaDevice) 
         v = None if inputs[2] is None else tensor_of(inputs[2], device)
         function((q, k, v), weights, tables, positions, _outputs(problem, device, pool), places, raw_k_is_v)
 
-    return PrepRunnable(configuration, problem, device, run, (function, weights, tables, positions, places))
+    return torch_prep(configuration, problem, device, run)
 
 
-def make_flashinfer_chain(configuration: str, problem: PrepProblem, device: CudaDevice) -> PrepRunnable:
+def make_flashinfer_chain(configuration: str, problem: PrepProblem, device: CudaDevice) -> TorchRunnable:
     """Norms, RoPE in place, append: five launches, bf16 between them."""
     rmsnorm = importlib.import_module("flashinfer").rmsnorm
     rope = importlib.import_module("flashinfer.rope").apply_rope_with_cos_sin_cache_inplace
@@ -142,8 +117,7 @@ def make_flashinfer_chain(configuration: str, problem: PrepProblem, device: Cuda
         rmsnorm(v.view(-1, head_dim), ones, EPS, out=values.view(-1, head_dim))
         append(keys, values, owners, at, kv_out, indices, indptr, lasts, kv_layout="NHD")
 
-    kept = (weights, tables, positions, cache, ones, keys, values, indptr, lasts, indices, owners, at)
-    return PrepRunnable(configuration, problem, device, run, kept)
+    return torch_prep(configuration, problem, device, run)
 
 
 def _constants(

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as functional
 
 from g4kv_cli.bench.attention_problem import SM_SCALE, AttentionProblem
-from g4kv_cli.bench.peers.torch_runnable import TorchRunnable, place_of, require_memory, stream_of, tensor_of
+from g4kv_cli.bench.peers.torch_runnable import (
+    TorchRunnable,
+    place_of,
+    require_memory,
+    stream_of,
+    tensor_of,
+    torch_attention,
+)
 from g4kv_cli.entries.provider import NotCovered
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
         def decode(pool: int) -> Any:
             return functional.scaled_dot_product_attention(rows, *keys[pool], scale=SM_SCALE)
 
-        return TorchRunnable(configuration, problem, device, decode, (keys, q))
+        return torch_attention(configuration, problem, device, decode)
     queries = q.view(1, shape.tokens, shape.num_qo_heads, shape.head_dim).transpose(1, 2)
 
     def prefill(pool: int) -> Any:
@@ -62,7 +69,7 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
         )
         return out.transpose(1, 2)
 
-    return TorchRunnable(configuration, problem, device, prefill, (keys, q))
+    return torch_attention(configuration, problem, device, prefill)
 
 
 def make_flex(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
@@ -87,7 +94,7 @@ def make_flex(configuration: str, problem: AttentionProblem, device: CudaDevice)
         found = attend(queries, *keys[pool], block_mask=mask, scale=SM_SCALE, enable_gqa=problem.geometry.gqa_group > 1)
         return found.transpose(1, 2)
 
-    return TorchRunnable(configuration, problem, device, run, (keys, q, mask, attend))
+    return torch_attention(configuration, problem, device, run)
 
 
 def make_bmm(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
@@ -102,4 +109,4 @@ def make_bmm(configuration: str, problem: AttentionProblem, device: CudaDevice) 
         scores = torch.bmm(rows, k.transpose(1, 2), out_dtype=torch.float32)
         return torch.bmm(torch.softmax(scores * SM_SCALE, dim=-1).to(torch.bfloat16), v)
 
-    return TorchRunnable(configuration, problem, device, run, (keys, flat, rows))
+    return torch_attention(configuration, problem, device, run)

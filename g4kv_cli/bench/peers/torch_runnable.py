@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from g4kv_cli.bench.attention_problem import PEER_ROUNDINGS, AttentionProblem
-from g4kv_cli.bench.samples import Samples, sample_replays
+from g4kv_cli.bench.graph_runnable import GraphRunnable
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.errors import DeviceUnavailable
 
@@ -56,93 +58,103 @@ def require_memory(device: CudaDevice, nbytes: int, what: str) -> None:
         raise DeviceUnavailable(f"{what} takes {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
 
 
-class GraphedCalls:
-    """``run(pool)`` queues one call; what is left to a subclass is ``check``."""
+class TorchGraph:
+    """A graph that torch recorded, with the memory of the tensors that were made in it."""
 
-    def __init__(
-        self,
-        configuration: str,
-        problem: AttentionProblem | PrepProblem,
-        device: CudaDevice,
-        run: Callable[[int], Any],
-        keep: tuple[Any, ...] = (),
-    ) -> None:
-        self.configuration = configuration
-        self._num_pools = len(problem.pools)
-        self._device = device
-        self._run = run
-        self._keep: tuple[Any, ...] = keep
-        self._stream = stream_of(device)
-        self._all: Any = None
-        self._single: Any = None
+    def __init__(self, stream: Any) -> None:
+        self.graph: Any = torch.cuda.CUDAGraph()
+        self._stream = stream
 
-    def capture(self) -> None:
+    def replay(self) -> None:
+        """As Graph."""
+        with torch.cuda.stream(self._stream):
+            self.graph.replay()
+
+    def close(self) -> None:
+        """As Graph."""
+        self.graph = None
+
+
+class TorchCall:
+    """``run(pool)`` queues one call and gives the output tensor [tokens, heads, head_dim] (any float type)."""
+
+    renewed_in_place = True
+
+    def __init__(self, problem: AttentionProblem, device: CudaDevice, run: Callable[[int], Any]) -> None:
+        self._rows = (problem.tokens, problem.shape.num_qo_heads, problem.shape.head_dim)
+        self._run, self._stream = run, stream_of(device)
+        self._out: Any = None
+
+    def queue(self, pool: int) -> None:
+        """One call on this pool."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._out = self._run(pool)
+
+    def poison(self) -> None:
+        """NaN, where a call has been."""
+        if self._out is not None:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._out.fill_(float("nan"))
+
+    def output(self) -> npt.NDArray[Any]:
+        """float32 [tokens, heads, head_dim]; of the graph of all pools, where that was recorded last."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            host: npt.NDArray[np.float32] = self._out.float().cpu().numpy()
+        return host.reshape(self._rows)
+
+
+class TorchPrepCall:
+    """``run(pool)`` writes into the problem's own outputs. Renewed rows lie elsewhere: a graph reads the old ones."""
+
+    renewed_in_place = False
+
+    def __init__(self, problem: PrepProblem, device: CudaDevice, run: Callable[[int], Any]) -> None:
+        self._problem, self._run, self._stream = problem, run, stream_of(device)
+        self._pool = 0
+
+    def queue(self, pool: int) -> None:
+        """One call on this set."""
+        self._pool = pool
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._run(pool)
+
+    def poison(self) -> None:
+        """As PrepProblem."""
+        self._problem.poison()
+
+    def output(self) -> npt.NDArray[Any]:
+        """As PrepProblem.check takes it."""
+        return self._problem.written(self._pool)
+
+
+class TorchRunnable(GraphRunnable):
+    """As GraphRunnable; torch records the graphs, as it has to know whose memory is whose."""
+
+    @contextmanager
+    def record(self) -> Iterator[TorchGraph]:
         """As GraphRunnable."""
-        with torch.inference_mode():
-            with torch.cuda.stream(self._stream):
-                self._run(0)
-            self._device.synchronize()
-            graphs = []
-            for pools in (range(self._num_pools), range(1)):
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="relaxed"):
-                    for pool in pools:
-                        self._run(pool)
-                graphs.append(graph)
-        self._all, self._single = graphs
-        self._replay(self._all)
-        self._replay(self._single)
-        self._device.synchronize()
-
-    def sample(self, count: int) -> Samples:
-        """As GraphRunnable."""
-        return sample_replays(self._device, lambda: self._replay(self._all), count).over(self._num_pools)
-
-    def queue_single(self) -> None:
-        """As GraphRunnable."""
-        self._replay(self._single)
+        recorded = TorchGraph(stream_of(self.device))
+        with torch.cuda.graph(recorded.graph, stream=recorded._stream, capture_error_mode="relaxed"):
+            yield recorded
 
     def close(self) -> None:
         """Let go of graphs and tensors, and give torch's memory back."""
-        self._all = self._single = None
-        self._keep = ()
-        self._run = _closed
+        super().close()
+        del self.call, self.wrong
         torch.cuda.empty_cache()
 
-    def _replay(self, graph: Any) -> None:
-        with torch.cuda.stream(self._stream):
-            graph.replay()
+
+def torch_attention(
+    configuration: str, problem: AttentionProblem, device: CudaDevice, run: Callable[[int], Any]
+) -> TorchRunnable:
+    """``run`` as TorchCall has it; the check allows for one more rounding than ours."""
+    wrong = partial(problem.check, roundings=PEER_ROUNDINGS)
+    return TorchRunnable(configuration, device, TorchCall(problem, device, run), wrong, len(problem.pools))
 
 
-class TorchRunnable(GraphedCalls):
-    """Attention: ``run`` gives the output tensor [tokens, heads, head_dim] (any float type)."""
-
-    def __init__(
-        self,
-        configuration: str,
-        problem: AttentionProblem,
-        device: CudaDevice,
-        run: Callable[[int], Any],
-        keep: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(configuration, problem, device, run, keep)
-        self._problem = problem
-
-    def check(self, *, fresh: bool) -> str:
-        """As GraphRunnable."""
-        pool = self._num_pools - 1 if fresh else 0
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            out = self._run(pool)
-            self._device.synchronize()
-            if self._all is not None:
-                # The captured graph writes where it always does; the eager call must not hide that it is stale.
-                self._all.replay()
-            host: npt.NDArray[np.float32] = out.float().cpu().numpy()
-        self._device.synchronize()
-        shape = self._problem.shape
-        out = host.reshape(self._problem.tokens, shape.num_qo_heads, shape.head_dim)
-        return self._problem.check(out, pool, roundings=PEER_ROUNDINGS)
-
-
-def _closed(_pool: int) -> Any:
-    raise RuntimeError("the peer was closed")
+def torch_prep(
+    configuration: str, problem: PrepProblem, device: CudaDevice, run: Callable[[int], Any]
+) -> TorchRunnable:
+    """``run`` as TorchPrepCall has it."""
+    wrong = partial(problem.check, is_peer=True)
+    return TorchRunnable(configuration, device, TorchPrepCall(problem, device, run), wrong, len(problem.pools))
