@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from g4kv_cli.bench.clock import ClockProbe
 from g4kv_cli.bench.samples import (
     Samples,
     burst_replays,
@@ -90,9 +91,10 @@ class _Work:
 
     device: CudaDevice
     run: Callable[[], object]
+    probe: ClockProbe | None
 
     def sample(self, count: int) -> Samples:
-        return sample_replays(self.device, self.run, count)
+        return sample_replays(self.device, self.run, count, self.probe)
 
     def without_pauses(self, settings: SweepSettings) -> Timing:
         self.run()
@@ -105,7 +107,12 @@ class _Work:
 
 
 def measure_ceilings(
-    library: KernelLibrary, device: CudaDevice, arena: DeviceArray, settings: SweepSettings, rest_seconds: float
+    library: KernelLibrary,
+    device: CudaDevice,
+    arena: DeviceArray,
+    probe: ClockProbe | None,
+    settings: SweepSettings,
+    rest_seconds: float,
 ) -> tuple[Ceilings, Ceilings | None]:
     """Medians over the arena's own random data (zeros would flatter the card), without pauses and, where cells have a
     rest, in bursts. The arena stays as it is."""
@@ -123,7 +130,7 @@ def measure_ceilings(
         [] if gemm is None else [gemm],
     ]
     try:
-        best = [_fastest([_Work(device, run) for run in runs], settings) for runs in kinds if runs]
+        best = [_fastest([_Work(device, run, probe) for run in runs], settings) for runs in kinds if runs]
         size = f"{nbytes / 2**30:.2f} GiB of random bf16 read, copied (read + written); empty kernels in a graph"
         usual = _ceilings(nbytes, [timing for timing, _ in best], f"{size}; {gemm_note}")
         if not rest_seconds:

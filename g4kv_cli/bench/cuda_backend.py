@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from g4kv_cli.bench import peers
 from g4kv_cli.bench.attention_problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.attention_runs import attention_call
+from g4kv_cli.bench.clock import ClockProbe
 from g4kv_cli.bench.graph_runnable import Call, GraphRunnable
 from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.peers.manifest_peers import make_manifest_runnable
@@ -50,6 +51,7 @@ class CudaShape:
         touched_bytes: int,
         first_allocation: int,
         providers: Sequence[ManifestProvider] = (),
+        probe: ClockProbe | None = None,
     ) -> None:
         """Everything that the device allocated from number ``first_allocation`` on goes with the shape."""
         self.problem = problem
@@ -61,13 +63,14 @@ class CudaShape:
         self._libraries = libraries
         self._first_allocation = first_allocation
         self._providers = {f"{PEER_PREFIX}{provider.name}": provider for provider in providers}
-        self._runnables: list[GraphRunnable | Runnable] = []
+        self._probe = probe
+        self._runnables: list[GraphRunnable] = []
 
     def make(self, configuration: str) -> Runnable:
         """Raises NotCovered for a peer that is not here or does not take the shape, and for what a manifest lacks."""
         variant = self._variants.get(configuration)
         provider = self._providers.get(configuration.partition("/")[0])
-        runnable: Any
+        runnable: GraphRunnable
         if provider is not None and variant is not None:
             runnable = make_manifest_runnable(provider, variant, self.problem, self.device)
         elif variant is None:
@@ -80,8 +83,9 @@ class CudaShape:
             else:
                 call = prep_call(self.problem, library)
             runnable = GraphRunnable(configuration, self.device, call, self.problem.check, self.pools)
+        runnable.probe = self._probe
         self._runnables.append(runnable)
-        return runnable  # type: ignore[no-any-return]
+        return runnable
 
     def renew_inputs(self) -> None:
         """Other queries or rows."""
@@ -90,9 +94,7 @@ class CudaShape:
     def close(self) -> None:
         """Graphs first, then every array that was made for this shape."""
         for runnable in self._runnables:
-            close = getattr(runnable, "close", None)
-            if close is not None:
-                close()
+            runnable.close()
         self._runnables.clear()
         self.device.synchronize()
         for allocation in list(self.device._allocations[self._first_allocation :]):
@@ -126,6 +128,7 @@ class CudaBackend:
         self._workloads = workloads
         self._limit_elems = int(device.memory_bytes()[0] * MEMORY_SHARE) // 2
         wanted = [self._pools_of(shape) * self._pool_elems(shape) for shape in shapes]
+        self.probe = ClockProbe(libraries[0])
         self.arena = NoiseArena(libraries[0], max([min(MIN_ARENA_ELEMS, self._limit_elems // 2), *wanted]), seed=seed)
 
     def open(self, shape: Shape) -> CudaShape:
@@ -145,11 +148,14 @@ class CudaBackend:
             problem = attention_problem(shape, geometry, self.arena, pools, seed=self._seed, workload=asked)
         touched = shape.read_bytes + (shape.write_bytes if shape.kind == "prep" else 0)
         variants = self._variants[shape.id]
-        return CudaShape(problem, self.device, variants, self._libraries, touched, first_allocation, self._providers)
+        return CudaShape(
+            problem, self.device, variants, self._libraries, touched, first_allocation, self._providers, self.probe
+        )
 
     def close(self) -> None:
         """Return the arena."""
         self.arena.close()
+        self.probe.close()
 
     def _pool_elems(self, shape: Shape) -> int:
         geometry = self._geometries[shape.geometry]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from g4kv_cli.bench.samples import Samples, sample_replays
 
 if TYPE_CHECKING:
+    from g4kv_cli.bench.clock import ClockProbe
     from g4kv_cli.device.cuda import CudaDevice
 
 Array = npt.NDArray[Any]
@@ -44,13 +45,14 @@ class Call(Protocol):
 
 @dataclass(slots=True)
 class GraphRunnable:
-    """A call as two graphs: one call for every pool, and a single call."""
+    """A call as two graphs: one call for every pool, and a single call. ``probe`` reads the clock of samples."""
 
     configuration: str
     device: CudaDevice
     call: Call
     wrong: Callable[[Array, int], str]
     pools: int
+    probe: ClockProbe | None = None
     _all: Graph | None = None
     _single: Graph | None = None
 
@@ -85,7 +87,7 @@ class GraphRunnable:
         """Replays between events, back to back behind one that is not counted: the host is never waited for."""
         if self._all is None:
             raise RuntimeError("nothing was captured")
-        return sample_replays(self.device, self._all.replay, count).over(self.pools)
+        return sample_replays(self.device, self._all.replay, count, self.probe).over(self.pools)
 
     def queue_single(self) -> None:
         """One call on pool 0, as a graph."""

@@ -210,7 +210,7 @@ class BenchRun:
         self._settings = settings
         rest = max(settings.rest_of(shape.kind) for shape in plan.shapes)
         self.ceilings, self.burst_ceilings = measure_ceilings(
-            libraries[0], device, self.backend.arena.data, settings, rest
+            libraries[0], device, self.backend.arena.data, self.backend.probe, settings, rest
         )
 
     def measure(self, put: Callable[[Sequence[Measurement]], None]) -> Measured:

@@ -7,15 +7,14 @@ it starts with. What is compared has to be sampled in the same way, ceilings inc
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from g4kv_cli.records.bench import Timing, timing_of
 
 if TYPE_CHECKING:
+    from g4kv_cli.bench.clock import ClockProbe
     from g4kv_cli.device.cuda import CudaDevice
 
 SAMPLES_TO_ESTIMATE = 2
@@ -26,13 +25,11 @@ BURST_CALLS = 10
 """Of a burst, where they take no longer than BURST_SECONDS; always one replay, which has a call for every pool."""
 BURST_SECONDS = 2e-3
 """A card takes its clock back within some tens of milliseconds."""
-CLOCK_PAUSE_SECONDS = 1e-3
-"""Between two readings of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds of each of some replays, or of a call of them; and what NVML read of the SM clock while they ran."""
+    """Seconds of each of some replays, or of a call of them; and the SMs' mean clock while they ran."""
 
     seconds: tuple[float, ...]
     clocks_hz: tuple[float, ...] = ()
@@ -46,59 +43,32 @@ Sampler = Callable[[int], Samples]
 """So many replays back to back, behind one that is not counted; seconds a call."""
 
 
-def sample_replays(device: CudaDevice, replay: Callable[[], object], count: int) -> Samples:
-    """Each of ``count`` replays back to back, behind one that is not counted.
+def sample_replays(
+    device: CudaDevice, replay: Callable[[], object], count: int, probe: ClockProbe | None = None
+) -> Samples:
+    """Each of ``count`` replays back to back, behind one that is not counted; their clock by ``probe``.
 
     The stream never runs dry between two events, so no time of the host's is in any sample.
     """
     driver = device._driver
-    read_clock = clock_reader(str(device.core_device.pci_bus_id))
-    clocks: list[float] = []
     events = [device.call("make an event", driver.cuEventCreate(0)) for _ in range(count + 1)]
     try:
         replay()
+        if probe is not None:
+            probe.begin()
         device.call("record an event", driver.cuEventRecord(events[0], device.stream.handle))
         for event in events[1:]:
             replay()
             device.call("record an event", driver.cuEventRecord(event, device.stream.handle))
-        while read_clock is not None and _is_running(device):
-            clocks += read_clock()
-            time.sleep(CLOCK_PAUSE_SECONDS)
+        if probe is not None:
+            probe.end()
         device.synchronize()
         pairs = itertools.pairwise(events)
         seconds = [float(device.call("read an event", driver.cuEventElapsedTime(*pair))) * 1e-3 for pair in pairs]
-        return Samples(tuple(seconds), tuple(clocks))
+        return Samples(tuple(seconds), () if probe is None else probe.hertz())
     finally:
         for event in events:
             driver.cuEventDestroy(event)
-
-
-def _is_running(device: CudaDevice) -> bool:
-    status = device._driver.cuStreamQuery(device.stream.handle)[0]
-    return bool(status.name == "CUDA_ERROR_NOT_READY")
-
-
-@cache
-def clock_reader(pci_bus_id: str) -> Callable[[], list[float]] | None:
-    """Reads this card's SM clock in Hz, one value or none; None without NVML or the package nvidia-ml-py."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle: Any = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
-        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-    except pynvml.NVMLError:
-        return None
-
-    def read() -> list[float]:
-        try:
-            return [pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6]
-        except pynvml.NVMLError:
-            return []
-
-    return read
 
 
 def sample_round(sample: Sampler, calls: int, seconds: float) -> Samples:

@@ -157,7 +157,7 @@ def _close_record(store: BenchStore, measured: Measured, clocks_before: str) -> 
 def _with_versions(info: RunInfo) -> RunInfo:
     """The run's head with the versions of what else took part."""
     found = dict(info.versions)
-    for package in ("cuda-bench", "torch", "nvidia-ml-py", *dict.fromkeys(peer.distribution for peer in PEERS)):
+    for package in ("cuda-bench", "torch", *dict.fromkeys(peer.distribution for peer in PEERS)):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return replace(info, versions=found)

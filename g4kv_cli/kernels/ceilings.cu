@@ -53,7 +53,26 @@ __device__ __forceinline__ void read(const CeilingParams& params) {
   if ((sum.x ^ sum.y) == 0x9e3779b9u && (sum.z ^ sum.w) == 0x7f4a7c15u) params.destination[0] = sum;
 }
 
+// The Python twin is bench/clock.py:ClockParameters.
+struct ClockParams {
+  unsigned long long* reading;  // [3]: cycles of the multiprocessor that the block ran on, nanoseconds, which it is
+};
+
+static_assert(sizeof(ClockParams) == 8, "bench/clock.py states this size");
+
 }  // namespace g4kv
+
+// One thread. Two readings of one multiprocessor are its mean clock between them, whatever ran there.
+extern "C" __global__ void ceiling_clock(const g4kv::ClockParams params) {
+  unsigned long long cycles, nanoseconds;
+  unsigned multiprocessor;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  params.reading[0] = cycles;
+  params.reading[1] = nanoseconds;
+  params.reading[2] = multiprocessor;
+}
 
 #define G4KV_CEILINGS(accesses)                                                                               \
   extern "C" __global__ void __launch_bounds__(256) ceiling_copy_##accesses(const g4kv::CeilingParams params) { \

@@ -68,8 +68,7 @@ class Shape:
 class Timing:
     """Seconds a call: quantiles of ``count`` samples. ``round_medians``: one median for each round of the run.
 
-    ``round_clocks_hz``: the median of what NVML read of the SM clock while a round's samples ran, for each round in
-    which it read at all.
+    ``round_clocks_hz``: the SMs' mean clock while a round's samples ran, for each round that has one.
     """
 
     median: float
@@ -83,7 +82,7 @@ class Timing:
 
     @property
     def clock_hz(self) -> float | None:
-        """The SM clock: the median over the rounds; None where NVML read nothing."""
+        """The SM clock: the median over the rounds; None where no round has one."""
         return quantile(sorted(self.round_clocks_hz), 0.5) if self.round_clocks_hz else None
 
     @property
@@ -134,7 +133,7 @@ class Measurement:
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """What plain kernels reached in this run. 0: not measured. ``launch_seconds``: an empty kernel in a graph;
-    ``gemm_clock_hz``: the SM clock that NVML read while the GEMM ran."""
+    ``gemm_clock_hz``: the SMs' mean clock while the GEMM ran."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float

@@ -17,6 +17,7 @@ from bench_helper import FakeCuda, fake_cuda, invoke, seconds_by_name
 from seeding import seed
 
 from g4kv_cli.bench import ceilings
+from g4kv_cli.bench.clock import ClockProbe
 from g4kv_cli.bench.sweep import SweepSettings
 from g4kv_cli.commands import bench_run as bench_command
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
@@ -87,6 +88,7 @@ def test_bursts_from_the_command_to_the_record(device: FakeCuda, monkeypatch: py
 
     in_bursts = Ceilings(4.7e12, 4.28e12, 0.0, 1e-6, note="the same in bursts")
     monkeypatch.setattr(bench_run, "measure_ceilings", lambda *_arguments: (in_bursts, in_bursts))
+    monkeypatch.setattr(ClockProbe, "hertz", lambda _probe: (1.5e9,))
     rested = ("--rest", "0.001", "--bursts", "4")
     result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2", *rested, "--json", "bursts.json")
     assert result.return_value == 0, result.stdout
@@ -98,13 +100,43 @@ def test_bursts_from_the_command_to_the_record(device: FakeCuda, monkeypatch: py
     assert {name: (burst.count, calls) for name, (burst, calls) in found.items() if burst} == {
         "a": (4, 2), "b": (4, 2), "c2": (4, 2),
     }  # fmt: skip
+    clocks = [(item.graph, item.burst) for item in record.measurements]
+    assert [[found and found.round_clocks_hz for found in both] for both in clocks] == [
+        [(1.5e9,) * 2, (1.5e9,) * 4]
+    ] * 3
     assert "(the same in bursts)" in result.stdout
     assert re.search(r"burst\s+burst \+-", result.stdout)
 
 
+def test_a_clock_is_of_one_multiprocessor_and_of_work_that_is_long_enough(device: FakeCuda) -> None:
+    probe = ClockProbe(KernelLibrary(device))
+
+    def hertz(begin: tuple[int, int, int], end: tuple[int, int, int]) -> tuple[float, ...]:
+        device.write(probe._readings, np.array([begin, end], np.uint64))
+        return probe.hertz()
+
+    assert hertz((2**40, 5_000, 7), (2**40 + 165_000, 105_000, 7)) == (1.65e9,)
+    assert hertz((2**40, 5_000, 7), (2**40 + 165_000, 105_000, 8)) == ()
+    assert hertz((2**40, 5_000, 7), (2**40 + 33_000, 24_999, 7)) == ()
+    probe.begin()
+    probe.end()
+    found = device.read(probe._readings)
+    assert (found[:, :2] != [[2**40, 5_000], [2**40 + 33_000, 24_999]]).all()  # the kernel wrote both readings
+    assert found[:, 2].tolist() == [0, 0]
+    probe.close()
+
+
 def test_ceilings_are_sampled_as_cells_are(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
-    microseconds = {"copy_2": 9, "copy_4": 8, "copy_8": 10, "read_2": 5, "read_4": 6, "read_8": 4, "empty": 1}
+    microseconds = {
+        "copy_2": 9,
+        "copy_4": 8,
+        "copy_8": 10,
+        "read_2": 5,
+        "read_4": 6,
+        "read_8": 4,
+        "empty": 1,
+    }
 
     def seconds(kernel: LoadedKernel) -> float:
         return microseconds[kernel.name.removeprefix("ceiling_")] * (0.5e-6 if rests else 1e-6)
@@ -115,12 +147,12 @@ def test_ceilings_are_sampled_as_cells_are(device: FakeCuda, monkeypatch: pytest
     library = KernelLibrary(device)
     arena = device.upload(np.ones(4096, np.int16), "arena")
     settings = SweepSettings(rounds=2, seconds_per_round=1e-5, bursts=3)
-    without, none = ceilings.measure_ceilings(library, device, arena, settings, 0.0)  # type: ignore[arg-type]
+    without, none = ceilings.measure_ceilings(library, device, arena, None, settings, 0.0)  # type: ignore[arg-type]
     assert (none, rests) == (None, [])
     assert without.read_bytes_per_second == pytest.approx(8192 / 4e-6)
     assert without.copy_bytes_per_second == pytest.approx(2 * 8192 / 8e-6)
     assert without.launch_seconds == pytest.approx(1e-6)
-    again, rested = ceilings.measure_ceilings(library, device, arena, settings, 0.5)  # type: ignore[arg-type]
+    again, rested = ceilings.measure_ceilings(library, device, arena, ClockProbe(library), settings, 0.5)  # type: ignore[arg-type]
     assert (again.note, again.read_bytes_per_second) == (without.note, pytest.approx(without.read_bytes_per_second))
     assert rests == [0.5] * 9  # three bursts of the fastest copy and read, and of the empty kernel
     assert rested is not None
