@@ -50,8 +50,8 @@ def measure(console: BenchConsole, options: BenchOptions, request: Request) -> i
         options.baseline_kernels()
     opened = open_gpu(options.device)
     try:
-        libraries = _compiled(opened, options)
         plan = make_plan(request, Target.of(opened))
+        libraries = _compiled(opened, options, plan)
         before = clocks()
         run = BenchRun(
             plan, request, opened, libraries, seed=options.seed, cold=not options.no_cold, settings=options.sampling
@@ -84,13 +84,16 @@ def measure(console: BenchConsole, options: BenchOptions, request: Request) -> i
     return code
 
 
-def _compiled(opened: Device, options: BenchOptions) -> Sequence[KernelLibrary]:
-    """The kernels under test, and behind them the baseline's if the run takes turns with others."""
+def _compiled(opened: Device, options: BenchOptions, plan: Plan) -> Sequence[KernelLibrary]:
+    """The kernels under test, and behind them the baseline's if the run takes turns with others; what the plan calls is
+    compiled before anything is measured."""
     libraries = [KernelLibrary(opened, options.kernels, options.variant)]
     if options.alternates:
         libraries.append(KernelLibrary(opened, *options.baseline_kernels()))
+    called = {variant.entry for variants in plan.variants.values() for variant in variants.values()}
+    sources = sources_of(entry for entry in entries() if entry.name in called)
     for library in libraries:
-        compile_sources(opened, library.kernels_directory, sources_of(entries()), library.variant)
+        compile_sources(opened, library.kernels_directory, sources, library.variant)
     return libraries
 
 

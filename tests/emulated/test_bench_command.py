@@ -75,12 +75,21 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(workloads, "_PREP_TOKENS", {"quick": (3,)})
     monkeypatch.setattr(workloads, "_PREFILL", {"quick": ((5, 20),)})
     monkeypatch.setattr(workloads, "_MIXED", {"quick": ((3, 20, 2),)})
+    compiled: list[str] = []
+
+    def compile_sources(_device: Any, _directory: Any, names: Any, _forced: str) -> None:
+        compiled.extend(names)
+
+    monkeypatch.setattr(bench_command, "compile_sources", compile_sources)
     for workload, count in (("prep", 3), ("prefill", 5)):
         result = invoke(workload, "--geometry", "12b-global", "--preset", "quick", "--json", f"{workload}.json")
         assert result.return_value == 0, result.stdout
         record = read_bench_record(Path(f"{workload}.json"), "--from")
         assert len(record.measurements) <= count
         assert {item.status for item in record.measurements} == {"measured"}
+    # What a run calls is compiled in front of it; nothing of head_dim 256, and no merge.
+    assert {"prep_hd512.cu", "prefill_hd512.cu", "decode_hd512.cu"} <= set(compiled)
+    assert [name for name in compiled if "256" in name or "merge" in name] == []
 
 
 def test_bursts_from_the_command_to_the_record(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
