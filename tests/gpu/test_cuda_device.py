@@ -13,12 +13,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from g4kv_cli.bench.clock import ClockProbe
 from g4kv_cli.bench.samples import sample_replays
 from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.arguments import Argument, by_value
 from g4kv_cli.device.cuda import CudaDevice
 from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import CompileError, ContractError, DeviceUnavailable
 from g4kv_cli.records.run import KernelImage
 
@@ -183,6 +185,16 @@ def test_more_work_takes_longer(cuda_device: CudaDevice) -> None:
     one, twenty = (min(sample_replays(cuda_device, partial(fill, times), 5).seconds) for times in (1, 20))
     assert 0 < one < 0.1
     assert 5 * one < twenty < 100 * one
+
+
+def test_the_clock_of_samples_is_one_that_a_card_may_have(cuda_device: CudaDevice) -> None:
+    array = cuda_device.allocate((1 << 28,), np.uint8, "256 MiB")
+    probe = ClockProbe(KernelLibrary(cuda_device))
+    found = sample_replays(cuda_device, lambda: cuda_device.fill(array, 1), 20, probe)
+    (clock,) = found.clocks_hz
+    assert 0.2e9 < clock < 4e9
+    assert probe.hertz() == found.clocks_hz
+    probe.close()
 
 
 _POISON = """
