@@ -239,12 +239,18 @@ class EmulatedDevice(Device):
             LAUNCH_REFUSED.require(False, kernel.name, launch.block, f"a launch that fits: {error}")
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
-        if faults:
-            found = list({report_line(item): item for error in faults for item in error.faults}.items())
-            fault = DeviceFault([line for line, _ in found], [item.kind for _, item in found])
-            if faults[-1].fatal is not None:
+        found = {report_line(item): item.kind for error in faults for item in error.faults}
+        if launch.overlap and not handle.waits_for_the_one_in_front:
+            kind = "overlap_without_wait"
+            found[
+                f"{kind}: the launch may begin before the one in front of it has ended, and the kernel never waits for "
+                f"that (griddepcontrol.wait, cudaGridDependencySynchronize) [kernel {kernel.name}]"
+            ] = kind
+        if found:
+            fault = DeviceFault(list(found), list(found.values()))
+            if faults and faults[-1].fatal is not None:
                 self._fault = fault
-            raise fault from faults[0]
+            raise fault from (faults[0] if faults else None)
 
     def _run(self, kernel: Kernel, launch: Launch, chosen: range | None) -> None:
         """All blocks of a launch, or the chosen ones. Raises what the machine raises."""

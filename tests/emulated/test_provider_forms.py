@@ -52,13 +52,16 @@ def test_tensor_maps_of_launches_that_the_manifest_makes(tmp_path: Path) -> None
          "maps.toml:16: the tensor map of 'pool + 2 * v_offset + 2'"),
         ('["2 * stride_head", "2 * stride_slot"', '["2 * stride_head + 8", "2 * stride_slot"', "error",
          "must be multiples of 16 below 2^40"),
+        # The launch may begin before the one in front has ended.
+        ('griddepcontrol.wait;', '', "failed", "overlap_without_wait: the launch may begin before"),
         ("page_size <= 128", "page_size <= 8", "not covered", "two pages lie in shared memory"),
         ("arch >= 90", "arch >= 100", "not covered", "bulk tensor copies are Hopper's"),
     ],
-    ids=["stride", "address", "alignment", "strides-of-16", "too-large", "arch"],
+    ids=["stride", "address", "alignment", "strides-of-16", "no-wait", "too-large", "arch"],
 )  # fmt: skip
 def test_a_tensor_map_of_something_else_is_found(tmp_path: Path, old: str, new: str, status: str, says: str) -> None:
-    (result,) = run_cases_of([engine_in(tmp_path, ("maps.toml", old, new)) / "maps.toml"], [DECODE])
+    file = "maps.cu" if "wait" in old else "maps.toml"
+    (result,) = run_cases_of([engine_in(tmp_path, (file, old, new)) / "maps.toml"], [DECODE])
     told = [result.reason, *(one.operation for one in result.mismatches)]
     assert result.status == status, told
     assert any(says in text for text in told), told

@@ -1,6 +1,6 @@
 """Kernels whose launch begins before the one in front of it has ended wait for it before they touch global memory.
 
-Neither emulator can see that: there a launch begins when the one before it is over.
+The emulated device sees only a kernel that never waits: there a launch begins when the one before it is over.
 """
 
 from __future__ import annotations

@@ -69,6 +69,11 @@ class Kernel:
         """What the engine does not know of the kernel, for which the interpreter runs it; empty if it has a program."""
         return self._bound[1]
 
+    @cached_property
+    def waits_for_the_one_in_front(self) -> bool:
+        """Whether a thread of it can wait for the launch in front (griddepcontrol.wait)."""
+        return any(instruction.opcode == "griddepcontrol.wait" for instruction in self.parsed.instructions)
+
     @property
     def synchronises_grid(self) -> bool:
         """Whether it has a barrier of all blocks, for which its launch has to be cooperative."""
