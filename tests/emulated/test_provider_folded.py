@@ -11,7 +11,7 @@ from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.smoke import Request, cases_of
 from g4kv_cli.records.run import CaseResult
 
-SMALL = "kv=20 heads=2/1 head_dim=512 page=8 batch=2 padding=2"
+SMALL = "kv=10 heads=2/1 head_dim=512 page=8 batch=2 padding=2"
 
 
 def _results(manifest: Path, kv_format: str, *words: str) -> dict[str, CaseResult]:
