@@ -217,3 +217,42 @@ def test_what_a_launch_of_clusters_must_be() -> None:
             Machine().launch(one, (grid, 1, 1), (32, 1, 1), [], cluster=(cluster, 1, 1))
     with pytest.raises(EmulatorError, match="only some blocks of a cluster are to run"):
         Machine().launch(kernel, (4, 1, 1), (32, 1, 1), [], cluster=(2, 1, 1), chosen=range(3))
+
+
+AGAIN = """
+  __shared__ u64 next;
+  if (threadIdx.x == 0) init(&next, 1);
+  relaxed();
+  if (threadIdx.x == 0) expect(&bar, 4 * ranks());
+  meet();
+  const u32 r = threadIdx.x;
+  if (r < ranks()) push(of_rank(&tile[rank()], r), 100 * rank() + r, of_rank(&bar, r));
+  wait(&bar, 0);
+  const u32 found = tile[threadIdx.x & 3];
+  FENCE
+  __syncthreads();
+  if (threadIdx.x == 0) { USE }
+  if (r < ranks()) out[64 + blockIdx.x * ranks() + r] = found;
+"""
+COPY_AGAIN = "expect(&next, 1024); load2(tile, &map, 0, 8, &next); wait(&next, 0); out[blockIdx.x] = tile[5];"
+USES = {
+    "a bulk copy to them": (COPY_AGAIN, "write-after-write race"),
+    "a bulk store of them": ("store2(&map, 0, 8 * blockIdx.x, tile); commit(); wait_store();", "read-after-write race"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("emulator", ["native", "interpreter"])
+def test_words_of_other_blocks_have_to_be_shown_to_the_asynchronous_proxy(
+    use: str, emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The barrier orders what st.async brought before the copy; only a fence makes that hold between the proxies."""
+    monkeypatch.setenv("G4KV_EMULATOR", emulator)
+    body, words = USES[use]
+    fill = "for (int k = threadIdx.x + 4; k < 256; k += 64) tile[k] = k; proxy_fence(); __syncthreads();"
+    faults, _ = run(fill + AGAIN.replace("USE", body).replace("FENCE", "proxy_fence();"))
+    assert faults == []
+    faults, _ = run(fill + AGAIN.replace("USE", body).replace("FENCE", ""))
+    assert {fault.kind for fault in faults} == {"shared_race"}
+    assert words in faults[0].message
+    assert "without a fence.proxy.async between them" in faults[0].message

@@ -388,6 +388,12 @@ def test_two_blocks_share_out_the_keys_of_a_short_request_whatever_its_companion
             "of_pair ? index_ | lane % 2 : index_",
             id="shared out: at the middle of a pair of the batch",
         ),
+        pytest.param(
+            ALL_SHARED_OUT,
+            "  fence_async_copies();  // before queries are copied there again\n",
+            "",
+            id="what the other block stored not shown before queries are copied there",
+        ),
     ],
 )
 def test_a_seeded_fault_between_pairs_is_seen(batch: Batch, old: str, new: str, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ location remembers the segment of its last write and each agent's last read. Wha
 * wgmma and bulk stores before what follows the wait for their group, and after what preceded their issue.
 
 A second set of clocks knows only what a ``fence.proxy.async`` has made visible to the asynchronous proxy: wgmma and
-bulk stores may read ordinary writes only if those are in it. A warp counts as ordered in itself.
+bulk stores may read ordinary writes, ``st.async`` among them, only if those are in it; bulk copies into shared memory
+may follow those of other blocks of the cluster only then. A warp counts as ordered in itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet, distinct_pairs
-from .conflicts import ACTIONS, READ, WRITE
+from .conflicts import ACTIONS, WRITE
 from .shared_races import report_race
 
 Array = npt.NDArray[Any]
@@ -36,6 +37,8 @@ Flags = npt.NDArray[np.bool_]
 _SEGMENT_SHIFT, _AGENT_SHIFT = 32, 20
 _AGENT_MASK, _SITE_MASK = 0xFFF, 0xFFFFF
 _FIRST_MBARRIERS = 8
+_PUSH = "st.async"
+"""Asynchronous, but an ordinary store to the asynchronous proxy."""
 KNOWN, FENCED = 0, 1
 """The two sets of clocks: what is ordered, and what of it the asynchronous proxy sees."""
 
@@ -129,7 +132,7 @@ class ClockRaces:
     ) -> None:
         if units.size != lanes.count:
             units = np.repeat(units, lanes.count)
-        by_proxy = segment is not None
+        by_proxy = segment is not None and not site.opcode.startswith(_PUSH)
         base = row * self.agents
         known = self.clocks[KNOWN].reshape(-1)
         if segment is None:
@@ -145,10 +148,12 @@ class ClockRaces:
         clash = written > known.take(writer)
         if clash.any():
             self._report(kind, WRITE, before, clash, packed, units, split, lanes, site)
-        elif by_proxy and kind == READ:
-            # Only warps write through the generic proxy; agents beside them need no fence.
+        elif by_proxy:
+            # A wait for bulk copies shows them to the proxy, too: they came through it.
             unfenced = written > self.clocks[FENCED].reshape(-1).take(writer)
-            unfenced &= writer - base < self.warps
+            if kind == WRITE:
+                ranks = np.repeat(lanes.block_slot % self.ranks, units.size // lanes.count)
+                unfenced &= self._is_foreign(writer - base, ranks)
             if unfenced.any():
                 self._report(kind, WRITE, before, unfenced, packed, units, split, lanes, site, needs_fence=True)
         for (other_kind, other), table in self.last.items():
@@ -173,6 +178,10 @@ class ClockRaces:
             table = self._table(kind, each)
             here = np.flatnonzero(((packed >> _AGENT_SHIFT) & _AGENT_MASK) == each)
             table[units[here]] = packed[here]
+
+    def _is_foreign(self, agent: Array, rank: Array) -> Flags:
+        """Whether agents that write are not the warps of the block of this rank."""
+        return np.asarray((agent >= self.warps) | (agent // self.block_warps != rank), np.bool_)
 
     def _table(self, kind: int, agent: int) -> Units:
         table = self.last.get((kind, agent))
@@ -239,9 +248,11 @@ class ClockRaces:
         most = np.maximum.reduceat(self.clocks[:, rows], first, axis=1)
         into[:, slots[first]] = np.maximum(into[:, slots[first]], most)
 
-    def copies_arrived(self, mbarrier: int, blocks: Units, delivered: Units) -> None:
+    def copies_arrived(self, mbarrier: int, blocks: Units, delivered: Units, site: Site) -> None:
         """The first ``delivered`` bulk copies of each block's mbarrier are part of its current phase."""
-        self.joining[mbarrier][:, blocks, self.copy_agent(mbarrier, blocks)] = delivered
+        sets = (KNOWN,) if site.opcode.startswith(_PUSH) else (KNOWN, FENCED)
+        for known in sets:
+            self.joining[mbarrier][known, blocks, self.copy_agent(mbarrier, blocks)] = delivered
 
     def phase_completed(self, mbarrier: int, blocks: Flags) -> None:
         """The current phase of the flagged blocks' mbarrier ended."""

@@ -272,7 +272,7 @@ class BulkCopies:
             delivered = self.delivered[load.number]
             for blocks, count in _turns(slots):
                 delivered[blocks] += count
-                self.chunk.races.copies_arrived(load.number, blocks, delivered[blocks])
+                self.chunk.races.copies_arrived(load.number, blocks, delivered[blocks], load.site)
                 self.chunk.mbarriers.transfer(load.number, blocks, load.nbytes * count)
         return True
 

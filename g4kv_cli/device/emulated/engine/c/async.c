@@ -273,7 +273,9 @@ static void signal_copies(Launch *c, const Transfer *first, u32 copies, i64 byte
   Mbarrier *barrier = &c->residents[first->rank].mbarriers[first->mbarrier];
   const int agent = first->rank * c->agents_each + c->reader_stride + first->mbarrier;
   barrier->delivered += copies;
-  for (int set = 0; set < 2; set++) barrier->joining[set * c->agents + agent] = c->origin + barrier->delivered;
+  // What st.async stored is not shown to the asynchronous proxy.
+  for (int set = KNOWN; set <= (first->box < 0 ? KNOWN : FENCED); set++)
+    barrier->joining[set * c->agents + agent] = c->origin + barrier->delivered;
   barrier->bytes -= bytes;
   if (!barrier->pending && !barrier->bytes) complete_phase(c, first->rank, barrier);
 }

@@ -122,6 +122,21 @@ static int check_box(Warp *w, const TensorBox *box, const i32 *at, int site, Mas
   return 1;
 }
 
+// Whether a mark is of another block's ordinary write that was not shown to the asynchronous proxy.
+INLINE u32 is_unshown(const Launch *c, const u32 *fenced, int rank, u32 mark) {
+  const u32 agent = mark >> CLOCK_BITS, is_own = agent - (u32)(rank * c->agents_each) < (u32)c->warp_count;
+  return !is_own & ((mark & CLOCK_MASK) > fenced[agent]);
+}
+static void check_shown(Warp *w, Marks m, int rank, i64 at, int site, Mask lanes) {
+  const Launch *c = w->launch;
+  const u32 *fenced = clocks_of(c, FENCED, w->row);
+  const i64 coarse = at >> 4, fine = at >> m.shift;
+  u32 unshown = is_unshown(c, fenced, rank, m.writers[coarse]);
+  if (UNLIKELY(m.has_fine[coarse]))
+    for (int j = 0; j < 16 >> m.shift; j++) unshown |= is_unshown(c, fenced, rank, m.fine_writers[fine + j]);
+  if (UNLIKELY(unshown)) raise_fault(w, FAULT_SHARED_RACE, site, lanes, (u64)at);
+}
+
 static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 barrier_at, int site, Mask lanes) {
   Launch *c = w->launch;
   const TensorBox *box = &c->boxes[number];
@@ -144,6 +159,7 @@ static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 ba
     for (i64 k = 0; k < box->row_bytes; k += CHUNK) {
       const i64 place = swizzled(box, to + row * box->pitch + k);
       if (!check_shared(w, shared_of(c), place, CHUNK, site, lanes)) return;
+      check_shown(w, marks, rank, place, site, lanes);
       note_write(w, marks, place, CHUNK, site, 0, 1);
     }
   c->spent += box->rows * box->row_bytes / 64;

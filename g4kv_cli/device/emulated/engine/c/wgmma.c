@@ -59,25 +59,24 @@ typedef struct {
   Shared shared;
   Marks marks;
   const u32 *fenced;
-  u32 first_agent, segment;
+  u32 segment;
   i64 column;
   int site;
 } Reads;
 
-// Whether a write is not ordered before the read, or was not shown to wgmma: only warps write as programs do.
-INLINE u32 unseen(const Warp *w, const Reads *r, u32 mark) {
+// Whether a write is not ordered before the read, or was not shown to wgmma: who waits for copies sees them there, too.
+INLINE u32 unseen(const Reads *r, u32 mark) {
   const u32 clock = mark & CLOCK_MASK, agent = mark >> CLOCK_BITS;
-  const u32 is_warp = agent - r->first_agent < (u32)w->launch->warp_count;
-  return (clock > r->marks.known_of[agent]) | (is_warp & (clock > r->fenced[agent]));
+  return (clock > r->marks.known_of[agent]) | (clock > r->fenced[agent]);
 }
 INLINE int read_chunk(Warp *w, const Reads *r, i64 at, void *to) {
   const Marks m = r->marks;
   if (!check_shared(w, r->shared, at, CHUNK, r->site, ALL_LANES)) return 0;
   check_shared_written(w, r->shared, at, CHUNK, r->site, ALL_LANES);
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = unseen(w, r, m.writers[coarse]);
+  u32 clash = unseen(r, m.writers[coarse]);
   if (UNLIKELY(m.has_fine[coarse])) {
-    for (int j = 0; j < 16 >> m.shift; j++) clash |= unseen(w, r, m.fine_writers[fine + j]);
+    for (int j = 0; j < 16 >> m.shift; j++) clash |= unseen(r, m.fine_writers[fine + j]);
     clash |= atomics_clash(m, fine, 16 >> m.shift, 0);
   }
   m.readers[coarse * m.stride + r->column] = r->segment;
@@ -94,7 +93,6 @@ static Reads begin_reads(Warp *w, int site) {
   const Reads reads = {.shared = shared_of(c),
                        .marks = marks_of(w),
                        .fenced = clocks_of(c, FENCED, w->row),
-                       .first_agent = (u32)(w->resident * c->agents_each),
                        .segment = segment,
                        .column = c->warp_count + w->number / 4,
                        .site = site};
