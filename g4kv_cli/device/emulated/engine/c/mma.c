@@ -96,13 +96,14 @@ void decode_turned(Columns *to) {
 void decode_rows(Rows *to) {
   for (int pair = 0; pair < 8; pair++) {
     u32 special = 0, any = 0;
-    for (int k = 0; k < 32; k++) {
-      const u32 value = (u32)to->raw[2 * pair][k] << 16, power = value & EXPONENT;
-      special |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
-      any |= value & MAGNITUDE;
-      COPY(&to->value[2 * pair][k], &value, 4);
-      COPY(&to->power[2 * pair][k], &power, 4);
-    }
+    for (int row = 2 * pair; row < 2 * pair + 2; row++)
+      for (int k = 0; k < 16; k++) {
+        const u32 value = (u32)to->raw[row][k] << 16, power = value & EXPONENT;
+        special |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
+        any |= value & MAGNITUDE;
+        COPY(&to->value[row][k], &value, 4);
+        COPY(&to->power[row][k], &power, 4);
+      }
     to->special[pair] = special;
     to->any[pair] = any;
   }
