@@ -108,9 +108,9 @@ def _prep(name: str, head_dim: int, form: str, value_source: ValueSource, what: 
     Where V is made of raw K there are as many for folded rows.
     """
     function, metadata = _PREP_FORMS[form]
-    many = 8 if head_dim == 256 and metadata in ("batch", "plan") else 4
+    many = 8 if head_dim == 256 else 4
     kernels = tuple(
-        _V(f"{kernels_of or name}{word}_rows{rows}", source, 128 if rows == 8 else 256, rows_per_warp=rows,
+        _V(f"{kernels_of or name}{word}_rows{rows}", source, 256 if rows == 4 else 128, rows_per_warp=rows,
            kv_formats=(kv_format,))
         for kv_format, word, source in ((SPLIT, "", f"prep_hd{head_dim}.cu"), (FOLDED, "_folded", "prep_folded.cu"))
         if kv_format == SPLIT or value_source == "raw_k"

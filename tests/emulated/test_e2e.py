@@ -194,7 +194,7 @@ def test_a_window_of_one_key_more_is_seen_at_the_real_window(tmp_path: Path) -> 
 
 
 def test_a_position_cut_to_16_bits_is_seen_far_out(tmp_path: Path) -> None:
-    edit = ("prep_body.cuh", "load_rotation<kHeadDim>(p, position, lane);",
-            "load_rotation<kHeadDim>(p, position & 0xffff, lane);")  # fmt: skip
+    edit = ("prep_body.cuh", "load_rotation<kHeadDim, kLanes>(p, position, lane);",
+            "load_rotation<kHeadDim, kLanes>(p, position & 0xffff, lane);")  # fmt: skip
     result = _red_walk(tmp_path, *edit, FAR["e2e/far/e4b-global/last-positions"])
     assert "uninitialised" in result.reason

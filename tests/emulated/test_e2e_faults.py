@@ -64,9 +64,11 @@ def _edit(old: str, new: str, source: str = PREP) -> Edits:
 
 
 _VALUE = "y[chunk][i] *= inv_rms;"
-_ROTATE = "  rotate_whole_head<kHeadDim>(rotation, lane, y);\n  store_row"
+_ROTATE = "  rotate_whole_head<kHeadDim, kLanes>(rotation, lane, y);\n  store_row"
 _FIRST_VISIBLE = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
-_STORE_V_EQ_K = "if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
+_STORE_V_EQ_K = (
+    "if (writes_v) store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
+)
 _HEAD = "const int head = tile.kv_head * tile.group + packed % tile.group;"
 _SEEN = "score = key <= newest && key >= oldest ? score"
 _SLOT = "const int slot = key - logical_page * p.layout.page_size;"
@@ -76,36 +78,34 @@ _SOFTMAX = "  const float new_max = fmaxf(rows.max[half], tile_max);"
 def _rows_of_v(body: str) -> str:
     """V rows of a K=V layer, made in another way from y (the normed, weighted K)."""
     return f"""if (writes_v) {{
-          float y[Row<kHeadDim>::kChunks][8], sum = 0.0f;
-          for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) {{
-            normed8(raw_rows[r].packed[c], inv_rms, packed_weight.packed[c], y[c]);
+          float y[Row<kHeadDim, kLanes>::kChunks][8], sum = 0.0f;
+          for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c) {{
+            normed8(raw_rows[step].packed[c], inv_rms, packed_weight.packed[c], y[c]);
             for (int i = 0; i < 8; ++i) sum = fmaf(y[c][i], y[c][i], sum);
           }}
-          const float s = rsqrtf(warp_sum(sum) * (1.0f / kHeadDim) + p.eps);
+          const float s = rsqrtf(lane_sum<kLanes>(sum) * (1.0f / kHeadDim) + p.eps);
           {body}
-          store_row<kHeadDim>(value_out + r * kHeadDim, y, lane);
+          store_row<kHeadDim, kLanes>(value_out + r * kHeadDim, y, lane);
         }}"""
 
 
 _WEIGHTED_V = (
-    "const Row<kHeadDim> w = load_row<kHeadDim>(p.k_weight, lane);\n"
-    "        float y[Row<kHeadDim>::kChunks][8];\n"
-    "        const float s = inverse_rms<kHeadDim>(raw_rows[r], p.eps);\n"
-    "        for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) normed8(raw_rows[r].packed[c], s, w.packed[c], y[c]);\n"
-    "        store_row<kHeadDim>(out + r * kHeadDim, y, lane);"
+    "{ const Row<kHeadDim, kLanes> w = load_row<kHeadDim, kLanes>(p.k_weight, lane);\n"
+    "        float y[Row<kHeadDim, kLanes>::kChunks][8];\n"
+    "        for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c)\n"
+    "          normed8(raw_rows[step].packed[c], inv_rms, w.packed[c], y[c]);\n"
+    "        store_row<kHeadDim, kLanes>(out + r * kHeadDim, y, lane); }"
 )
-_STORE_V = (
-    "store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], inverse_rms<kHeadDim>(raw_rows[r], p.eps), lane);"
-)
-_SCALE_Y = "for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) for (int i = 0; i < 8; ++i) y[c][i]"
+_STORE_V = "store_value_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
+_SCALE_Y = "for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c) for (int i = 0; i < 8; ++i) y[c][i]"
 
 PREP_FAULTS = (
     Fault("v_from_normed_k", _edit(_STORE_V_EQ_K, _rows_of_v(f"{_SCALE_Y} *= s;")), 0, GLOBAL_LAYER, V, E12B),
-    Fault("v_is_k", _edit(_STORE_V_EQ_K, _rows_of_v("rotate_whole_head<kHeadDim>(rotation, lane, y);")),
+    Fault("v_is_k", _edit(_STORE_V_EQ_K, _rows_of_v("rotate_whole_head<kHeadDim, kLanes>(rotation, lane, y);")),
           0, GLOBAL_LAYER, V, E12B),
     Fault("v_roped", _edit(_STORE_V_EQ_K, _rows_of_v(
-        "for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) unpack8(raw_rows[r].packed[c], y[c]);"
-        f"{_SCALE_Y} *= inv_rms; rotate_whole_head<kHeadDim>(rotation, lane, y);")), 0, GLOBAL_LAYER, V, E12B),
+        "for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c) unpack8(raw_rows[step].packed[c], y[c]);"
+        f"{_SCALE_Y} *= inv_rms; rotate_whole_head<kHeadDim, kLanes>(rotation, lane, y);")), 0, GLOBAL_LAYER, V, E12B),
     Fault("v_weighted", _edit(_STORE_V, _WEIGHTED_V), 0, LOCAL_LAYER, V),
     Fault("missing_v_norm", _edit(_VALUE, "y[chunk][i] *= 1.0f;"), 0, LOCAL_LAYER, V),
     Fault("missing_v_norm_global", _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"),
@@ -114,8 +114,8 @@ PREP_FAULTS = (
           0, GLOBAL_LAYER, V, E12B),
     Fault("rope_pairs_d_d64", (
         (PREP, "if (kFolded || p.rotary_dim == kHeadDim) {", "if (kFolded || p.rotary_dim != 512) {"),
-        (PREP, "const int half = rotation.rotary_dim / 2;", "const int half = 64;"),
-        (PREP, "if (column < rotation.rotary_dim) {", "if (column < 128) {")), 0, GLOBAL_LAYER, Q),
+        (PREP, "const int half = p.rotary_dim / 2;", "const int half = 64;"),
+        (PREP, "if (column < p.rotary_dim) {", "if (column < 128) {")), 0, GLOBAL_LAYER, Q),
     Fault("rope_interleaved", _edit(
         "const float partner = __shfl_xor_sync(kAllLanes, y[0][i], kWarpSize / 2);\n"
         "      y[0][i] = rotate(y[0][i], partner, cos[0][i], sin[0][i], lane < kWarpSize / 2);",
@@ -131,8 +131,9 @@ PREP_FAULTS = (
     Fault("norm_weights_swapped", _edit("is_q ? p.q_weight : p.k_weight;", "is_q ? p.k_weight : p.q_weight;"),
           0, LOCAL_LAYER, Q),
     Fault("position_plus_1_decode", _edit(
-        "load_rotation<kHeadDim>(p, position, lane);",
-        "load_rotation<kHeadDim>(p, position + (kForm == Form::paged_decode ? 1 : 0), lane);"), 1, LOCAL_LAYER, Q),
+        "load_rotation<kHeadDim, kLanes>(p, position, lane);",
+        "load_rotation<kHeadDim, kLanes>(p, position + (kForm == Form::paged_decode ? 1 : 0), lane);"),
+        1, LOCAL_LAYER, Q),
 )  # fmt: skip
 
 ATTENTION_FAULTS = (

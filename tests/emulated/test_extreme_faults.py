@@ -40,7 +40,8 @@ _RAW_ROW = "const long long rows_offset = ((long long)token * num_heads + first_
 _PREP_PAGE = "p.page_indices[row.begin + (logical_page - row.origin)];"
 _PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
 _TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
-_VALUE_ROW = "store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
+_VALUE_ROW = "store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
+_VALUE_PLACE = "value_out = p.pool + kv_row_offset(p.layout, page, p.layer, true, slot, first_head);"
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,8 @@ FAULTS = (
     Fault(
         "page ids of 16 bits (prep)",
         (
-            (PREP, "found.k = kv_row_offset(p.layout, page,", "found.k = kv_row_offset(p.layout, page & 0xffff,"),
-            (PREP, "found.v = kv_row_offset(p.layout, page,", "found.v = kv_row_offset(p.layout, page & 0xffff,"),
+            (PREP, "page, p.layer, is_v, slot, first_head);", "page & 0xffff, p.layer, is_v, slot, first_head);"),
+            (PREP, _VALUE_PLACE, _VALUE_PLACE.replace("page,", "page & 0xffff,")),
         ),
         _prep("pool/page-ids-past-16-bits"),
         ("in the pool",),
@@ -222,9 +223,8 @@ FAULTS = (
     ),
     Fault(
         "V's heads in reverse at K=V, one head a warp",
-        ((PREP, "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, first_head);",
-          "found.v = kv_row_offset(p.layout, page, p.layer, true, slot, p.v == nullptr && p.num_kv_heads % 4 != 0 ? "
-          "p.num_kv_heads - 1 - first_head : first_head);"),),
+        ((PREP, _VALUE_PLACE, _VALUE_PLACE.replace(
+            "first_head);", "p.num_kv_heads % 4 != 0 ? p.num_kv_heads - 1 - first_head : first_head);")),),
         tuple(f"prep/12b-global/{form}/kv-heads5/few-tokens" for form in PREP_FORMS),
         ("V in the pool",),
     ),
@@ -269,8 +269,8 @@ FAULTS = (
     ),
     Fault(
         "V of all heads in the first one's row, K = V and a head that turns in part",
-        ((PREP, "store_value_row<kHeadDim>(value_out + r * kHeadDim, row, inv_rms, lane);",
-          "store_value_row<kHeadDim>(value_out, row, inv_rms, lane);"),),
+        ((PREP, "store_value_row<kHeadDim, kWarpSize>(value_out + r * kHeadDim, row, inv_rms, warp_lane);",
+          "store_value_row<kHeadDim, kWarpSize>(value_out, row, inv_rms, warp_lane);"),),
         ("prep/12b-global/prefill/kv-heads5/many-tokens/rotary-partial",),
         ("V in the pool",),
     ),

@@ -29,11 +29,11 @@ class Fault:
 
 
 _STORE = "reinterpret_cast<uint4*>(out)[chunk * kTurningLanes<kKeyDim> + lane] = pack8(y[chunk]);"
-_FOLD = "rotation.cos = load_row<kHeadDim>(p.k_weight, lane);"
-_SIN = "rotation.sin = load_row<kHeadDim>(p.sin + row, lane);"
+_FOLD = "rotation.cos = load_row<kHeadDim, kLanes>(p.k_weight, lane);"
+_TURN_ENDS = "  } else if (is_q) {\n    rotation.cos"
 _WEIGHTED_TURN = """
-    const Row<kHeadDim> weights = load_row<kHeadDim>(p.k_weight, lane);
-    for (int chunk = 0; is_q && chunk < Row<kHeadDim>::kChunks; ++chunk) {
+    const Row<kHeadDim, kLanes> weights = load_row<kHeadDim, kLanes>(p.k_weight, lane);
+    for (int chunk = 0; is_q && chunk < Row<kHeadDim, kLanes>::kChunks; ++chunk) {
       float factor[8], cos[8], sin[8];
       unpack8(weights.packed[chunk], factor);
       unpack8(rotation.cos.packed[chunk], cos);
@@ -72,13 +72,13 @@ FAULTS = (
     ),
     Fault(
         "the weight of K in the columns that turn, too",
-        ((PREP, _SIN, _SIN + _WEIGHTED_TURN),),
+        ((PREP, _TURN_ENDS, _WEIGHTED_TURN + _TURN_ENDS),),
         (f"{PREP_CASES}/prefill/folded/closed-form",),
         ("q_out: ", "that row equals the expected row with the weight of K in the columns that turn, too"),
     ),
     Fault(
         "rows of V as far apart as those of K",
-        ((PREP, "value_out + r * kHeadDim, raw_rows[r]", "value_out + r * kKeyDim, raw_rows[r]"),),
+        ((PREP, "value_out + r * kHeadDim, raw_rows[step]", "value_out + r * kKeyDim, raw_rows[step]"),),
         (f"{PREP_CASES}/decode/folded/kv-heads5/many-tokens",),
         ("global_race", PREP),
     ),

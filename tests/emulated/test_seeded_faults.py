@@ -38,11 +38,12 @@ def _edit(old: str, new: str, source: str = BODY) -> Edits:
     return ((source, old, new),)
 
 
-_INV_RMS = "inverse_rms<kHeadDim>(raw_rows[r], p.eps)"
-_STORE_V = f"store_value_row<kHeadDim>(out + r * kHeadDim, raw_rows[r], {_INV_RMS}, lane);"
-_STORE_V_EQ_K = "if (writes_v) store_value_row<kHeadDim>(value_out + r * kHeadDim, raw_rows[r], inv_rms, lane);"
+_STORE_V = "store_value_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
+_STORE_V_EQ_K = (
+    "if (writes_v) store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
+)
 _OFFSET = "return (long long)page * layout.page_stride + (long long)layer * layout.layer_stride;"
-_STORE_ROW = "reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = pack8(y[chunk]);"
+_STORE_ROW = "reinterpret_cast<uint4*>(row)[chunk * kLanes + lane] = pack8(y[chunk]);"
 _PAGE_TRAP = "if (page < 0 || page >= p.num_pages) __trap();"
 _POSITION_TRAP = "if (position < 0 || position >= p.cos_max_pos) __trap();"
 _LATE_TRAP = (
@@ -68,14 +69,15 @@ FAULTS = (
         "V rotated",
         _edit(
             _STORE_V,
-            """float y[Row<kHeadDim>::kChunks][8];
-        const float s = inverse_rms<kHeadDim>(raw_rows[r], p.eps);
-        for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) {
-          unpack8(raw_rows[r].packed[c], y[c]);
-          for (int i = 0; i < 8; ++i) y[c][i] *= s;
-        }
-        rotate_whole_head<kHeadDim>(load_rotation<kHeadDim>(p, position, lane), lane, y);
-        store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
+            """{
+          float y[Row<kHeadDim, kLanes>::kChunks][8];
+          for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c) {
+            unpack8(raw_rows[step].packed[c], y[c]);
+            for (int i = 0; i < 8; ++i) y[c][i] *= inv_rms;
+          }
+          rotate_whole_head<kHeadDim, kLanes>(load_rotation<kHeadDim, kLanes>(p, position, lane), lane, y);
+          store_row<kHeadDim, kLanes>(out + r * kHeadDim, y, lane);
+        }""",
         ),
         f"{LOCAL}/prefill/closed-form",
         ("V in the pool: ", "the expected row and rotated"),
@@ -84,11 +86,13 @@ FAULTS = (
         "V normed with the K weight",
         _edit(
             _STORE_V,
-            """float y[Row<kHeadDim>::kChunks][8];
-        const Row<kHeadDim> w = load_row<kHeadDim>(p.k_weight, lane);
-        for (int c = 0; c < Row<kHeadDim>::kChunks; ++c)
-          normed8(raw_rows[r].packed[c], inverse_rms<kHeadDim>(raw_rows[r], p.eps), w.packed[c], y[c]);
-        store_row<kHeadDim>(out + r * kHeadDim, y, lane);""",
+            """{
+          float y[Row<kHeadDim, kLanes>::kChunks][8];
+          const Row<kHeadDim, kLanes> w = load_row<kHeadDim, kLanes>(p.k_weight, lane);
+          for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c)
+            normed8(raw_rows[step].packed[c], inv_rms, w.packed[c], y[c]);
+          store_row<kHeadDim, kLanes>(out + r * kHeadDim, y, lane);
+        }""",
         ),
         f"{OWN_V}/decode/closed-form",
         ("V in the pool: ", "the expected row normed with the weight of K"),
@@ -98,15 +102,15 @@ FAULTS = (
         _edit(
             _STORE_V_EQ_K,
             """if (writes_v) {
-          float y[Row<kHeadDim>::kChunks][8], sum = 0.0f;
-          for (int c = 0; c < Row<kHeadDim>::kChunks; ++c) {
-            normed8(raw_rows[r].packed[c], inv_rms, packed_weight.packed[c], y[c]);
+          float y[Row<kHeadDim, kLanes>::kChunks][8], sum = 0.0f;
+          for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c) {
+            normed8(raw_rows[step].packed[c], inv_rms, packed_weight.packed[c], y[c]);
             for (int i = 0; i < 8; ++i) sum = fmaf(y[c][i], y[c][i], sum);
           }
-          const float s = rsqrtf(warp_sum(sum) * (1.0f / kHeadDim) + p.eps);
-          for (int c = 0; c < Row<kHeadDim>::kChunks; ++c)
+          const float s = rsqrtf(lane_sum<kLanes>(sum) * (1.0f / kHeadDim) + p.eps);
+          for (int c = 0; c < Row<kHeadDim, kLanes>::kChunks; ++c)
             for (int i = 0; i < 8; ++i) y[c][i] *= s;
-          store_row<kHeadDim>(value_out + r * kHeadDim, y, lane);
+          store_row<kHeadDim, kLanes>(value_out + r * kHeadDim, y, lane);
         }""",
         ),
         f"{GLOBAL}/prefill/closed-form",
@@ -129,15 +133,16 @@ FAULTS = (
         (
             (BODY, "if (kFolded || p.rotary_dim == kHeadDim) {\n#pragma unroll\n    for",
              "if (false) {\n#pragma unroll\n    for"),
-            (BODY, "const int half = rotation.rotary_dim / 2;", "const int half = 64;"),
-            (BODY, "if (column < rotation.rotary_dim) {", "if (column < 128) {"),
+            (BODY, "const int half = p.rotary_dim / 2;", "const int half = 64;"),
+            (BODY, "if (column < p.rotary_dim) {", "if (column < 128) {"),
         ),
         f"{GLOBAL}/prefill/random/seed3/tokens5/page16",
         ("q_out: ", "K in the pool: "),
     ),
     Fault(
         "RoPE at position + 1",
-        _edit("load_rotation<kHeadDim>(p, position, lane);", "load_rotation<kHeadDim>(p, position + 1, lane);"),
+        _edit("load_rotation<kHeadDim, kLanes>(p, position, lane);",
+              "load_rotation<kHeadDim, kLanes>(p, position + 1, lane);"),
         f"{LOCAL}/prefill/closed-form",
         ("q_out: ",),
     ),
@@ -149,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "page size off by one",
-        _edit("position / p.layout.page_size;", "position / (p.layout.page_size + 1);"),
+        _edit("position / p.layout.page_size : 0;", "position / (p.layout.page_size + 1) : 0;"),
         f"{LOCAL}/prefill/page-size/16",
         ("global_out_of_bounds: ", "'pool'"),
     ),
@@ -194,10 +199,10 @@ FAULTS = (
         _edit(
             _STORE_ROW,
             """const uint4 packed = pack8(y[chunk]);
-    if (chunk * kChunkColumns + lane * 8 + 8 == kHeadDim) {
+    if ((chunk * kLanes + lane + 1) * 8 == kHeadDim) {
       for (int i = 0; i < 7; ++i) row[kHeadDim - 8 + i] = reinterpret_cast<const bf16_bits*>(&packed)[i];
     } else {
-      reinterpret_cast<uint4*>(row)[chunk * kWarpSize + lane] = packed;
+      reinterpret_cast<uint4*>(row)[chunk * kLanes + lane] = packed;
     }""",
         ),
         f"{LOCAL}/contiguous/closed-form",
@@ -206,8 +211,8 @@ FAULTS = (
     Fault(
         "the K columns of one lane unwritten in the pool",
         _edit(
-            "store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]",
-            """if (is_q || lane != 31) store_rotated_row<kHeadDim>(out + r * kHeadDim, raw_rows[r]""",
+            "store_rotated_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step]",
+            "if (is_q || lane != 31) store_rotated_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step]",
         ),
         f"{GLOBAL}/decode/closed-form",
         ("K in the pool: non-finite results", "never written", "dim 248"),
@@ -220,7 +225,8 @@ FAULTS = (
     ),
     Fault(
         "a lane that has left before the shuffle",
-        _edit("float sum = 0.0f;\n", "float sum = 0.0f;\n  if (threadIdx.x % kWarpSize == 31) return 0.0f;\n"),
+        _edit("float sums[kSums] = {};\n",
+              "float sums[kSums] = {};\n  if (threadIdx.x % kWarpSize == 31) return 0.0f;\n"),
         f"{LOCAL}/contiguous/random/seed1/tokens1",
         ("shuffle",),
     ),
