@@ -66,10 +66,12 @@ def suggested_splits(
 
     A block a (request, KV head) where these take more than half the multiprocessors. Else about 5 blocks for every 9:
     that many already read at the memory's rate, and more have to be merged. One cluster is merged sooner than blocks
-    alone, so it takes their place while a block would have fewer than 16 or 32 keys for each request and KV head. With
-    more than 8 query heads a KV head a block computes about as long as it reads: long histories get as many blocks as
-    start together, and where these leave a quarter of the multiprocessors over the longest get two for each of them,
-    one after the other.
+    alone, so it takes their place while a block would have fewer than 16 or 32 keys for each request and KV head.
+
+    With more than 8 query heads a KV head a block computes about as long as it reads: long histories get as many blocks
+    as start together, and where these leave a quarter of the multiprocessors over the longest get two for each of them,
+    one after the other. Of split rows form (b) computes longer still where it has a multiprocessor to itself: it is
+    left to more requests and KV heads than there are multiprocessors, and to short histories.
 
     In the record of an H200 that cluster_blocks names, the 130 shapes of 12b and 31b, with 128 to 131072 keys, took at
     most 5 % longer than with the best of the counts that bench tries; between the batches of that record, with up to 66
@@ -77,10 +79,11 @@ def suggested_splits(
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors, tiles = device.limits.multiprocessors, max(1, -(-visible_keys // TILE_KEYS))
-    if 2 * units > multiprocessors:
-        return 1
     computes = num_qo_heads > TILE_HEADS * num_kv_heads
     elems = visible_keys * (head_dim + (head_dim if k_dim is None else k_dim))
+    if 2 * units > multiprocessors:
+        lags = computes and units <= multiprocessors and k_dim in (None, head_dim)
+        return 2 if lags and elems >= 2 * LONG_SPLIT_ELEMS else 1
     enough = multiprocessors * 5 // 9 // units
     if enough < 2 and not computes and elems < LONG_SPLIT_ELEMS:
         return 1

@@ -263,7 +263,7 @@ def test_suggested_splits_fill_half_the_card_and_where_blocks_compute_all_of_it(
                 assert splits == 1 or (splits - 1) * clusters.TILE_KEYS < keys
                 units = requests * heads
                 if units > 66:
-                    assert splits == 1
+                    assert splits == (2 if group == 16 and units <= 132 and keys >= 512 else 1)
                 elif keys == 131072 and group == 16:
                     assert splits == 2 or 8 * units <= 132 < 9 * units or units * splits * 2 > 132 * 9 // 10
                 elif keys == 131072:
@@ -281,7 +281,10 @@ def test_suggested_splits_fill_half_the_card_and_where_blocks_compute_all_of_it(
         # One KV head and 16 query heads: 73 blocks, and none alone with fewer keys than there are blocks.
         (1, 1, 16, 512, 128, 8), (1, 1, 16, 512, 8192, 64), (4, 1, 16, 512, 1024, 16), (4, 1, 16, 512, 512, 8),
         (16, 1, 16, 512, 128, 4), (64, 1, 16, 512, 128, 2), (64, 1, 16, 512, 1024, 2), (66, 1, 16, 512, 1024, 2),
-        (67, 1, 16, 512, 131072, 1),
+        (66, 1, 8, 512, 131072, 2),
+        # Two one after the other, until there are as many requests as multiprocessors.
+        (67, 1, 16, 512, 131072, 2), (132, 1, 16, 512, 512, 2), (132, 1, 16, 512, 511, 1), (133, 1, 16, 512, 131072, 1),
+        (67, 1, 8, 512, 131072, 1),
         # 256 keys of 512 elements a split: all of the card, as far as clusters fit at once.
         (4, 1, 16, 512, 8192, 32), (16, 1, 16, 512, 1024, 6), (8, 1, 16, 512, 8192, 16), (32, 1, 16, 512, 8192, 3),
         (1, 1, 16, 512, 32768, 112),
@@ -326,7 +329,15 @@ def test_what_the_rule_loses_in_the_record() -> None:
 
 @pytest.mark.parametrize(
     ("requests", "heads", "keys", "splits"),
-    [(1, 1, 8192, 64), (1, 1, 32768, 112), (4, 1, 8192, 32), (16, 1, 8192, 6), (8, 1, 2048, 8), (64, 1, 32768, 2)],
+    [
+        (1, 1, 8192, 64),
+        (1, 1, 32768, 112),
+        (4, 1, 8192, 32),
+        (16, 1, 8192, 6),
+        (8, 1, 2048, 8),
+        (64, 1, 32768, 2),
+        (96, 1, 8192, 1),
+    ],
 )
 def test_folded_rows_are_read_sooner_so_more_keys_make_a_long_split(
     requests: int, heads: int, keys: int, splits: int
@@ -357,7 +368,7 @@ def test_suggested_clusters_start_together(group: int) -> None:
             splits = suggested_splits(
                 device, num_requests=requests, num_qo_heads=group, num_kv_heads=1, head_dim=512, visible_keys=keys
             )
-            assert requests <= fit.get(splits, 10**6)
+            assert requests <= fit.get(splits, 10**6) or (splits == 2 and group == 16 and requests <= 132)
 
 
 def test_only_blocks_in_clusters_have_memory_to_receive_in() -> None:
