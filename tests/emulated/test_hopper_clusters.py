@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -256,3 +257,55 @@ def test_words_of_other_blocks_have_to_be_shown_to_the_asynchronous_proxy(
     assert {fault.kind for fault in faults} == {"shared_race"}
     assert words in faults[0].message
     assert "without a fence.proxy.async between them" in faults[0].message
+
+
+BETWEEN = """
+  __shared__ __align__(16) u32 row[64];
+  relaxed();
+  if (threadIdx.x == 0) expect(&bar, BYTES);
+  meet();
+  row[threadIdx.x] = 1000 * rank() + threadIdx.x;
+  FENCE
+  __syncthreads();
+  const u32 next = (rank() + 1) % ranks();
+  if (threadIdx.x == 0)
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(of_rank(tile + 16, next)), "r"(at(row)), "r"(256), "r"(of_rank(&bar, WHOSE)) : "memory");
+  WAIT
+  out[blockIdx.x * 64 + threadIdx.x] = tile[16 + threadIdx.x];
+  LATER
+"""
+
+
+def between(**changes: str) -> str:
+    parts = {
+        "BYTES": "256",
+        "FENCE": "proxy_fence();",
+        "WHOSE": "next",
+        "WAIT": "wait(&bar, 0);",
+        "LATER": "",
+    } | changes
+    return re.sub("|".join(parts), lambda found: parts[found[0]], BETWEEN)
+
+
+def test_a_bulk_copy_into_the_next_block() -> None:
+    faults, out = run(between())
+    assert faults == []
+    senders = np.array([4 * (block // 4) + (block - 1) % 4 for block in range(8)]) % 4
+    assert out[:512].reshape(8, 64).tolist() == (1000 * senders[:, None] + np.arange(64)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"FENCE": ""}, "shared_race"),
+        ({"WAIT": ""}, "shared_race"),
+        ({"BYTES": "512"}, "deadlock"),
+        ({"WHOSE": "rank()"}, "illegal_instruction"),
+        ({"LATER": "row[threadIdx.x] = 5;"}, "shared_race"),
+    ],
+    ids=str,
+)
+def test_bulk_copies_into_the_next_block_that_are_wrong(change: dict[str, str], kind: str) -> None:
+    faults, _ = run(between(**change))
+    assert kind in {fault.kind for fault in faults}

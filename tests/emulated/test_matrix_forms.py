@@ -134,6 +134,46 @@ def test_wmma_loads_multiplies_and_stores_as_recorded(name: str) -> None:
     np.testing.assert_array_equal(launch(registers, "\n".join(lines), given, wanted), wanted)
 
 
+def _elements(words: Any, kind: str) -> Any:
+    """Rows of words -> rows of their elements, the lowest bits of a word first."""
+    bits = ELEMENT_BITS[kind]
+    values = words[:, :, None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
+    found = values.reshape(len(words), -1).astype(np.int64)
+    return np.where(found > 7, found - 16, found) if kind == "s4" else found
+
+
+@pytest.mark.parametrize(
+    ("kind", "combine", "satfinite"),
+    [("s4", "", ""), ("u4", "", ".satfinite"), ("s4", "", ".satfinite"), ("b1", "xor", ""), ("b1", "and", "")],
+)
+def test_wmma_of_parts_of_bytes(kind: str, combine: str, satfinite: str) -> None:
+    """Exact, so a product of NumPy's integers is the oracle; rows of A and columns of B are six words apart."""
+    random, each = np.random.default_rng(3), 32 // ELEMENT_BITS[kind]
+    shape = f"m8n8k{4 * each}"
+    words = random.integers(0, 1 << 32, (2, 8, 6), np.uint64).astype(np.uint32)
+    c = random.integers(-(1 << 31), 1 << 31, (8, 8), np.int64)
+    c[0], c[1] = (1 << 31) - 30, -(1 << 31) + 30
+    given = np.concatenate([words.reshape(-1), c.astype(np.uint32).reshape(-1)]).view(np.uint8)[None]
+    word = f".{combine}.popc" if combine else ""
+    body = f"""
+      mov.u32 %r5, {6 * each};
+      wmma.load.a.sync.aligned.row.{shape}.global.{kind} {{%A0}}, [%rd1], %r5;
+      wmma.load.b.sync.aligned.col.{shape}.global.{kind} {{%B0}}, [%rd1+192], %r5;
+      wmma.load.c.sync.aligned.row.{shape}.global.s32 {{%C0, %C1}}, [%rd1+384];
+      wmma.mma{word}.sync.aligned.row.col.{shape}.s32.{kind}.{kind}.s32{satfinite}
+        {{%D0, %D1}}, {{%A0}}, {{%B0}}, {{%C0, %C1}};
+      wmma.store.d.sync.aligned.row.{shape}.global.s32 [%rd2], {{%D0, %D1}};"""
+    registers = ".reg .b32 %A<1>, %B<1>, %C<2>, %D<2>;"
+    out = launch(registers, body, given, np.zeros((1, 256), np.uint8)).view(np.int32).reshape(8, 8)
+    a, b = (_elements(matrix[:, :4], kind) for matrix in words)
+    combined = {"": a[:, None] * b, "xor": a[:, None] ^ b, "and": a[:, None] & b}[combine]
+    want = c + combined.sum(2)
+    if satfinite:
+        assert (np.abs(want) >= 1 << 31).any()
+        want = np.clip(want, -(1 << 31), (1 << 31) - 1)
+    np.testing.assert_array_equal(out, want.astype(np.int32))
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_sinks_and_literals_as_operands(arch: str) -> None:
     random = np.random.default_rng(1)
@@ -170,6 +210,9 @@ SOURCES = "{%r1,%r2,%r3,%r4},{%r1,%r2},{%f1,%f2,%f3,%f4}"
         f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%rd1,%rd2,%rd1,%rd2}},{SOURCES};",
         "atom.global.add.u32 %p1, [%rd1], %r1;",
         "wmma.load.a.sync.aligned.row.m16n16k8.global.f16 {%r1,%r2,%r3,%r4}, [%rd1], %r1;",
+        "wmma.load.a.sync.aligned.col.m8n8k32.global.s4 {%r1}, [%rd1], %r1;",
+        "wmma.mma.sync.aligned.row.row.m8n8k32.s32.u4.u4.s32 {%r1,%r2}, {%r3}, {%r4}, {%r1,%r2};",
+        "wmma.mma.sync.aligned.row.col.m8n8k128.s32.b1.b1.s32 {%r1,%r2}, {%r3}, {%r4}, {%r1,%r2};",
         "wmma.load.d.sync.aligned.row.m16n16k16.global.f32 {%r1,%r2,%r3,%r4}, [%rd1], %r1;",
     ],
 )

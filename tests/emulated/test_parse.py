@@ -172,7 +172,7 @@ REGISTERS = ".reg .pred %p<3>; .reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<
         "shfl.bfly.b32 %r1, %r2, 1, 31;",
         "mma.sync.aligned.m8n8k16.row.row.s32.s8.s8.s32 {%r1, %r1}, {%r1}, {%r1}, {%r1, %r1};",
         "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1, %r2, %r3}, [%r4];",
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r3], 16, [%r2];",
+        "cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r3], 16, [%r2];",
         "cp.async.cg.shared.global [%r1], [%rd1], 8;",
         "mbarrier.init.shared::cluster.b64 [%r1], 1;",
         "mov.u32 %r1, %envreg5;",

@@ -152,8 +152,8 @@ class ClockRaces:
             # A wait for bulk copies shows them to the proxy, too: they came through it.
             unfenced = written > self.clocks[FENCED].reshape(-1).take(writer)
             if kind == WRITE:
-                ranks = np.repeat(lanes.block_slot % self.ranks, units.size // lanes.count)
-                unfenced &= self._is_foreign(writer - base, ranks)
+                slots = (units << self.granule_shift) // self.chunk.shared_stride
+                unfenced &= self._is_foreign(writer - base, slots % self.ranks)
             if unfenced.any():
                 self._report(kind, WRITE, before, unfenced, packed, units, split, lanes, site, needs_fence=True)
         for (other_kind, other), table in self.last.items():

@@ -30,6 +30,8 @@ NO_OPERATION = frozenset(
         *(f"prefetch.global.{level}" for level in ("L1", "L2", "L2::evict_last", "L2::evict_normal")),
         *(f"prefetch.{level}" for level in ("L1", "L2")),
         "prefetchu.L1",
+        "applypriority.global.L2::evict_normal",
+        "applypriority.L2::evict_normal",
         "nanosleep.u32",
         "griddepcontrol.wait",
         "griddepcontrol.launch_dependents",

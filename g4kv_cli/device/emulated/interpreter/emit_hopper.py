@@ -7,7 +7,7 @@ import re
 from ..arithmetic.mma_forms import ELEMENT_BITS, Form
 from ..checks.clock_races import fence_proxy
 from ..memory.atomics import update_function
-from ..memory.bulk_bytes import load_bytes, store_bytes
+from ..memory.bulk_bytes import copy_between, load_bytes, store_bytes
 from ..memory.bulk_copy import Reduction, commit_bulk, load_tensor, store_tensor, wait_bulk
 from ..ptx.flow import READ_PHASE
 from ..ptx.instruction import (
@@ -48,6 +48,7 @@ _BULK_REDUCE = re.compile(
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?\.(add|min|max|inc|dec|and|or|xor)"
     r"(\.noftz)?\.([usb](?:32|64)|b?f16|f32|f64)"
 )
+_BULK_BETWEEN = re.compile(r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes()")
 _BULK_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
 LOAD_FORM = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
@@ -97,6 +98,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         (ARRIVE_FORM, _emit_arrive),
         (_COPIES_ARRIVE, _emit_copies_arrive),
         (_BULK_LOAD, _emit_bulk_load),
+        (_BULK_BETWEEN, _emit_bulk_load),
         (_BULK_STORE, _emit_bulk_store),
         (_BULK_REDUCE, _emit_bulk_store),
         (LOAD_FORM, _emit_load),
@@ -207,7 +209,8 @@ def _emit_bulk_load(emitter: BlockEmitter, number: int, instruction: Instruction
     source, _, source_offset = emitter.address(operands[1], instruction)
     nbytes = emitter.source(operands[2], "b32", instruction)
     mbarrier, _, mbarrier_offset = emitter.address(operands[3], instruction)
-    function = load_bytes(emitter.site(instruction), shared_offset, source_offset, mbarrier_offset)
+    form = copy_between if found.re is _BULK_BETWEEN else load_bytes
+    function = form(emitter.site(instruction), shared_offset, source_offset, mbarrier_offset)
     emitter.effect(number, instruction, [], function, [shared, source, nbytes, mbarrier])
 
 

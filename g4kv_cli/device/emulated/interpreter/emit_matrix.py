@@ -15,12 +15,12 @@ _MMA = re.compile(
     r"(?:\.(and|xor)\.popc)?(\.rn)?"
 )
 _WMMA = re.compile(
-    r"wmma\.mma\.sync\.aligned\.(?:row|col)\.(?:row|col)\.m(\d+)n(\d+)k(\d+)\.(f16|f32|f64|s32)"
+    r"wmma\.mma(?:\.(and|xor)\.popc)?\.sync\.aligned\.(row|col)\.(row|col)\.m(\d+)n(\d+)k(\d+)\.(f16|f32|f64|s32)"
     r"(?:\.(\w+)\.(\w+))?\.(f16|f32|f64|s32)(\.satfinite)?(\.rn)?"
 )
 _MOVE = re.compile(
     r"wmma\.(load|store)\.([abcd])\.sync\.aligned\.(row|col)\.m(\d+)n(\d+)k(\d+)(?:\.(global|shared|shared::cta))?\."
-    r"(f16|bf16|tf32|f32|f64|s8|u8|s32)"
+    r"(f16|bf16|tf32|f32|f64|s8|u8|s4|u4|b1|s32)"
 )
 _HALF = ("f16", "bf16")
 _EIGHT = ("s8", "u8")
@@ -43,7 +43,11 @@ _WMMA_SHAPES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, int
     (_EIGHT, ("s32",), ((16, 16, 16), (8, 32, 16), (32, 8, 16))),
     (("tf32",), ("f32",), ((16, 16, 8),)),
     (("f64",), ("f64",), ((8, 8, 4),)),
+    (_FOUR, ("s32",), ((8, 8, 32),)),
+    (("b1",), ("s32",), ((8, 8, 128),)),
 )
+_PARTS_OF_BYTES = (*_FOUR, "b1")
+"""Elements of which wmma has A by rows and B by columns, as words of them lie in memory."""
 _REPEATED = {"f16": 8}
 """Registers of A and B that wmma has for f16: more than there are different ones."""
 
@@ -56,8 +60,10 @@ def emit_matrix(emitter: BlockEmitter, number: int, instruction: Instruction) ->
         form = Form(a, b, c, saturates is not None, combine or "")
         _emit_product(emitter, number, instruction, tuple(map(int, shape)), form, d, _MMA_SHAPES, {})
     elif (found := _WMMA.fullmatch(opcode)) is not None:
-        *shape, d, a, b, c, saturates, _ = found.groups()
-        form = Form(a or "f16", b or "f16", c, saturates is not None, "", 4 if a == "tf32" else 0)
+        combine, layout_a, layout_b, *shape, d, a, b, c, saturates, _ = found.groups()
+        if a in _PARTS_OF_BYTES and (layout_a, layout_b) != ("row", "col"):
+            raise emitter.unsupported(instruction, "there is no such form")
+        form = Form(a or "f16", b or "f16", c, saturates is not None, combine or "", 4 if a == "tf32" else 0)
         _emit_product(emitter, number, instruction, tuple(map(int, shape)), form, d, _WMMA_SHAPES, _REPEATED)
     elif (found := _MOVE.fullmatch(opcode)) is not None:
         _emit_move(emitter, number, instruction, found)
@@ -120,6 +126,8 @@ def _emit_move(emitter: BlockEmitter, number: int, instruction: Instruction, fou
     is_known = any(
         shape in known and kind in (results if is_accumulator else types) for types, results, known in _WMMA_SHAPES
     )
+    if kind in _PARTS_OF_BYTES and layout != ("row" if role == "a" else "col"):
+        is_known = False
     if not is_known:
         raise emitter.unsupported(instruction, "no fragment of this shape and type is emulated")
     bits = ELEMENT_BITS[kind]
@@ -135,7 +143,7 @@ def _emit_move(emitter: BlockEmitter, number: int, instruction: Instruction, fou
     base, _, offset = emitter.address(operands[0], instruction)
     stride = emitter.source(operands[1] if len(operands) == 2 else default, "b32", instruction)
     if space != "global":
-        shift = (bits // 8).bit_length() - 1
+        shift = (bits // 8 or 4).bit_length() - 1
         emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, shift)
     site = emitter.site(instruction)
     if direction == "load":

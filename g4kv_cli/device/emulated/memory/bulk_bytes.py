@@ -103,3 +103,40 @@ def store_bytes(
             copies.issue_store(part, moved.owners, moved.shared, moved.outside, site, update)
 
     return run
+
+
+def copy_between(site: Site, target_offset: int, source_offset: int, mbarrier_offset: int) -> Callable[..., None]:
+    """cp.async.bulk from the block's own shared memory to that of a block of its cluster, whose mbarrier it signals:
+    (lanes, addresses: target, source; bytes; address of the mbarrier)."""
+
+    def run(lanes: LaneSet, target: Array, source: Array, nbytes: Array, mbarrier: Array) -> None:
+        chunk = lanes.chunk
+        memory: SharedMemory = chunk.shared
+        pairs = (target, target_offset), (source, source_offset), (mbarrier, mbarrier_offset)
+        places = [displaced(base, offset).astype(np.int64) & 0xFFFFFFFF for base, offset in pairs]
+        for size, part, position in _by_size(lanes, nbytes, site):
+            to, given, barrier = (_cut(values, position, lanes.count) for values in places)
+            there, to = chunk.clusters.remote(part, to, site)
+            counting, barrier = chunk.clusters.remote(part, barrier, site)
+            apart = np.flatnonzero(there.block_slot != counting.block_slot)
+            if apart.size:
+                words = "the mbarrier of a bulk copy is in another block than the bytes"
+                chunk.run.collector.add("illegal_instruction", words, site, lanes, int(apart[0]), apart.size)
+            for addresses in (to, given):
+                check_alignment(part, addresses, 0, _UNIT_BYTES, site, "shared memory")
+            order = np.argsort(there.block_slot, kind="stable")
+            there, part = there.subset(order), part.subset(order)
+            to, given, barrier = to[order], given[order], barrier[order]
+            for number, inner, inside in chunk.mbarriers.parts(there, chunk.mbarriers.locate(there, barrier, 0, site)):
+                chosen = np.arange(there.count) if inside is None else inside
+                chunk.mbarriers.use(number, inner, site)
+                givers, owners = (each.repeated(size // _UNIT_BYTES) for each in (part.subset(chosen), inner))
+                here, flat = _addresses(given[chosen], size), _addresses(to[chosen], size)
+                read = memory.units(givers, here, span_of(here), 0, _UNIT_SHIFT, site)
+                memory.check_initialised(givers, read, _UNIT_SHIFT, site)
+                written = memory.units(owners, flat, span_of(flat), 0, _UNIT_SHIFT, site)
+                data = memory.data.of[_UNIT_SHIFT].take(read)
+                what = inner, owners, written, data, _UNIT_SHIFT, size, number, site
+                chunk.bulk_copies.issue_load(*what, source=(givers, read))
+
+    return run

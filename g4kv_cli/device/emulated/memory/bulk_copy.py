@@ -224,15 +224,20 @@ class BulkCopies:
         nbytes: int,
         number: int,
         site: Site,
+        source: tuple[LaneSet, Units] | None = None,
     ) -> None:
         """Put a load in flight: ``data`` for the shared ``units`` of 1 << shift bytes, as many and ``nbytes`` for each
-        lane, ``owners`` the lane of each unit."""
+        lane, ``owners`` the lane of each unit; ``source``: the lanes and units of 16 bytes of shared memory that are
+        read for it."""
         chunk = self.chunk
         serial = self._serials(number, lanes)
         chunks, owners = _chunks(owners, units, shift, None)
         each = chunks.size // lanes.count
         agent = np.repeat(chunk.races.copy_agent(number, lanes.block_slot), each)
         segment = np.repeat(serial, each)
+        if source is not None:
+            givers, given = source
+            chunk.races.add_asynchronous(READ, given, _CHUNK_SHIFT, givers, site, agent, segment)
         chunk.races.add_asynchronous(WRITE, chunks, _CHUNK_SHIFT, owners, site, agent, segment)
         self.loads.append(_Load(number, lanes, units, shift, data, nbytes, site))
 

@@ -96,9 +96,22 @@ CARRY = Register("%carry", "pred")
 
 _NO_RESULT = frozenset(
     (
-        *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
+        *(
+            "st",
+            "red",
+            "stmatrix",
+            "cp",
+            "bra",
+            "bar",
+            "barrier",
+            "membar",
+            "fence",
+            "prefetch",
+            "prefetchu",
+            "applypriority",
+        ),
         *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
-        *("call", "brx", "assertfail", "wild_call", "free"),
+        *("call", "brx", "assertfail", "wild_call", "free", "applypriority"),
     )
 )
 _NO_RESULT_PREFIXES = (

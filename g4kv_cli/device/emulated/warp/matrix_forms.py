@@ -49,7 +49,7 @@ def _places(fragment: Fragment, lanes: LaneSet, number: int, part: int, stride: 
     row = fragment.row[number, :, part].take(lanes.laneid)
     column = fragment.column[number, :, part].take(lanes.laneid)
     major, minor = (row, column) if by_rows else (column, row)
-    places: Array = (major * stride.astype(np.int64) + minor) * (fragment.element_bits // 8)
+    places: Array = (major * stride.astype(np.int64) + minor) * fragment.element_bits // 8
     return places
 
 
@@ -62,7 +62,8 @@ def load_fragment(
     site: Site, space: str | None, offset: int, fragment: Fragment, by_rows: bool, count: int
 ) -> Callable[..., Any]:
     """wmma.load: (lanes, address, elements from one row or column to the next) -> ``count`` registers."""
-    nbytes = fragment.element_bits // 8
+    is_by_words = fragment.element_bits < 8  # a register is a word of memory then
+    nbytes = 4 if is_by_words else fragment.element_bits // 8
     load = _LOADERS[space](site, offset, Element(nbytes, 1, False), (max(nbytes, 2),))
     kind: Any = np.uint64 if fragment.register_bits == 64 else np.uint32
 
@@ -71,7 +72,7 @@ def load_fragment(
         found = []
         for number in range(fragment.registers):
             register: Array = np.zeros(lanes.count, kind)
-            for part in range(fragment.row.shape[2]):
+            for part in range(1 if is_by_words else fragment.row.shape[2]):
                 at = _moved(base, _places(fragment, lanes, number, part, stride, by_rows))
                 register |= load(lanes, at, span_of(at)).astype(kind) << kind(part * fragment.element_bits)
             found.append(register)
