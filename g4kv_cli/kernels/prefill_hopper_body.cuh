@@ -70,8 +70,12 @@ __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, con
       barrier_init(shared + Shape::kWeightsThere + half * 8, Shape::kWarpsOfGroup);
       barrier_init(shared + Shape::kWeightsUsed + half * 8, Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
     }
+    if (Shape::kFolded) barrier_init(shared + Shape::kScoresDone, Shape::kWarpsOfGroup);
     barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
     barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);
+    for (int stage = 0; stage < Shape::kFirstValueStage; ++stage) {
+      barrier_arrive(shared + Shape::kValuesThere + stage * 8);  // queries, which have a barrier of their own
+    }
     fence_barrier_init();
   }
   if constexpr (Shape::kClusterBlocks == 1) {
@@ -83,9 +87,13 @@ __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, con
   if (group == 0) {
     give_registers<Shape::kProducerRegisters>();
     if constexpr (Shape::kFolded) {
-      if (has_tile && warp == 0) produce_turned_keys<Shape>(p, key_map, t, shared, lane);
-      if (has_tile && warp == 1) produce_common_columns<Shape>(p, value_map, t, shared, lane);
-      if (has_tile && warp == 2) produce_turned_values<Shape>(p, value_map, t, shared, lane);
+      if (has_tile && warp == 0) {
+        produce_turned_keys<Shape>(p, key_map, t, shared, lane);
+      } else if (has_tile && warp == 1) {
+        produce_common_columns<Shape>(p, value_map, t, shared, lane);
+      } else if (has_tile && warp == 2) {
+        produce_turned_values<Shape>(p, value_map, t, shared, lane);
+      }
     } else {
       if (has_tile && warp == 0) produce_keys<Shape>(p, key_map, t, shared, lane);
       if (has_tile && warp == 1) produce_values<Shape>(p, value_map, t, shared, lane);

@@ -13,11 +13,11 @@
 namespace g4kv {
 
 // Steps of a block's scores before which the weights of the block before are stored, and before which they are handed
-// over. The later, the more of the sums fills the tensor cores during this block's softmax, and the later are the next
-// block's columns there: 8192 tokens of 31b-global take an H200 3.74 ms with a hand-over behind the last step (4),
-// 3.52 ms with 3 and 3.39 ms with 2.
+// over; and how many steps of that block's sums may run beside these scores. The others wait for the scores' end, and
+// fill the tensor cores during the softmax; those before let go what the next block's columns need.
 constexpr int kStoreStep = 1;
-constexpr int kHandOverStep = 2;
+constexpr int kHandOverStep = 1;
+constexpr int kEarlySums = 1;
 
 constexpr int kCommonBlocks = 3;  // of a half of the head's column blocks: 1, 2 and 3; block 0 turns
 
@@ -42,12 +42,12 @@ __device__ __forceinline__ void copy_column_pair(const TensorMap& map, const Hop
 }
 
 // Stages of column blocks, kBlockStages a block of keys, from first_column_block (of this lane's half) on.
-template <typename Shape, int kStages, int kBlockStages>
+template <typename Shape, int kStages, int kBlockStages, int kFirstStage = 0>
 __device__ __forceinline__ void produce_column_pairs(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
                                                      unsigned stages, unsigned there, unsigned used,
                                                      int first_column_block, int lane) {
   const int blocks = key_blocks<Shape>(t);
-  RingPlace<kStages> ring;
+  RingPlace<kStages> ring{kFirstStage};
   int key = first_block_key<Shape>(t) + lane % Shape::kBoxesOfKeys * kBoxKeys;
   const PageRow row(p, t.tile.request, t.begin, t.end);
   BoxPlace place = row.place_of(p, key);
@@ -83,9 +83,8 @@ template <typename Shape>
 __device__ __forceinline__ void produce_common_columns(const AttentionParams& p, const TensorMap& map,
                                                        const HopperTile& t, unsigned shared, int lane) {
   const int turned = (t.tile.kv_head * 2 + half_of_lane<Shape>(lane)) * (1 + kCommonBlocks);
-  produce_column_pairs<Shape, Shape::kValueStages, kCommonBlocks>(p, map, t, shared + Shape::kValueRing,
-                                                                  shared + Shape::kValuesThere,
-                                                                  shared + Shape::kValuesUsed, turned + 1, lane);
+  produce_column_pairs<Shape, Shape::kValueStages, kCommonBlocks, Shape::kFirstValueStage>(
+      p, map, t, shared + Shape::kValueRing, shared + Shape::kValuesThere, shared + Shape::kValuesUsed, turned + 1, lane);
 }
 
 template <typename Shape>
@@ -97,30 +96,42 @@ __device__ __forceinline__ void produce_turned_values(const AttentionParams& p, 
                                                        lane);
 }
 
-// sum[64 rows][64 keys] (+)= Q's column block times a column block of K or V, four steps of 16 columns.
-template <typename Shape, bool kAccumulate>
+// sum[64 rows][64 keys] += Q's column block times one of V, four steps of 16 columns.
+template <typename Shape>
 __device__ __forceinline__ void multiply_column_block(float (&scores)[8][4], unsigned shared, int column_block,
                                                       unsigned keys) {
-  const unsigned a = matrix_descriptor(shared + Shape::kQueries + column_block * Shape::kQueryBlockBytes, 0);
+  const unsigned a = matrix_descriptor(shared + Shape::query_block(column_block), 0);
   const unsigned b = matrix_descriptor(keys, 0);
   // row[4][16 columns]: 32 bytes on each time, inside the swizzled 128
-  multiply_rows_64<0, 0, kAccumulate>(scores, a, b);
+  multiply_rows_64<0, 0, true>(scores, a, b);
   multiply_rows_64<32, 32, true>(scores, a, b);
   multiply_rows_64<64, 64, true>(scores, a, b);
   multiply_rows_64<96, 96, true>(scores, a, b);
 }
 
+// sum[64 rows][64 keys] (+)= Q's columns that turn times K's, of one half of the head.
+template <typename Shape, int kHalf>
+__device__ __forceinline__ void multiply_turned(float (&scores)[8][4], const unsigned (&queries)[8][4], unsigned keys) {
+  constexpr int kFirst = kHalf * Shape::kGroupBytes;
+  multiply_held_rows_64<kFirst, kHalf != 0>(scores, queries[kHalf * 4], keys);
+  multiply_held_rows_64<kFirst + 32, true>(scores, queries[kHalf * 4 + 1], keys);
+  multiply_held_rows_64<kFirst + 64, true>(scores, queries[kHalf * 4 + 2], keys);
+  multiply_held_rows_64<kFirst + 96, true>(scores, queries[kHalf * 4 + 3], keys);
+}
+
 // scores[8 tiles of 8 keys] of a block's 64 keys. before(n) runs before step n of four, and at last before(4).
 template <typename Shape, typename Before>
-__device__ __forceinline__ void score_folded_block(float (&scores)[8][4], unsigned shared, int block,
+__device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const unsigned (&queries)[8][4],
+                                                   unsigned shared, int block,
                                                    RingPlace<Shape::kValueStages>& ring,
                                                    const StageRelease<Shape>& release, Before before) {
   constexpr int kHalf = Shape::kColumnBlocks / 2;
   before(0);
   barrier_wait(shared + Shape::kKeysThere, block & 1);
   fence_wgmma();
-  multiply_column_block<Shape, false>(scores, shared, 0, shared + Shape::kKeyRing);
-  multiply_column_block<Shape, true>(scores, shared, kHalf, shared + Shape::kKeyRing + Shape::kGroupBytes);
+  const unsigned keys = matrix_descriptor(shared + Shape::kKeyRing, 0);
+  multiply_turned<Shape, 0>(scores, queries, keys);
+  multiply_turned<Shape, 1>(scores, queries, keys);
   commit_wgmma();
 #pragma unroll
   for (int column_block = 1; column_block < kHalf; ++column_block) {
@@ -128,8 +139,8 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], unsign
     barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);
     fence_wgmma();
     const unsigned columns = shared + Shape::kValueRing + ring.stage * Shape::kStageBytes;
-    multiply_column_block<Shape, true>(scores, shared, column_block, columns);
-    multiply_column_block<Shape, true>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
+    multiply_column_block<Shape>(scores, shared, column_block, columns);
+    multiply_column_block<Shape>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
     commit_wgmma();
     if (column_block == 1) {
       wait_wgmma<1>();
@@ -144,6 +155,7 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], unsign
 template <typename Shape>
 __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, const HopperTile& t, unsigned shared,
                                                   unsigned char* memory, int warp, int lane) {
+  constexpr int kHalf = Shape::kColumnBlocks / 2;
   const int blocks = key_blocks<Shape>(t);
   const int first_row = warp * kRowsPerTile;
   float* factors = reinterpret_cast<float*>(memory + Shape::kFactors);
@@ -153,12 +165,21 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   float max[2] = {minus_infinity(), minus_infinity()};
   float sum[2] = {0.0f, 0.0f};
   float factor[2];
-  RingPlace<Shape::kValueStages> ring;
+  RingPlace<Shape::kValueStages> ring{Shape::kFirstValueStage};
   float scores[8][4];
   unsigned weights[4][4];
 
   barrier_wait(shared + Shape::kQueriesThere, 0);
-  score_folded_block<Shape>(scores, shared, 0, ring, release, [](int) {});
+  unsigned queries[8][4];  // that turn: [half][16 columns]
+#pragma unroll
+  for (int column16 = 0; column16 < 8; ++column16) {
+    load_a<kBlockColumns>(queries[column16], shared + Shape::query_block(column16 / 4 * kHalf), first_row, column16 % 4,
+                          lane);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int group = 0; group < Shape::kOutputWarpgroups; ++group) release(Shape::kValuesUsed);  // as if by theirs
+  score_folded_block<Shape>(scores, queries, shared, 0, ring, release, [](int) {});
   int first_key = first_block_key<Shape>(t);
   int block = 0;
   const auto store = [&] {
@@ -175,6 +196,10 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   const auto hand_over = [&] {
     __syncwarp();
     if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere);
+  };
+  const auto tell_done = [&] {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared + Shape::kScoresDone);
   };
 #pragma unroll 1
   for (;; ++block) {
@@ -207,14 +232,16 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
     for (int key16 = 0; key16 < 4; ++key16) weights_as_a(weights[key16], scores[key16 * 2], scores[key16 * 2 + 1]);
     if (block + 1 == blocks) break;
 
-    score_folded_block<Shape>(scores, shared, block + 1, ring, release, [&](int step) {
+    score_folded_block<Shape>(scores, queries, shared, block + 1, ring, release, [&](int step) {
       if (step == kStoreStep) store();
       if (step == kHandOverStep) hand_over();
+      if (step == kHalf) tell_done();
     });
     first_key += Shape::kKeys;
   }
   store();
   hand_over();
+  tell_done();
   finish_rows<Shape>(p, shared, memory, max, sum, first_row, lane);
 }
 
@@ -255,7 +282,7 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
   const float* factors = reinterpret_cast<const float*>(memory + Shape::kFactors);
   const unsigned values = shared + Shape::kValueRing + group * Shape::kGroupBytes;
   const unsigned turned = shared + Shape::kTurnedRing + group * Shape::kGroupBytes;
-  RingPlace<Shape::kValueStages> ring;
+  RingPlace<Shape::kValueStages> ring{Shape::kFirstValueStage};
   float out[kHalf][8][4] = {};  // [column block of the half]
 
   int first_key = first_block_key<Shape>(t);
@@ -268,8 +295,6 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
       load_a<Shape::kHalfKeys>(weights[key16], shared + Shape::kWeights, first_row, key16, lane);
     }
     const float factor0 = factors[first_row + lane / 4], factor1 = factors[first_row + lane / 4 + 8];
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) rescale(out[i], factor0, factor1);
     if (first_key < t.tile.begin || first_key + Shape::kKeys > t.tile.end) {
@@ -287,24 +312,36 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
     }
     int previous = 0;
 #pragma unroll
-    for (int column_block = 1; column_block < kHalf; ++column_block) {
-      barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);
+    for (int step = 0; step < kHalf; ++step) {
+      if (step == kEarlySums) {
+        if (step > 0) {  // not only behind the next step, which may be long in coming
+          wait_wgmma<0>();
+          release(Shape::kValuesUsed + previous * 8);
+        }
+        barrier_wait(shared + Shape::kScoresDone, block & 1);
+        // Not before: the next weights, which wait for this, stand before the scores' next end, so that no phase of that
+        // barrier is missed.
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed);
+      }
+      const bool is_turned = step == kHalf - 1;
+      if (is_turned) {
+        barrier_wait(shared + Shape::kTurnedThere, block & 1);
+      } else {
+        barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);
+      }
       fence_wgmma();
-      multiply_weights(out[column_block], weights, values + ring.stage * Shape::kStageBytes);
+      multiply_weights(out[(step + 1) % kHalf], weights, is_turned ? turned : values + ring.stage * Shape::kStageBytes);
       commit_wgmma();
-      if (column_block > 1) {
+      if (step > 0 && step != kEarlySums) {
         wait_wgmma<1>();
         release(Shape::kValuesUsed + previous * 8);
       }
-      previous = ring.stage;
-      ring.advance();
+      if (!is_turned) {
+        previous = ring.stage;
+        ring.advance();
+      }
     }
-    barrier_wait(shared + Shape::kTurnedThere, block & 1);
-    fence_wgmma();
-    multiply_weights(out[0], weights, turned);
-    commit_wgmma();
-    wait_wgmma<1>();
-    release(Shape::kValuesUsed + previous * 8);
     wait_wgmma<0>();
     release(Shape::kTurnedUsed);
     first_key += Shape::kKeys;

@@ -22,7 +22,8 @@ struct HopperPrefill {
   static constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   static constexpr int kBoxesOfKeys = kKeys / kBoxKeys;
   static constexpr int kKeyStages = kFolded ? 1 : 5;
-  static constexpr int kValueStages = kFolded ? 7 : kHalfKeys / kBoxKeys;
+  static constexpr int kValueStages = kFolded ? 8 : kHalfKeys / kBoxKeys;
+  static constexpr int kFirstValueStage = kFolded ? 1 : 0;  // to be filled: before it queries stand in the ring
   static constexpr int kTurnedStages = kFolded ? 1 : 0;  // of V's columns where K has its own
   static constexpr int kOutputWarpgroups = 2;
   static constexpr int kStageBytes = 16384;
@@ -40,8 +41,9 @@ struct HopperPrefill {
   static constexpr int kOutputRegisters = 176;
 
   // Byte offsets in shared memory.
-  static constexpr int kQueries = 0;  // [column block][row][128 bytes], later the output rows
-  static constexpr int kKeyRing = kQueries + kRows * kHeadDim * 2;
+  static constexpr int kQueries = 0;  // [column block][row][128 bytes], later the output rows, over K's ring too if need be
+  static constexpr int kQueryBytes = kRows * kHeadDim * 2 - (kFolded ? kStageBytes : 0);
+  static constexpr int kKeyRing = kQueries + kQueryBytes;
   static constexpr int kValueRing = kKeyRing + kKeyStages * kStageBytes;
   static constexpr int kTurnedRing = kValueRing + kValueStages * kStageBytes;
   static constexpr int kWeights = kTurnedRing + kTurnedStages * kStageBytes;  // [half][row][64 keys]
@@ -56,10 +58,20 @@ struct HopperPrefill {
   static constexpr int kTurnedUsed = kTurnedThere + kTurnedStages * 8;
   static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [half]
   static constexpr int kWeightsUsed = kWeightsThere + kHalves * 8;
-  static constexpr int kQueriesThere = kWeightsUsed + kHalves * 8;
+  static constexpr int kScoresDone = kWeightsUsed + kHalves * 8;  // folded: of the next block of keys
+  static constexpr int kQueriesThere = kScoresDone + (kFolded ? 8 : 0);
   static constexpr int kSumsThere = kQueriesThere + 8;
   static constexpr int kTile = kSumsThere + 8;  // TileGeometry, so that no loop has to keep it
   static constexpr int kSharedBytes = kTile + sizeof(TileGeometry);
+
+  // Where a column block of the queries is. Folded, [3 of the half][half] as in the stages that they meet; the two that
+  // turn are kept in registers, and begin in the first stage of V's ring.
+  static __device__ __forceinline__ constexpr int query_block(int column_block) {
+    if constexpr (!kFolded) return kQueries + column_block * kQueryBlockBytes;
+    const int of_half = column_block % (kColumnBlocks / 2), half = column_block / (kColumnBlocks / 2);
+    return (of_half == 0 ? kValueRing : kQueries + (of_half - 1) * kStageBytes) + half * kGroupBytes;
+  }
+
   static_assert(kClusterTiles == 1 || kClusterTiles == 2, "a pair of tiles at most");
 };
 
@@ -158,7 +170,7 @@ __device__ __forceinline__ void copy_swizzled_queries(const AttentionParams& p, 
 #pragma unroll
     for (int step = 0; step < Shape::kHeadDim / 8 / kWarpSize; ++step) {
       const int chunk = step * kWarpSize + lane;
-      const unsigned at = shared + Shape::kQueries + chunk / 8 * Shape::kQueryBlockBytes;
+      const unsigned at = shared + Shape::query_block(chunk / 8);
       copy_async(at + swizzled<kBlockColumns>(row, chunk % 8), source + chunk * 8, valid);
     }
   }

@@ -158,6 +158,27 @@ G4KV_MULTIPLY_COLUMNS(256, 32, G4KV_TILES_32,
                       G4KV_SUMS_0_31 ", " G4KV_SUMS_32_63 ", " G4KV_SUMS_64_95 ", " G4KV_SUMS_96_127,
                       "%128, %129, %130, %131", "%132", "%133", "%134")
 
+// sum[64 rows][64 columns] (+)= A[64][16] B[64][16]^T, A in registers, B K-major in shared memory, kOffsetBytes behind what
+// the descriptor names. Asynchronous.
+template <int kOffsetBytes, bool kAccumulate>
+__device__ __forceinline__ void multiply_held_rows_64(float (&sum)[8][4], const unsigned (&a)[4], unsigned b) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 low_b;\n"
+      ".reg .b64 b;\n"
+      ".reg .pred accumulate;\n"
+      "add.u32 low_b, %36, %37;\n"
+      "mov.b64 b, {low_b, %38};\n"
+      "setp.ne.b32 accumulate, %39, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" G4KV_SUMS_0_31
+      "}, {%32, %33, %34, %35}, b, accumulate, 1, 1, 0;\n"
+      "}"
+      : G4KV_TILES_8(sum, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kOffsetBytes >> 4), "n"(kDescriptorHigh),
+        "n"(kAccumulate ? 1 : 0)
+      : "memory");
+}
+
 #undef G4KV_MULTIPLY_COLUMNS
 #undef G4KV_MULTIPLY_ROWS
 #undef G4KV_SUMS_96_127
