@@ -131,7 +131,7 @@ def test_a_wait_that_leaves_one_group_open(chosen: str) -> None:
 
 
 def test_results_survive_lanes_that_go_apart_before_the_wait() -> None:
-    apart = "if (threadIdx.x % 3 == 0) ((volatile u32*)memory)[2200] = 0;"
+    apart = "if (threadIdx.x % 3 == 0) ((volatile u32*)memory)[2200] = threadIdx.x / 32;"
     faults, got = run(f"wgmma_fence(); {CALL} wgmma_commit(); {apart} wgmma_wait();")
     assert [fault.kind for fault in faults] == ["shared_race"]  # of the seeded word, between the warps
     np.testing.assert_array_equal(got, product() + 1)

@@ -108,10 +108,21 @@ class ClockRaces:
 
     # Accesses
 
-    def add(self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, data: Array | None = None) -> None:
-        """An access by the lanes themselves; ``units`` are chunk offsets in units of 1 << shift bytes."""
+    def add(
+        self,
+        kind: int,
+        units: Units,
+        shift: int,
+        lanes: LaneSet,
+        site: Site,
+        data: Array | None = None,
+        held: Array | None = None,
+    ) -> None:
+        """An access by the lanes themselves; ``units`` are chunk offsets in units of 1 << shift bytes. Of a store that
+        is in memory by now: ``data`` and what the units ``held`` before."""
         row = lanes.index // 32
-        self._access(kind, units, shift, lanes, site, row, row % self.warps, None)
+        stored = None if held is None or data is None else (data, held)
+        self._access(kind, units, shift, lanes, site, row, row % self.warps, None, stored)
 
     def add_asynchronous(
         self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, agent: Array, segment: Array
@@ -129,7 +140,9 @@ class ClockRaces:
         row: Array,
         agent: Array,
         segment: Array | None,
+        stored: tuple[Array, Array] | None = None,
     ) -> None:
+        whole = units
         if units.size != lanes.count:
             units = np.repeat(units, lanes.count)
         by_proxy = segment is not None and not site.opcode.startswith(_PUSH)
@@ -145,7 +158,12 @@ class ClockRaces:
         before = self.last_write.take(units)
         writer = base + ((before >> _AGENT_SHIFT) & _AGENT_MASK)
         written = before >> _SEGMENT_SHIFT
-        clash = written > known.take(writer)
+        clash, earlier = written > known.take(writer), before
+        equal: Flags | None = None
+        if clash.any() and stored is not None:
+            # Of two warps that store one value it does not matter whose comes last; copies may not have arrived yet.
+            equal = clash & self._same(*stored, whole, split, units.size) & (writer - base < self.warps)
+            clash &= ~equal
         if clash.any():
             self._report(kind, WRITE, before, clash, packed, units, split, lanes, site)
         elif by_proxy:
@@ -167,6 +185,11 @@ class ClockRaces:
             self.last_write[units] = packed
             rival = self.last_write.take(units)
             clash = rival != packed
+            if clash.any() and stored is not None:
+                now = self.chunk.shared.data.of[shift].take(whole)
+                clash &= ~self._same(stored[0], now, whole, split, units.size)
+            if equal is not None and equal.any():
+                self.last_write[units[equal]] = earlier[equal]
             if clash.any():
                 self._report(kind, WRITE, rival, clash, packed, units, split, lanes, site)
             return
@@ -182,6 +205,16 @@ class ClockRaces:
     def _is_foreign(self, agent: Array, rank: Array) -> Flags:
         """Whether agents that write are not the warps of the block of this rank."""
         return np.asarray((agent >= self.warps) | (agent // self.block_warps != rank), np.bool_)
+
+    def _same(self, data: Array, other: Array, units: Units, split: int, count: int) -> Flags:
+        """For each of ``count`` granules, ``split`` a unit, whether both values of its unit have the same bits."""
+        size = units.size
+        one, two = (
+            np.ascontiguousarray(np.broadcast_to(values, (size,))).view(np.uint8).reshape(size * split, -1)
+            for values in (data, other)
+        )
+        same: Flags = (one == two).all(1)
+        return same if same.size == count else np.tile(same, count // same.size)
 
     def _table(self, kind: int, agent: int) -> Units:
         table = self.last.get((kind, agent))

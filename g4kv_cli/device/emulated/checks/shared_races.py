@@ -38,8 +38,17 @@ class RaceLog:
         self.owners = np.zeros(total_bytes if self.is_active else 0, np.uint16)
         """For each byte the thread of its block, plus one, that has touched it; all zero between two checks."""
 
-    def add(self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, data: Array | None = None) -> None:
-        """Remember an access until the next barrier."""
+    def add(
+        self,
+        kind: int,
+        units: Units,
+        shift: int,
+        lanes: LaneSet,
+        site: Site,
+        data: Array | None = None,
+        _held: Array | None = None,
+    ) -> None:
+        """Remember an access until the next barrier; what was there before is among the accesses."""
         self.chunk.run.note_addresses(units)
         if not self.is_active:
             return

@@ -160,13 +160,14 @@ class SharedMemory:
         view = self.data.of[shift]
         if self.chunk.run.watches_changes and is_change(view, units, data):
             self.chunk.run.changed()
+        held = view.take(units) if self.chunk.has_clocks else None
         view[units] = data
         self.state.of[shift][units] = ALL_INITIALISED[shift]
         if self.chunk.has_clocks and data.shape[0] > 1 and units.shape[0] > 1:
             bad = np.flatnonzero(differs(view.take(units), data))
             if bad.size:
                 self._report_lost(units, shift, lanes, site, int(bad[0]), bad.size)
-        self.races.add(WRITE, units, shift, lanes, site, data)
+        self.races.add(WRITE, units, shift, lanes, site, data, held)
         synchronise(site, lanes, units << shift, True, True)
 
     def _report_lost(self, units: Units, shift: int, lanes: LaneSet, site: Site, position: int, count: int) -> None:
