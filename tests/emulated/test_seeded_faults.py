@@ -218,6 +218,30 @@ FAULTS = (
         ("K in the pool: non-finite results", "never written", "dim 248"),
     ),
     Fault(
+        "half a warp without a row stores K's next one",
+        _edit("if (r >= rows) continue;  // half a warp", ""),
+        f"{LOCAL}/prefill/kv-heads5/many-tokens",
+        ("write_conflict: ",),
+    ),
+    Fault(
+        "half a warp without a row stores V's next one",
+        _edit(f"if (r < rows) {_STORE_V}", _STORE_V),
+        f"{LOCAL}/batch_prefill/kv-heads5/many-tokens",
+        ("write_conflict: ",),
+    ),
+    Fault(
+        "half a warp norms by half the row",
+        _edit("kSums == 1 ? sums[0] : sums[0] + sums[kSums - 1]", "sums[0]"),
+        f"{LOCAL}/decode/kv-heads5/many-tokens",
+        ("q_out: ",),
+    ),
+    Fault(
+        "a turn the other way within a lane",
+        _edit("cos[1][i], sin[1][i], false);", "cos[1][i], sin[1][i], kHeadDim == 256);"),
+        f"{LOCAL}/decode/kv-heads5/many-tokens",
+        ("q_out: ", "K in the pool"),
+    ),
+    Fault(
         "a lane missing in the shuffle mask",
         _edit("kAllLanes = 0xffffffffu;", "kAllLanes = 0x7fffffffu;", "warp.cuh"),
         f"{LOCAL}/contiguous/random/seed1/tokens1",
