@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hopper_helper import hopper_kernel, run_small, seeded
-from launch_helper import faults_of, pointer, read_as, upload
+from launch_helper import faults_of, int32, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 from smoke_helper import chosen, smoke
 from test_hopper_clusters import EXCHANGE, run
 from test_hopper_copies import RING, run_ring
+from test_hopper_programs import PIPELINED, run_ragged
 from test_hopper_wgmma import CALL, PLAIN, SOURCE, TWO
 from test_hopper_wgmma import run as multiply
 
@@ -120,6 +121,11 @@ _HANDED = """
   if (threadIdx.x < 32) { tile[threadIdx.x] = 1; asm volatile("bar.arrive 1, 64;" ::: "memory"); }
   else { asm volatile("bar.sync 1, 64;" ::: "memory"); out[threadIdx.x] = tile[threadIdx.x - 32]; }
   if (threadIdx.x == 0) arrive(&other);"""
+_STORED = """
+  for (int k = threadIdx.x; k < 256; k += 64) tile[k] = 3 * k;
+  FENCE
+  __syncthreads();
+  if (threadIdx.x == 0) { store2(&map, 0, 8, tile); commit(); WAIT }"""
 RIGHT: dict[str, Callable[[], bool]] = {
     "a ring of copies": lambda: run_ring(RING)[0] == [],
     "products one after another": lambda: (
@@ -134,6 +140,8 @@ RIGHT: dict[str, Callable[[], bool]] = {
         )[0]
         == []
     ),
+    "a pipeline that ends in bulk stores": lambda: np.array_equal(*run_ragged(PIPELINED)),
+    "a bulk store": _right(_STORED.replace("FENCE", "proxy_fence();").replace("WAIT", "wait_read(); tile[0] = 1;")),
     "blocks of a cluster": lambda: run(EXCHANGE)[0] == [],
     "an arrival without a wait": _right(_HANDED),
     "an mbarrier that orders": _right(_SHARE.replace("WAIT", "wait(&other, 0);")),
@@ -175,6 +183,18 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "stores to another block over its own": (lambda: run("got[threadIdx.x] = 7;" + EXCHANGE), "shared race"),
     "another block's mbarrier before it is there": (lambda: run(EXCHANGE.replace("meet();", "")), "mbarrier"),
+    "a bulk store of what was not shown": (
+        lambda: run_small(_STORED.replace("FENCE", "").replace("WAIT", "wait_store();")),
+        "shared race",
+    ),
+    "a bulk store that nobody waits for": (
+        lambda: run_small(_STORED.replace("FENCE", "proxy_fence();").replace("WAIT", "")),
+        "unfinished copy",
+    ),
+    "what a bulk store still reads": (
+        lambda: run_small(_STORED.replace("FENCE", "proxy_fence();").replace("WAIT", "tile[0] = 1; wait_store();")),
+        "shared race",
+    ),
     "an arrival that orders nothing after it": (
         lambda: run_small(_HANDED.replace('"memory"); }\n  else', '"memory"); tile[threadIdx.x] = 2; }\n  else')),
         "shared race",
@@ -196,6 +216,43 @@ def test_a_broken_rule_is_found(name: str, counted: dict[int, LaunchCounts], mon
     (counts,) = counted.values()
     assert counts.replayed == {kind: 1}
     assert counts.cleared == 0
+
+
+BYTES = """
+extern "C" __global__ void kernel(const u32* in, u32* out, int words) {
+  __shared__ __align__(128) u32 tile[512];
+  __shared__ u64 bar;
+  if (threadIdx.x == 0) { init(&bar, 1); init_fence(); }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&bar, 4 * words);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(at(tile + 8 * blockIdx.x)), "l"(in + 512 * blockIdx.x), "r"(4 * words), "r"(at(&bar)) : "memory");
+  }
+  wait(&bar, 0);
+  for (int k = threadIdx.x; k < words; k += 32) tile[8 * blockIdx.x + k] += 7;
+  proxy_fence();
+  __syncwarp();
+  if (threadIdx.x == 0) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+        :: "l"(out + 512 * blockIdx.x), "r"(at(tile + 8 * blockIdx.x)), "r"(4 * words) : "memory");
+    commit();
+    wait_store();
+  }
+}
+"""
+
+
+def test_bytes_are_brought_and_stored(counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    machine, words = Machine(), 488
+    given = np.random.default_rng(6).integers(0, 1 << 31, (3, 512), np.uint32)
+    source, out = upload(machine, given, "in"), upload(machine, np.zeros_like(given), "out")
+    assert faults_of(machine, hopper_kernel(BYTES), pointer(source), pointer(out), int32(words), grid=3) == []
+    got = read_as(machine, out, given.size, np.uint32).reshape(given.shape)
+    np.testing.assert_array_equal(got[:, :words], given[:, :words] + 7)
+    assert not got[:, words:].any()
+    assert only_compared(counted), counted
 
 
 def test_a_cluster_of_plain_blocks(counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch) -> None:

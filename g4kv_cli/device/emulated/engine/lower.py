@@ -54,6 +54,9 @@ _SIGN = {
 
 LOGGED = ("store_global", "store_generic", "atomic_global", "atomic_generic")
 """Beginnings of the names of handlers that log stores: one a lane at most."""
+BULK_ROWS = 64
+"""Room for rows of bulk stores, for each lane, where their group is waited for; what has more is left to the
+interpreter."""
 WATCHED = ("load_global", "load_generic", "copy_async")
 """The same of those that log loads, where they are watched."""
 
@@ -296,6 +299,7 @@ class Lowering:
         if block.end not in ("jump", "branch", "exit"):
             lowered.site = self.site()
         lowered.store_count = sum(operation.handler.startswith(LOGGED) for operation in self.out)
+        lowered.store_count += BULK_ROWS * sum(operation.handler == "bulk_wait" for operation in self.out)
         lowered.load_count = sum(operation.handler.startswith(WATCHED) for operation in self.out)
         return lowered
 

@@ -9,11 +9,15 @@ from ..interpreter.emit_clusters import ARRIVE_FORM as CLUSTER_ARRIVE
 from ..interpreter.emit_clusters import INIT_FENCE, MAP_FORM, MULTICAST_FORM, PUSH_FORM, REMOTE_ARRIVE_FORM
 from ..interpreter.emit_hopper import (
     ARRIVE_FORM,
+    BULK_LOAD_FORM,
+    BULK_STORE_FORM,
     INIT_FORM,
     LOAD_FORM,
     NO_OPERATION,
     PROXY_FENCES,
     SETMAXNREG_FORM,
+    STORE_FORM,
+    WAIT_BULK_FORM,
     WAIT_FORM,
     WGMMA_FORM,
 )
@@ -50,6 +54,20 @@ def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
         if len(operands) != (4 if found.group(2) else 3):
             raise _unknown(instruction)
         _lower_tensor(lowering, instruction, int(found.group(1)), None)
+    elif (found := STORE_FORM.fullmatch(opcode)) is not None and len(operands) == (3 if found.group(2) else 2):
+        _lower_tensor_store(lowering, instruction, int(found.group(1)))
+    elif (found := BULK_LOAD_FORM.fullmatch(opcode)) is not None and len(operands) == (5 if found.group(1) else 4):
+        shared, source = _pair(lowering, instruction, operands[0], operands[1])
+        base, is_wide, offset = lowering.mbarrier_address(operands[3])
+        size = lowering.source(operands[2], "b32")
+        lowering.emit("copy_bytes", *shared, *source, base, offset, is_wide, lowering.site(), size, outs=())
+    elif (found := BULK_STORE_FORM.fullmatch(opcode)) is not None and len(operands) == (4 if found.group(1) else 3):
+        shared, target = _pair(lowering, instruction, operands[1], operands[0])
+        lowering.emit("store_bytes", *shared, *target, lowering.site(), lowering.source(operands[2], "b32"), outs=())
+    elif opcode == "cp.async.bulk.commit_group":
+        lowering.emit("bulk_commit", outs=())
+    elif WAIT_BULK_FORM.fullmatch(opcode) and len(operands) == 1 and isinstance(operands[0], Immediate):
+        lowering.emit("bulk_wait", operands[0].bits, outs=())
     elif opcode in PROXY_FENCES:
         lowering.emit("proxy_fence", lowering.site(), outs=())
     elif (found := WGMMA_FORM.fullmatch(opcode)) is not None and found.groups()[2:] == ("f32", "bf16", "bf16", None):
@@ -144,6 +162,26 @@ def _lower_tensor(lowering: Lowering, instruction: Instruction, dimensions: int,
     mask = lowering.source(ranks, "b16") if ranks is not None else places[0]
     fields = (to, to_offset, to_is_wide, at, at_offset, base, offset, is_wide, lowering.site(), dimensions)
     lowering.emit("copy_tensor", *fields, *places, mask, int(ranks is not None), outs=())
+
+
+def _pair(
+    lowering: Lowering, instruction: Instruction, shared: Operand | None, outside: Operand | None
+) -> tuple[tuple[int | Slot, ...], tuple[int | Slot, ...]]:
+    """Fields of a shared address, and of one of 64 bits."""
+    base, is_wide, offset = lowering.address(shared)
+    other, other_is_wide, other_offset = lowering.address(outside)
+    if not other_is_wide:
+        raise _unknown(instruction)
+    return (base, offset, is_wide), (other, other_offset)
+
+
+def _lower_tensor_store(lowering: Lowering, instruction: Instruction, dimensions: int) -> None:
+    tensor, source = instruction.operands[:2]
+    if not isinstance(tensor, TensorAddress) or len(tensor.coordinates.items) != dimensions:
+        raise _unknown(instruction)
+    shared, at = _pair(lowering, instruction, source, tensor.address)
+    places = [lowering.source(item, "b32") for item in tensor.coordinates.items]
+    lowering.emit("store_tensor", *shared, *at, lowering.site(), dimensions, *places, outs=())
 
 
 def _lower_push(lowering: Lowering, instruction: Instruction, count: int, nbytes: int) -> None:

@@ -111,6 +111,7 @@ class Lowered:
     uses_copies: bool
     has_shared_atomics: bool
     uses_wgmma: bool
+    uses_bulk_stores: bool
     is_asynchronous: bool
     """Whether it uses mbarriers, bulk copies, wgmma or clusters."""
     learns: bool

@@ -58,6 +58,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         _has(blocks, "copy_async"),
         _has(blocks, "atomic_shared", "atomic_generic"),
         _has(blocks, "wgmma_bf16"),
+        _has(blocks, "store_tensor", "store_bytes"),
         lowering.is_asynchronous,
         any(
             learns(each.opcode) and not lowering.read.isdisjoint(each.writes)
@@ -87,6 +88,7 @@ class Program:
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics
         self.uses_wgmma = kernel.uses_wgmma
+        self.uses_bulk_stores = kernel.uses_bulk_stores
         self.is_asynchronous = kernel.is_asynchronous
         self.learns = kernel.learns
         self.runs_together = kernel.runs_together

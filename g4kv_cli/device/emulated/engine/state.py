@@ -28,6 +28,8 @@ PRODUCTS_EACH = 16
 """wgmma on registers of their own that a warp may have on their way."""
 TRANSFERS = 1 << 15
 """Bulk copies and st.async that may be on their way."""
+BULK_STORES = 1 << 12
+"""Bulk stores that may be on their way."""
 _READ_AND_STORED, _LOADED = 3, 2
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
@@ -139,7 +141,7 @@ class EngineState:
         granules = rounded // 16
         every = granules * residents
         fine = every << (4 - granule_shift)
-        columns = warps + -(-warps // WARPGROUP) if is_async else warps
+        columns = warps + is_async * -(-warps // WARPGROUP) + program.uses_bulk_stores * warps
         stride = -(-columns // 8) * 8
         self.point("writers", buffers.get("writers", every, np.uint32))
         self.point("readers", buffers.get("readers", every * stride, np.uint32))
@@ -155,6 +157,7 @@ class EngineState:
         launch.agents_each = stride + (MBARRIERS if is_async else 0)
         launch.products_each = PRODUCTS_EACH if program.uses_wgmma else 0
         launch.transfer_capacity = TRANSFERS if is_async else 0
+        launch.bulk_capacity = BULK_STORES if program.uses_bulk_stores else 0
 
     def set_within(self, site_count: int, extents: Mapping[int, Extent]) -> None:
         """Where in the shared memory of its block each site's accesses have to stay; ``set_shared`` comes before."""

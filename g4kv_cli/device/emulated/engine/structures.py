@@ -134,10 +134,13 @@ class Launch(ctypes.Structure):
         ("changes", c_int64),
         *((name, c_int32) for name in ("resident_count", "ranks")),
         *((name, c_void_p) for name in ("order", "pool")),
-        *((name, c_int64) for name in ("products_each", "transfer_capacity")),
+        *((name, c_int64) for name in ("products_each", "transfer_capacity", "bulk_capacity")),
         *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "chunk")),
-        *((name, c_void_p) for name in ("joined", "cluster_joining", "cluster_done", "transfers", "boxes")),
-        *((name, c_int64) for name in ("transfer_count", "box_count", "cluster_phase")),
+        *(
+            (name, c_void_p)
+            for name in ("joined", "cluster_joining", "cluster_done", "transfers", "boxes", "bulk_stores")
+        ),
+        *((name, c_int64) for name in ("transfer_count", "box_count", "bulk_store_count", "cluster_phase")),
         *((name, c_int32) for name in ("batch", "unused3")),
     ]
 

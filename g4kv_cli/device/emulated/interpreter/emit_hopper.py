@@ -41,7 +41,7 @@ ARRIVE_FORM = re.compile(
 )
 WAIT_FORM = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?" + _SHARED)
 _COPIES_ARRIVE = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
-_BULK_LOAD = re.compile(
+BULK_LOAD_FORM = re.compile(
     r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
 )
 _BULK_REDUCE = re.compile(
@@ -49,13 +49,15 @@ _BULK_REDUCE = re.compile(
     r"(\.noftz)?\.([usb](?:32|64)|b?f16|f32|f64)"
 )
 _BULK_BETWEEN = re.compile(r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes()")
-_BULK_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
+BULK_STORE_FORM = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?")
 LOAD_FORM = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
     r"(\.L2::cache_hint)?"
 )
-_STORE = re.compile(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?")
-_WAIT_BULK = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
+STORE_FORM = re.compile(
+    r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?"
+)
+WAIT_BULK_FORM = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
 WGMMA_FORM = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f16|f32|s32)\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)"
     r"\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)(\.satfinite|\.and\.popc)?"
@@ -97,12 +99,12 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         (INIT_FORM, _emit_init),
         (ARRIVE_FORM, _emit_arrive),
         (_COPIES_ARRIVE, _emit_copies_arrive),
-        (_BULK_LOAD, _emit_bulk_load),
+        (BULK_LOAD_FORM, _emit_bulk_load),
         (_BULK_BETWEEN, _emit_bulk_load),
-        (_BULK_STORE, _emit_bulk_store),
+        (BULK_STORE_FORM, _emit_bulk_store),
         (_BULK_REDUCE, _emit_bulk_store),
         (LOAD_FORM, _emit_load),
-        (_STORE, _emit_store),
+        (STORE_FORM, _emit_store),
         (WGMMA_FORM, _emit_wgmma),
     ):
         found = pattern.fullmatch(opcode)
@@ -116,7 +118,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         emitter.effect(number, instruction, [], fence_proxy(), [])
     elif opcode == "cp.async.bulk.commit_group":
         emitter.effect(number, instruction, [], commit_bulk(), [])
-    elif _WAIT_BULK.fullmatch(opcode) and len(operands) == 1 and isinstance(operands[0], Immediate):
+    elif WAIT_BULK_FORM.fullmatch(opcode) and len(operands) == 1 and isinstance(operands[0], Immediate):
         emitter.effect(number, instruction, [], wait_bulk(operands[0].bits), [])
     elif opcode == "wgmma.fence.sync.aligned":
         emitter.effect(number, instruction, [], fence_wgmma(emitter.site(instruction)), [])

@@ -274,7 +274,7 @@ static void signal_copies(Launch *c, const Transfer *first, u32 copies, i64 byte
   const int agent = first->rank * c->agents_each + c->reader_stride + first->mbarrier;
   barrier->delivered += copies;
   // What st.async stored is not shown to the asynchronous proxy.
-  for (int set = KNOWN; set <= (first->box < 0 ? KNOWN : FENCED); set++)
+  for (int set = KNOWN; set <= (first->box == PUSHED ? KNOWN : FENCED); set++)
     barrier->joining[set * c->agents + agent] = c->origin + barrier->delivered;
   barrier->bytes -= bytes;
   if (!barrier->pending && !barrier->bytes) complete_phase(c, first->rank, barrier);
@@ -315,6 +315,7 @@ int deliver(Launch *c) {
 void check_ended(Launch *c) {
   if (c->transfer_count)
     raise_fault(warp_of(c, c->transfers[0].row), FAULT_UNFINISHED, c->transfers[0].site, 0, c->transfers[0].to);
+  if (c->bulk_store_count) raise_fault(warp_of(c, c->bulk_stores[0].row), FAULT_UNFINISHED, c->bulk_stores[0].site, 0, 0);
   for (int rank = 0; rank < c->resident_count; rank++)
     for (int m = 0; m < (c->warp_count + 3) / 4 * 4; m++) {
       Warp *warps = c->residents[rank].warps;
@@ -348,7 +349,7 @@ HANDLER(push) {
     Transfer *transfer = barrier ? add_transfer(w, site) : 0;
     Marks marks;
     if (!transfer || !issue_copy(w, rank, barrier, site, &marks)) return done(i);
-    transfer->box = -1;
+    transfer->box = PUSHED;
     transfer->rank = rank;
     transfer->mbarrier = (int)(barrier - c->residents[rank].mbarriers);
     transfer->to = (u32)to;

@@ -24,15 +24,42 @@ struct Mbarrier {
 };
 
 // A bulk copy or st.async that was issued: to where in the block of a rank, and whose mbarrier it signals. box is the
-// number of its tensor's, with the coordinates, or -1 for data. Those of one instruction have one batch.
+// number of its tensor's, with the coordinates, or says that it has data, or bytes from an address. Those of one
+// instruction have one batch.
+enum { PUSHED = -1, BYTES = -2 };
 struct Transfer {
   i32 box, rank, mbarrier, site, row, batch;
   u32 to, bytes;
   union {
     i32 at[5];
     u8 data[16];
+    u64 from;
   };
 };
+
+// A bulk store that was issued by a lane of a warp, in a group of its: from where in shared memory, and to a box of a
+// tensor, or `bytes` to an address.
+struct BulkStore {
+  i32 box, row, lane, site;
+  u32 group, from, bytes, unused;
+  union {
+    i32 at[5];
+    u64 to;
+  };
+};
+
+// What reads by the asynchronous proxy have in common: of one instruction, by the agent of a column of the readers.
+typedef struct {
+  Shared shared;
+  Marks marks;
+  const u32 *fenced;
+  u32 segment;
+  i64 column;
+  int site;
+} Reads;
+Reads begin_reads(Warp *w, int site, u32 segment, i64 column);
+int read_chunk(Warp *w, const Reads *r, i64 at, void *to);
+void finish_reads(Warp *w, i64 column, i64 segment);
 
 #define TENSOR_BOXES 64
 // A tensor map (memory/tensor_map.py), innermost first.

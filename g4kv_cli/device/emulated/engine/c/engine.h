@@ -159,6 +159,7 @@ typedef struct {
 // An mbarrier of a block (async.h).
 typedef struct Mbarrier Mbarrier;
 typedef struct Transfer Transfer;
+typedef struct BulkStore BulkStore;
 typedef struct Product Product;
 typedef struct TensorBox TensorBox;
 
@@ -199,6 +200,7 @@ struct Warp {
   Product *products;        // wgmma of which nobody has waited for the end
   i32 product_count;
   u32 issued_products, committed_products;
+  U32 bulk_committed;  // groups of bulk stores of each lane
 };
 
 // What a block that is resident has of its own. Handlers see the pointers of the block that runs in Launch (enter_block).
@@ -280,7 +282,7 @@ struct Launch {
   i32 resident_count, ranks;  // blocks that run together, and those of a cluster
   const i64 *order;  // numbers of the blocks in their order, if those of a cluster run together
   const i32 *pool;   // fields of instructions that have more than FIELDS
-  i64 products_each, transfer_capacity;
+  i64 products_each, transfer_capacity, bulk_capacity;
   // Laid out by engine_begin.
   Resident *residents, *here;  // blocks that there is room for, and the one that runs
   Warp *warps;                 // of that block, as the barriers
@@ -289,7 +291,8 @@ struct Launch {
   u32 *joined, *cluster_joining, *cluster_done;  // clocks on their way
   Transfer *transfers;
   TensorBox *boxes;
-  i64 transfer_count, box_count, cluster_phase;
+  BulkStore *bulk_stores;
+  i64 transfer_count, box_count, bulk_store_count, cluster_phase;
   i32 batch, unused3;
 };
 

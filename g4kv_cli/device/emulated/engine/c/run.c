@@ -175,6 +175,7 @@ static void start_warp(Launch *c, Warp *w) {
   w->sleeper_count = w->product_count = 0;
   w->cluster_arrived = w->cluster_passed = w->cluster_waiting = 0;
   w->issued_products = w->committed_products = 0;
+  w->bulk_committed = (U32)(0u);
   __builtin_memset(w->cluster_seen, 0, sizeof w->cluster_seen);
   __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);
   __builtin_memset(w->occupied, 0, 8 * (size_t)((c->block_count + 63) >> 6));
@@ -207,7 +208,7 @@ void start_block(Launch *c, Resident *r, i64 block) {
 // The blocks that run together next.
 static void start_blocks(Launch *c) {
   start_generation(c);
-  c->transfer_count = c->box_count = c->cluster_phase = 0;
+  c->transfer_count = c->box_count = c->bulk_store_count = c->cluster_phase = 0;
   if (c->is_async) {
     __builtin_memset(c->cluster_joining, 0, 8 * (size_t)c->agents);
     __builtin_memset(c->cluster_done, 0, 8 * (size_t)c->agents);
@@ -382,6 +383,7 @@ static size_t lay_out(Launch *c, u8 *base) {
   c->cluster_done = (u32 *)take(base, &used, clocks);
   c->clocks = (u32 *)take(base, &used, clock_bytes(c));
   c->transfers = (Transfer *)take(base, &used, sizeof(Transfer) * (size_t)c->transfer_capacity);
+  c->bulk_stores = (BulkStore *)take(base, &used, sizeof(BulkStore) * (size_t)c->bulk_capacity);
   c->boxes = (TensorBox *)take(base, &used, c->is_async ? TENSOR_BOXES * sizeof(TensorBox) : 0);
   for (int row = 0; row < rows; row++) lay_out_warp(c, base ? &warps[row] : 0, row, base, &used);
   for (i32 slot = 0; slot < c->resident_count; slot++) lay_out_resident(c, warps, slot, base, &used);

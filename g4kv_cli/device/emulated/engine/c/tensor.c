@@ -3,15 +3,13 @@
 // with as many of the bits above bit 6 of the shared address as the span has chunks.
 //
 // The box is looked at when the copy is issued and moved when it arrives: nobody may store to what a launch reads.
-#include "async.h"
+#include "tensor.h"
 
-#define CHUNK 16
 #define PARAMETER_WINDOW 0x7c0000000000u
 #define SHARED_WINDOW 0x7e0000000000u
 #define MAP_BYTES 128
 #define MAP_ALIGNMENT 64
 #define DESTINATION_ALIGNMENT 128
-#define DIMENSIONS 5
 #define MULTICAST_RANKS 16
 
 // As TensorMap.pack writes it.
@@ -57,7 +55,7 @@ static int unpack(TensorBox *box, const u8 *packed) {
 }
 
 // The number of the tensor map at a generic address, or -1 with a fault: what is no map is the interpreter's to name.
-static int find_box(Warp *w, u64 address, int site, Mask lanes) {
+int find_box(Warp *w, u64 address, int site, Mask lanes) {
   Launch *c = w->launch;
   const u8 *packed = 0;
   if (address % MAP_ALIGNMENT == 0) {
@@ -77,35 +75,11 @@ static int find_box(Warp *w, u64 address, int site, Mask lanes) {
   return -1;
 }
 
-// The part of a row of the box that lies in the tensor: from where its bytes come, and which of the row they are.
-typedef struct {
-  u64 from;
-  i64 begin, end;
-} Row;
-INLINE Row row_of(const TensorBox *box, const i32 *at, int number) {
-  const i64 first = (i64)at[0] * box->element_bytes, bytes = box->extents[0] * box->element_bytes;
-  i64 offset = first;
-  int left = number;
-  Row row = {0, first < 0 ? -first : 0, bytes - first < box->row_bytes ? bytes - first : box->row_bytes};
-  for (int d = 1; d < box->dimensions; d++) {
-    const i64 index = (i64)at[d] + left % box->box[d];
-    left /= box->box[d];
-    if (index < 0 || index >= box->extents[d]) row.end = 0;
-    offset += index * box->strides[d];
-  }
-  if (row.end < row.begin) row.begin = row.end = 0;
-  row.from = box->address + (u64)(offset + row.begin);
-  return row;
-}
-INLINE i64 swizzled(const TensorBox *box, i64 at) {
-  return box->swizzle ? at ^ ((at >> 7 & (box->swizzle / CHUNK - 1)) << 4) : at;
-}
-
-// Whether the lanes may copy a box, and where its bytes come from may be read; otherwise a fault was raised.
-static int check_box(Warp *w, const TensorBox *box, const i32 *at, int site, Mask lanes) {
+// Whether the lanes may copy a box, and where its bytes come from or go may be accessed; otherwise a fault was raised.
+int check_box(Warp *w, const TensorBox *box, const i32 *at, i64 shared, int site, Mask lanes, enum Access access) {
   Launch *c = w->launch;
   Range *hint = &c->hints[site];
-  if (UNLIKELY((i64)at[0] * box->element_bytes % CHUNK)) {
+  if (UNLIKELY((i64)at[0] * box->element_bytes % CHUNK || shared % DESTINATION_ALIGNMENT)) {
     raise_fault(w, FAULT_MISALIGNED, site, lanes, box->address);
     return 0;
   }
@@ -117,7 +91,7 @@ static int check_box(Warp *w, const TensorBox *box, const i32 *at, int site, Mas
       raise_fault(w, FAULT_UNSURE, site, lanes, row.from);  // whose bytes these are is the interpreter's to judge
       return 0;
     }
-    if (!check_global(w, hint, row.from, (u64)bytes, bytes % CHUNK ? 1 : CHUNK, site, lanes, READS)) return 0;
+    if (!check_global(w, hint, row.from, (u64)bytes, bytes % CHUNK ? 1 : CHUNK, site, lanes, access)) return 0;
   }
   return 1;
 }
@@ -127,7 +101,7 @@ INLINE u32 is_unshown(const Launch *c, const u32 *fenced, int rank, u32 mark) {
   const u32 agent = mark >> CLOCK_BITS, is_own = agent - (u32)(rank * c->agents_each) < (u32)c->warp_count;
   return !is_own & ((mark & CLOCK_MASK) > fenced[agent]);
 }
-static void check_shown(Warp *w, Marks m, int rank, i64 at, int site, Mask lanes) {
+void check_shown(Warp *w, Marks m, int rank, i64 at, int site, Mask lanes) {
   const Launch *c = w->launch;
   const u32 *fenced = clocks_of(c, FENCED, w->row);
   const i64 coarse = at >> 4, fine = at >> m.shift;
@@ -145,8 +119,7 @@ static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 ba
     return;
   }
   Mbarrier *barrier = use_mbarrier(w, rank, barrier_at, site, lanes);
-  if (!barrier || !check_shared(w, shared_of(c), to, DESTINATION_ALIGNMENT, site, lanes)) return;
-  Transfer *transfer = add_transfer(w, site);
+  Transfer *transfer = barrier ? add_transfer(w, site) : 0;
   Marks marks;
   if (!transfer || !issue_copy(w, rank, barrier, site, &marks)) return;
   transfer->box = number;
@@ -187,7 +160,7 @@ HANDLER(copy_tensor) {
       raise_fault(w, FAULT_UNSURE, site, 1u << l, maps[l]);
       break;
     }
-    if (!check_box(w, &c->boxes[number], at, site, 1u << l)) break;
+    if (!check_box(w, &c->boxes[number], at, to[l], site, 1u << l, READS)) break;
     if (!is_multicast) {
       copy_to(w, w->resident, number, at, to[l], barriers[l], site, 1u << l);
       continue;
@@ -204,7 +177,8 @@ void write_box(Launch *c, const Transfer *transfer) {
   const Resident *block = &c->residents[transfer->rank];
   const Shared s = {block->shared, block->shared_state, c->shared_bytes, c->generation};
   if (transfer->box < 0) {
-    __builtin_memcpy(s.data + transfer->to, transfer->data, transfer->bytes);
+    const u8 *from = transfer->box == PUSHED ? transfer->data : c->data + (transfer->from - c->base);
+    __builtin_memcpy(s.data + transfer->to, from, transfer->bytes);
     mark_shared_written(s, transfer->to, (int)transfer->bytes);
     return;
   }

@@ -54,49 +54,9 @@ INLINE i64 chunk_of(const Tiles *t, int row, int k, int is_mn_major) {
   return linear ^ ((linear >> 7 & (t->span / CHUNK - 1)) << 4);
 }
 
-// What reads of one instruction have in common.
-typedef struct {
-  Shared shared;
-  Marks marks;
-  const u32 *fenced;
-  u32 segment;
-  i64 column;
-  int site;
-} Reads;
-
-// Whether a write is not ordered before the read, or was not shown to wgmma: who waits for copies sees them there, too.
-INLINE u32 unseen(const Reads *r, u32 mark) {
-  const u32 clock = mark & CLOCK_MASK, agent = mark >> CLOCK_BITS;
-  return (clock > r->marks.known_of[agent]) | (clock > r->fenced[agent]);
-}
-INLINE int read_chunk(Warp *w, const Reads *r, i64 at, void *to) {
-  const Marks m = r->marks;
-  if (!check_shared(w, r->shared, at, CHUNK, r->site, ALL_LANES)) return 0;
-  check_shared_written(w, r->shared, at, CHUNK, r->site, ALL_LANES);
-  const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = unseen(r, m.writers[coarse]);
-  if (UNLIKELY(m.has_fine[coarse])) {
-    for (int j = 0; j < 16 >> m.shift; j++) clash |= unseen(r, m.fine_writers[fine + j]);
-    clash |= atomics_clash(m, fine, 16 >> m.shift, 0);
-  }
-  m.readers[coarse * m.stride + r->column] = r->segment;
-  if (UNLIKELY(clash)) raise_race(w, r->site, LANES, (u64)at);
-  COPY(to, r->shared.data + at, CHUNK);
-  return 1;
-}
-
-static Reads begin_reads(Warp *w, int site) {
-  Launch *c = w->launch;
-  const u32 segment = c->origin + w->committed_products + 1;
-  if (segment > c->latest) c->latest = segment;
-  if (UNLIKELY(segment >= CLOCK_MASK)) raise_fault(w, FAULT_CLOCKS, site, 0, 0);
-  const Reads reads = {.shared = shared_of(c),
-                       .marks = marks_of(w),
-                       .fenced = clocks_of(c, FENCED, w->row),
-                       .segment = segment,
-                       .column = c->warp_count + w->number / 4,
-                       .site = site};
-  return reads;
+// The read of a warpgroup by its next group of wgmma.
+static Reads read_operands(Warp *w, int site) {
+  return begin_reads(w, site, w->committed_products + 1, w->launch->warp_count + w->number / 4);
 }
 
 // A descriptor, which all lanes have alike; otherwise a fault was raised.
@@ -170,7 +130,7 @@ HANDLER(wgmma_bf16) {
   }
   i32 places[MOST_REGISTERS];
   for (int number = 0; number < count; number++) places[number] = field_of(c, i, WGMMA_FIRST + number);
-  const Reads reads = begin_reads(w, site);
+  const Reads reads = read_operands(w, site);
   Rows a;
   Tiles tiles;
   if (flags & A_IN_REGISTERS)
@@ -252,13 +212,7 @@ HANDLER(wgmma_wait) {
     kept++;
   }
   w->product_count = kept;
-  if (limit > 0) {
-    const int agent = w->resident * c->agents_each + c->warp_count + w->number / 4;
-    for (int set = 0; set < 2; set++) {
-      u32 *known = clocks_of(c, set, w->row) + agent;
-      if (c->origin + (u32)limit > *known) *known = c->origin + (u32)limit;
-    }
-  }
+  finish_reads(w, c->warp_count + w->number / 4, limit);
   return done(i);
 }
 
