@@ -17,6 +17,7 @@ from .ptx.link import link
 from .ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
 from .ptx.parse_body import parse_kernel
 from .ptx.sites import Site
+from .ptx.validated import validated_loads
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class Kernel:
         flow = build_flow(self.parsed, joins_multiplies=False)
         try:
             context = lay_out(self.module.parsed, self.parsed).context
+            context.validated = validated_loads(self.parsed)
             note_extents(context, self.module.parsed, self.parsed)
             return Program(lower(context, flow), engine), ()
         except NotLowered as error:

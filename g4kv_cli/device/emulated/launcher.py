@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks.undefined import FILLS, differing
-from .engine.launch import GUESSES, Detected, Engine, EngineRun, can_run, mark_written
+from .engine.launch import (
+    GUESSES,
+    ORDERLESS,
+    UNORDERED,
+    Detected,
+    Engine,
+    EngineRun,
+    can_run,
+    can_run_together,
+    mark_written,
+)
 from .engine.library import library, missing_reason
 from .engine.program import Program
 from .faults import EmulatorError, Fault, Standing
@@ -92,6 +102,12 @@ class Launcher:
             if watched is not None:  # each thread its own, perhaps: kernels work in place
                 self._active = run = EngineRun(engine, self._memory, program, request, watched)
                 found = run.execute()
+        traced = engine.state.changed() if isinstance(found, Detected) and found.kind in UNORDERED else None
+        if traced is not None and not program.is_asynchronous and can_run_together(program, request):
+            self._active = run = EngineRun(engine, self._memory, program, request, traced=traced)
+            again = run.execute()
+            if not isinstance(again, Detected) or again.kind not in ORDERLESS:
+                found = again
         if isinstance(found, Detected):
             if found.kind == "watchdog" and request.max_instructions is None:
                 return self._endless(engine, run)

@@ -20,6 +20,7 @@ from ..state.memory import GLOBAL_BASE, DeviceMemory
 from ..state.store_log import Ranges, gaps, merge_ranges
 from .callbacks import Caller
 from .library import Library
+from .order_trace import has_conflicts
 from .program import Program
 from .same_threads import reads_of_others
 from .state import EngineState
@@ -35,9 +36,20 @@ _SEVERAL_USES = np.array([bits not in (0, 1, 2, 4) for bits in range(8)])
 _READ_AND_STORED = 3
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
-    | {"shared uninitialised", "several spaces", "reads of what others store", "all wait", "copies full", "unsure"}
+    | {
+        "shared uninitialised",
+        "several spaces",
+        "reads of what others store",
+        "all wait",
+        "copies full",
+        "unsure",
+    }
 )
 """What is found that may be right after all: the interpreter decides."""
+ORDERLESS = frozenset({"accesses without an order", "trace full"})
+"""What that run may come to: then the interpreter decides about what was found before."""
+UNORDERED = frozenset({"stores that meet", "reads and stores of one allocation", "reads of what others store"})
+"""What may have an order, which another run writes down."""
 _FRAME_ALIGN = 64
 _MOST_RESIDENT_BYTES = 1 << 29
 """Host memory for the blocks that run together, beyond which the interpreter runs them."""
@@ -82,8 +94,10 @@ class EngineRun:
         program: Program,
         request: LaunchRequest,
         watched: tuple[int, int] | None = None,
+        traced: tuple[int, int] | None = None,
     ) -> None:
         self.watched = watched
+        self.traced = traced
         self.engine = engine
         self.memory = memory
         self.program = program
@@ -134,10 +148,12 @@ class EngineRun:
         state.set_memory(memory, program.site_count)
         launch.base = GLOBAL_BASE
         ranks = request.cluster[0] * request.cluster[1] * request.cluster[2]
-        residents = blocks_together(request) if program.runs_together else ranks
+        together = program.runs_together or self.traced is not None
+        residents = blocks_together(request) if together else ranks
         state.set_shared(shared_bytes, -(-request.threads // 32), program, residents, ranks)
         state.set_within(program.site_count, program.within)
-        launch.together, launch.loops, launch.changes = int(program.runs_together), program.loops, 0
+        launch.together, launch.loops, launch.changes = int(together), program.loops, 0
+        state.set_trace(program.trace_flags, self.traced)
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)
         state.set_logs(self._most_logged)
@@ -202,9 +218,12 @@ class EngineRun:
         stores = state.stores
         ranges, has_conflict = stored_ranges(stores, request.may_collide)
         instructions = state.launch.instructions
-        if has_conflict:
+        if self.traced is not None:
+            if has_conflicts(state.trace, self.program.sites, request, self.memory):
+                return Detected("accesses without an order")
+        elif has_conflict:
             return Detected("stores that meet")
-        if _SEVERAL_USES[state.used].any():
+        elif _SEVERAL_USES[state.used].any():
             if self.watched is None or self.watched != state.used_twice():
                 return Detected("reads and stores of one allocation")
             begin, end = (address - GLOBAL_BASE for address in self.watched)
@@ -228,8 +247,11 @@ def blocks_together(request: LaunchRequest) -> int:
 
 def can_run(program: Program, request: LaunchRequest) -> bool:
     """Whether the engine can run a launch in the interpreter's order, where that matters."""
-    if not program.runs_together:
-        return True
+    return not program.runs_together or can_run_together(program, request)
+
+
+def can_run_together(program: Program, request: LaunchRequest) -> bool:
+    """Whether it can run all blocks together that the interpreter would."""
     residents, warps = blocks_together(request), -(-request.threads // 32)
     if (program.loops and residents < len(request.order)) or request.cluster != (1, 1, 1):
         return False

@@ -26,6 +26,7 @@ from ..ptx.instruction import (
     Address,
     Immediate,
     Instruction,
+    Location,
     Negated,
     Operand,
     PredicatePair,
@@ -35,6 +36,7 @@ from ..ptx.instruction import (
 )
 from ..ptx.ordering import MEETING
 from ..ptx.origins import Extent
+from ..ptx.sites import Site
 from ..warp.mbarriers import MBARRIER_SHIFT
 from .callbacks import MOST_OPERANDS, MOST_RESULTS, Call
 from .handlers import COMBINATIONS, HANDLERS
@@ -93,6 +95,9 @@ class Lowering:
         self.constants: dict[Slot, None] = {}
         self.after: list[Operation] = []
         self.site_count = 0
+        self.sites: list[Site] = []
+        """The instructions of sites."""
+        self._in_wait = False
         self.within: dict[int, Extent] = {}
         """Where in shared memory accesses at some sites have to stay."""
         self._current: Instruction | None = None
@@ -229,10 +234,17 @@ class Lowering:
         """A new number of a place where something can go wrong."""
         number, instruction = self.site_count, self._current
         self.site_count += 1
-        if instruction is not None:
-            extent = self.context.extents.get((instruction.ptx_line, instruction.opcode))
-            if extent is not None:
-                self.within[number] = extent
+        name = self.context.sites.kernel
+        if instruction is None:
+            self.sites.append(Site(number, name, "", 0, Location()))
+            return number
+        key = instruction.ptx_line, instruction.opcode
+        is_used, is_validated = not self.read.isdisjoint(instruction.writes), key in self.context.validated
+        what = instruction.opcode, instruction.ptx_line, instruction.location
+        extent = self.context.extents.get(key)
+        self.sites.append(Site(number, name, *what, self._in_wait, is_used, is_validated, extent))
+        if extent is not None:
+            self.within[number] = extent
         return number
 
     # ---- blocks --------------------------------------------------------------------------------------------------
@@ -240,6 +252,7 @@ class Lowering:
     def block(self, block: BasicBlock, families: Sequence[Family]) -> LoweredBlock:
         """Lower one basic block; what is not known goes to ``missing``."""
         self.out = []
+        self._in_wait = block.in_wait
         for instruction in block.body:
             try:
                 self._instruction(instruction, families)
@@ -334,7 +347,9 @@ def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_mov(lowering, instruction)
     elif (found := CVTA.fullmatch(opcode)) is not None:
         _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
-    elif opcode in NO_OPERATION or opcode in FENCES:
+    elif opcode in FENCES:
+        lowering.emit("fence", lowering.site(), int(opcode.endswith(".cta")), outs=())
+    elif opcode in NO_OPERATION:
         target = instruction.operands[0] if instruction.operands else None
         if opcode.startswith("createpolicy") and isinstance(target, Register):
             lowering.emit("mov_b64", lowering.register(target), lowering.constant(0, "b64"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..ptx.instruction import Instruction, Register
 from ..ptx.origins import Extent
+from ..ptx.sites import Site
 from .callbacks import Call
 
 SLOT_BYTES = {"b32": 128, "b64": 256, "pred": 4}
@@ -105,6 +106,8 @@ class Lowered:
     reads_unset_registers: bool
     """Whether the entry reads registers that nothing has set; they are zero then."""
     site_count: int
+    sites: list[Site]
+    """Their instructions."""
     within: dict[int, Extent]
     """Where in shared memory accesses at some sites have to stay."""
     granule_shift: int

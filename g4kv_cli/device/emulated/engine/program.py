@@ -19,6 +19,7 @@ from .lower_hopper import lower_clusters, lower_hopper
 from .lower_memory import lower_memory
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
+from .order_trace import flags_of
 from .pieces import cut_pieces, runs_together
 from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
@@ -53,6 +54,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         [(block.live_in | block.live_out | block.defined) & crossing for block in flow.blocks],
         flow.blocks[flow.entry].live_in != 0,
         lowering.site_count,
+        lowering.sites,
         lowering.within,
         lowering.granule_shift,
         _has(blocks, "copy_async"),
@@ -83,7 +85,8 @@ class Program:
         self.name = kernel.name
         self.entry = kernel.entry
         self.site_count = kernel.site_count
-        self.within = kernel.within
+        self.sites, self.within = kernel.sites, kernel.within
+        self.trace_flags = flags_of(kernel.sites)
         self.granule_shift = kernel.granule_shift
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics

@@ -14,6 +14,7 @@ from ..checks.owned_reads import OwnedReads
 from ..ptx.origins import Extent
 from ..state.memory import RANGE, DeviceMemory
 from ..state.undo import PAGE_BYTES
+from .order_trace import TRACE_BYTES
 from .program import Program
 from .structures import FAULT, MBARRIERS, OWNED, STORE, Launch
 
@@ -31,6 +32,7 @@ TRANSFERS = 1 << 15
 BULK_STORES = 1 << 12
 """Bulk stores that may be on their way."""
 _READ_AND_STORED, _LOADED = 3, 2
+_CHANGES = 6
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
 
@@ -167,6 +169,27 @@ class EngineState:
         for site, extent in extents.items():
             rows[site] = extent.begin, self.launch.shared_bytes if extent.end is None else extent.end
         self.point("within", within)
+
+    def set_trace(self, flags: npt.NDArray[np.uint8], traced: tuple[int, int] | None) -> None:
+        """Let the launch write down what it does with memory at these addresses, and what orders it (trace.h)."""
+        launch = self.launch
+        launch.trace, launch.trace_bytes, launch.trace_step = None, 0, 0
+        if traced is not None:
+            room = self.buffers.get("trace", TRACE_BYTES)
+            self.point("trace", room)
+            launch.trace_room = room.size
+            launch.trace_begin, launch.trace_end = traced
+            self.point("trace_sites", flags)
+
+    @property
+    def trace(self) -> npt.NDArray[np.uint8]:
+        """What the launch wrote down."""
+        return self.buffers.get("trace", 0)[: self.launch.trace_bytes]
+
+    def changed(self) -> tuple[int, int] | None:
+        """From where to where the allocations lie that the launch changes; None without any."""
+        some = self._ranges[(self.used & _CHANGES) != 0]
+        return (int(some["begin"].min()), int(some["end"].max())) if some.size else None
 
     def forget_marks(self) -> None:
         """All accesses of earlier blocks, before the clocks run out."""

@@ -72,6 +72,7 @@ FAULT_KINDS = (
     "local bounds",
     "several spaces",
     "all wait",
+    "trace full",
     "unsure",
 )
 """Names of ``enum FaultKind``."""
@@ -136,6 +137,10 @@ class Launch(ctypes.Structure):
         *((name, c_void_p) for name in ("order", "pool")),
         *((name, c_int64) for name in ("products_each", "transfer_capacity", "bulk_capacity")),
         *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "chunk")),
+        ("trace", c_void_p),
+        *((name, c_int64) for name in ("trace_bytes", "trace_room", "trace_step")),
+        *((name, c_uint64) for name in ("trace_begin", "trace_end")),
+        ("trace_sites", c_void_p),
         *(
             (name, c_void_p)
             for name in ("joined", "cluster_joining", "cluster_done", "transfers", "boxes", "bulk_stores")

@@ -2,6 +2,7 @@
 // (together.c), so that warps and blocks take turns in one order too.
 #include "memory.h"
 #include "races.h"
+#include "trace.h"
 
 // The names stand in lower_atomics.py too, in this order.
 enum {
@@ -159,6 +160,7 @@ INLINE void atomic_global(const Instruction *i, char *frame, Warp *w, int bytes)
   const U64 address = AT(U64, 0) + (u64)(i64)i->field[1];
   u64 at[LANES];
   COPY(at, &address, sizeof at);
+  if (UNLIKELY(c->trace != 0)) trace_access(w, TRACE_ATOMIC, site, bytes, at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_global(w, hint, at[l], (u64)bytes, bytes, site, 1u << l, UPDATES)) return;
@@ -175,6 +177,7 @@ INLINE void atomic_shared(const Instruction *i, char *frame, Warp *w, int bytes)
   const int site = i->field[2];
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  if (UNLIKELY(w->launch->trace != 0)) trace_access(w, TRACE_SHARED_ATOMIC, site, bytes, (const u64 *)at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], bytes, site, 1u << l)) return;

@@ -5,6 +5,7 @@
 // waiting, not all are ordered, so that such a barrier is never one of the whole block.
 #include "barrier.h"
 #include "races.h"
+#include "trace.h"
 
 INLINE u32 *signals_of(const Launch *c, int number) {
   return c->here->signals + (i64)number * set_count(c) * c->agents;
@@ -43,6 +44,7 @@ static void release(Launch *c, Barrier *barrier, int number) {
     w->waiting = 0;
     w->state = WARP_READY;
   }
+  if (UNLIKELY(c->trace != 0)) trace(c->warps, TRACE_BARRIER, counts, number, 0, barrier->waiting, 0);
   if (counts && barrier->arrived > needed) raise_fault(c->warps, FAULT_BARRIER_COUNT, barrier->site, 0, 0);
   join_clocks(c, barrier, number);
   barrier->has_met = counts;
@@ -102,6 +104,7 @@ HANDLER(barrier_signal) {
   Launch *c = w->launch;
   const int site = i->field[2], number = uniform(w, &AT(U32, 0), site), threads = uniform(w, &AT(U32, 1), site);
   Barrier *barrier = barrier_of(w, number, site);
+  if (UNLIKELY(c->trace != 0)) raise_fault(w, FAULT_TRACE_FULL, site, w->mask, 0);  // what that orders is not written down
   if (UNLIKELY(threads == 0)) raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
   if (!barrier || threads <= 0) return done(i);
   check_arrival(w, barrier, threads, site);

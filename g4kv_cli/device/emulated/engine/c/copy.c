@@ -27,6 +27,7 @@ HANDLER(copy_async_16) {
   const Shared s = shared_of(c);
   const Marks marks = marks_of(w);
   const int site = i->field[2];
+  if (UNLIKELY(c->trace != 0)) raise_fault(w, FAULT_TRACE_FULL, site, w->mask, 0);
   Range *hint = &c->hints[site];
   if (UNLIKELY(w->copy_count >= c->copies_each)) {
     raise_fault(w, FAULT_COPIES_FULL, site, w->mask, 0);

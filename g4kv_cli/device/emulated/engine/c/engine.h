@@ -67,6 +67,7 @@ enum FaultKind {
   FAULT_LOCAL_BOUNDS,
   FAULT_SEVERAL_SPACES,
   FAULT_ALL_WAIT,
+  FAULT_TRACE_FULL,
   FAULT_UNSURE,
 };
 
@@ -288,6 +289,10 @@ struct Launch {
   Warp *warps;                 // of that block, as the barriers
   Barrier *barriers;
   Chunk *chunk;
+  u8 *trace;  // trace.h; null where nothing is written down
+  i64 trace_bytes, trace_room, trace_step;
+  u64 trace_begin, trace_end;  // addresses of memory that several threads use
+  const u8 *trace_sites;       // for each site, whether threads may meet by it
   u32 *joined, *cluster_joining, *cluster_done;  // clocks on their way
   Transfer *transfers;
   TensorBox *boxes;

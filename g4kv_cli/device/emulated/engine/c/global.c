@@ -1,5 +1,6 @@
 // Loads and stores of global memory, and loads of parameters by address.
 #include "memory.h"
+#include "trace.h"
 
 INLINE Mask lanes_in_a_row(U64 address, int size, u64 *first) {
   U64 step;
@@ -16,6 +17,11 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   const U64 address = AT(U64, 0) + (u64)(i64)i->field[1];
   const Mask here = w->mask;
   u64 first;
+  if (UNLIKELY(c->trace != 0)) {
+    u64 at[LANES];
+    COPY(at, &address, sizeof at);
+    if (is_traced(c, site, at, size, here)) trace_access(w, TRACE_READ, site, size, at);
+  }
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, READS)) return;
     watch_load(w, first, LANES * size, site, LANES * w->number, size);
@@ -58,6 +64,16 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   const U64 address = AT(U64, 0) + (u64)(i64)i->field[1];
   const Mask here = w->mask;
   u64 first;
+  if (UNLIKELY(c->trace != 0)) {
+    u64 at[LANES];
+    COPY(at, &address, sizeof at);
+    u8 *to = is_traced(c, site, at, size, here) ? trace_store(w, TRACE_WRITE, site, size, at) : 0;
+    for (int l = 0; to && l < LANES; l++) {
+      if (!(here >> l & 1)) continue;
+      put_lane(i, frame, to, l, bytes, count);
+      to += size;
+    }
+  }
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, STORES)) return;
     i64 begin = (i64)(first - c->base);

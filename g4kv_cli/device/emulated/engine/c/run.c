@@ -4,6 +4,7 @@
 #include "async.h"
 #include "owned.h"
 #include "run.h"
+#include "trace.h"
 
 void raise_fault(Warp *w, int kind, int site, Mask lanes, u64 address) {
   Launch *c = w->launch;
@@ -40,6 +41,7 @@ static int has_pending(const Warp *w) {
 }
 
 void exit_lanes(Warp *w, Mask lanes) {
+  if (UNLIKELY(w->launch->trace != 0)) trace(w, TRACE_EXIT, 0, 0, lanes, 0, 0);
   Launch *c = w->launch;
   w->live &= ~lanes;
   c->here->live_threads -= __builtin_popcount(lanes);

@@ -1,6 +1,7 @@
 // Loads and stores of shared memory, and the loads of 8x8 matrices.
 #include "memory.h"
 #include "races.h"
+#include "trace.h"
 
 // Fields: address, offset, site, address is 64 bits wide, registers. Elements are 32 or 64 bits, or smaller ones
 // extended to 32.
@@ -10,6 +11,8 @@ INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, i
   const int size = bytes * count, site = i->field[2];
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  if (UNLIKELY(w->launch->trace != 0) && w->launch->trace_sites[site])
+    trace_access(w, TRACE_SHARED_READ, site, size, (const u64 *)at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
@@ -36,6 +39,8 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
   const int size = bytes * count, site = i->field[2], stride = bytes == 8 ? 8 : 4;
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
+  if (UNLIKELY(w->launch->trace != 0) && w->launch->trace_sites[site])
+    trace_access(w, TRACE_SHARED_WRITE, site, 0, (const u64 *)at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], size, site, 1u << l)) return;

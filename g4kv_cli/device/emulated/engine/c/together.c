@@ -6,6 +6,7 @@
 // when they came there before, sleep until something has changed and nobody else can run.
 #include "races.h"
 #include "run.h"
+#include "trace.h"
 
 // ready: for each basic block, the warps of the chunk of which lanes wait to run it, one bit each; ready_blocks: one bit
 // a basic block; left: the warps that the step has still to run, stepped: all of it. step: its basic block, or -1.
@@ -63,6 +64,7 @@ static void start_chunk(Launch *c) {
   for (i32 slot = 0; slot < k->residents; slot++, c->next += c->step) start_block(c, &c->residents[slot], c->next);
   c->clock++;
   c->is_running = 1;
+  if (c->trace) trace(c->warps, TRACE_CHUNK, 0, k->residents, 0, 0, 0);
 }
 
 // The next step: the lowest basic block that lanes wait for; 0 if there is none.
@@ -77,6 +79,7 @@ static int begin_step(Launch *c) {
     __builtin_memcpy(k->left, ready, bytes);
     __builtin_memcpy(k->stepped, ready, bytes);
     __builtin_memset(ready, 0, bytes);
+    c->trace_step++;
     k->step_lanes = 0;
     k->is_whole = 1;
     k->has_turning = 0;
@@ -170,6 +173,7 @@ static void meet_in_warps(Launch *c, const Block *block) {
       go_on(w, block->successor[0], w->stepping);
       continue;
     }
+    if (UNLIKELY(c->trace != 0) && block->threads) raise_fault(w, FAULT_TRACE_FULL, block->site, w->stepping, 0);
     k->has_parked = 1;
     w->parked |= w->stepping;
     for (int l = 0; l < LANES; l++)

@@ -1,5 +1,6 @@
 // Instructions across the lanes of a warp: shuffles, votes, reductions, and what lanes know about themselves.
 #include "async.h"
+#include "trace.h"
 #include "barrier.h"
 
 // Every lane here must be in its own member mask, and all members that have not exited must be here.
@@ -12,6 +13,12 @@ void check_members(Warp *w, const U32 *members, int site) {
   if (UNLIKELY(bad)) raise_fault(w, FAULT_MEMBERS, site, bad, 0);
 }
 
+// Lanes give each other values.
+INLINE void exchange(Warp *w, const U32 *members, int site) {
+  check_members(w, members, site);
+  if (UNLIKELY(w->launch->trace != 0)) trace_members(w, TRACE_EXCHANGE, site, w->mask, (const u32 *)members);
+}
+
 enum { SHUFFLE_BUTTERFLY, SHUFFLE_INDEX, SHUFFLE_UP, SHUFFLE_DOWN };
 
 // Fields: value, in-range predicate, a, b, c, members, mode, site.
@@ -20,7 +27,7 @@ HANDLER(shuffle) {
   const int mode = i->field[6], site = i->field[7];
   Mask here = w->mask, in_range = 0, lost = 0;
   u32 result[LANES];
-  check_members(w, &AT(U32, 5), site);
+  exchange(w, &AT(U32, 5), site);
   for (u32 l = 0; l < LANES; l++) {
     u32 by = b[l] & 31u, clamp = c[l] & 31u, segment = (c[l] >> 8) & 31u;
     u32 limit = (l & segment) | (clamp & ~segment), from;
@@ -54,7 +61,7 @@ enum { VOTE_ALL, VOTE_ANY, VOTE_UNIFORM };
 
 // Fields: result, predicate, members, mode, site. Lanes with different masks may execute together.
 HANDLER(vote) {
-  check_members(w, &AT(U32, 2), i->field[4]);
+  exchange(w, &AT(U32, 2), i->field[4]);
   U32 members = AT(U32, 2) & w->mask, holds = members & AT(Mask, 1);
   U32 all = (U32)(holds == members), none = (U32)(holds == 0u);
   int mode = i->field[3];
@@ -62,7 +69,7 @@ HANDLER(vote) {
   return done(i);
 }
 HANDLER(ballot) {
-  check_members(w, &AT(U32, 2), i->field[4]);
+  exchange(w, &AT(U32, 2), i->field[4]);
   AT(U32, 0) = AT(U32, 2) & w->mask & AT(Mask, 1);
   return done(i);
 }
@@ -95,7 +102,7 @@ HANDLER(reduce) {
   u32 a[LANES], members[LANES], result[LANES] = {0};
   COPY(a, &AT(u32, 1), sizeof a);
   COPY(members, &AT(u32, 2), sizeof members);
-  check_members(w, &AT(U32, 2), i->field[4]);
+  exchange(w, &AT(U32, 2), i->field[4]);
   for (Mask left = w->mask; left;) {  // the lanes of one member mask at a time
     Mask group = members[first_lane(left)] & w->mask, same = 0;
     if (!group) break;  // a fault was raised
@@ -118,6 +125,7 @@ HANDLER(reduce) {
 void sync_warp(Warp *w, const U32 *members, int site) {
   Launch *c = w->launch;
   check_members(w, members, site);
+  if (UNLIKELY(c->trace != 0)) trace_members(w, TRACE_WARP_BARRIER, site, w->mask, (const u32 *)members);
   const int is_whole = w->mask == w->live && !(pack32((U32)((*members & w->live) != w->live)) & w->live);
   if (!is_whole)
     c->is_guess = 1;

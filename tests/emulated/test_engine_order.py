@@ -1,0 +1,80 @@
+"""Programs whose threads wait for each other, or learn who is last, run on the native engine: the interpreter's bytes
+and counts, and what orders their accesses is judged as it judges it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_helper import engine
+from judged_programs import WORDS, Program
+from judged_right import RIGHT
+from judged_waiting import SPINNING
+from judged_wrong import WRONG
+from launch_helper import faults_of, int32, pointer, upload
+from nvrtc_helper import compile_kernel
+
+from g4kv_cli.device.emulated import Fault, Machine, launcher
+from g4kv_cli.device.emulated.engine import state as engine_state
+
+pytestmark = pytest.mark.usefixtures("_needs_engine")
+NATIVE = (
+    "spin lock between lanes",
+    "spin lock between lanes, released inside the loop",
+    "spin lock between warps",
+    "spin lock of all threads of all blocks",
+    "scan with look-back, tiles by ticket",
+    "scan with look-back, tiles from behind",
+    "flag between blocks, producer last",
+    "flag by acquire and release, with backoff",
+    "a spin that counts its turns",
+    "grid barrier, polled by an atomic",
+    "grid barrier of large blocks",
+    "the last block resets the counter",
+    "a last block by fence and ticket",
+    "a last block whose threads fenced before the barrier",
+    "a counter under a lock",
+)
+PROGRAMS = {program.name: program for program in (*SPINNING, *RIGHT, *WRONG)}
+
+
+@pytest.fixture
+def _needs_engine() -> None:
+    engine()
+
+
+def launch(program: Program, mode: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Fault], Machine]:
+    monkeypatch.setenv("G4KV_EMULATOR", mode)
+    machine = Machine()
+    values = [np.full(WORDS, -1, np.int32), np.arange(WORDS, dtype=np.int32), np.zeros(WORDS, np.int32)]
+    places = [upload(machine, value, name) for value, name in zip(values, ("out", "in", "aux"), strict=True)]
+    kernel = compile_kernel(program.source)
+    options = {"grid": program.grid, "block": program.block, "cooperative": kernel.synchronises_grid}
+    return faults_of(machine, kernel, *map(pointer, places), int32(200), **options), machine
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_waits_and_tickets_run_natively(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, machine = launch(PROGRAMS[name], "both", monkeypatch)
+    assert (faults, machine.counts.compared, machine.counts.replayed) == ([], 1, {})
+
+
+UNORDERED = [
+    program
+    for program in WRONG
+    if {"global_race", "block_write_conflict"} & set(program.kinds) and not program.out_is_new
+]
+
+
+@pytest.mark.parametrize("program", UNORDERED, ids=lambda program: program.name)
+def test_what_nothing_orders_is_seen(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And told by the interpreter, to which the engine gives the launch."""
+    faults, machine = launch(program, "native", monkeypatch)
+    assert {fault.kind for fault in faults} & set(program.kinds)
+    assert machine.counts.native == 0
+
+
+def test_a_launch_that_would_write_down_too_much_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_state, "TRACE_BYTES", 1 << 12)
+    launcher._engine.cache_clear()  # an engine that has no room yet
+    faults, machine = launch(PROGRAMS["a last block by fence and ticket"], "native", monkeypatch)
+    assert (faults, machine.counts.native, machine.counts.replayed) == ([], 0, {"stores that meet": 1})
