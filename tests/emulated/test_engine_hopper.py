@@ -200,6 +200,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "shared race",
     ),
     "an mbarrier not waited for": (lambda: run_small(_FIRST + _SHARE.replace("WAIT", "")), "shared race"),
+    "an mbarrier that nothing shows": (lambda: run_ring(seeded(RING, "BARRIER", "")), "shared race"),
     "an mbarrier overwritten": (lambda: run_small("if (threadIdx.x == 0) { bar = 0; arrive(&bar); }"), "mbarrier"),
     "a copy that nobody waits for": (
         lambda: run_small("if (threadIdx.x == 0) { expect(&other, 1024); load2(tile, &map, 0, 0, &other); }"),
@@ -261,10 +262,13 @@ def test_a_cluster_of_plain_blocks(counted: dict[int, LaunchCounts], monkeypatch
     source = """
     extern "C" __global__ void kernel(unsigned* out) {
       __shared__ unsigned row[64];
-      unsigned rank, ranks, number = blockIdx.y * gridDim.x + blockIdx.x;
+      unsigned rank, ranks, x, y, most, number = blockIdx.y * gridDim.x + blockIdx.x;
       asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
       asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
-      row[threadIdx.x] = rank * 1000 + ranks * 100 + threadIdx.x;
+      asm volatile("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(x));
+      asm volatile("mov.u32 %0, %%clusterid.y;" : "=r"(y));
+      asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(most));
+      row[threadIdx.x] = rank * 1000 + ranks * 100 + threadIdx.x + 10000 * x + 100000 * y + 1000000 * most;
       __syncthreads();
       out[number * 64 + threadIdx.x] = row[63 - threadIdx.x];
     }
@@ -273,6 +277,8 @@ def test_a_cluster_of_plain_blocks(counted: dict[int, LaunchCounts], monkeypatch
     out = machine.allocate(4 * 64 * 24, "out")
     machine.launch(compile_kernel(source, "90a"), (6, 4, 1), (64, 1, 1), [pointer(out)], cluster=(3, 2, 1))
     got = read_as(machine, out, 64 * 24, np.uint32).reshape(4, 6, 64)
-    ranks = np.array([[x % 3 + 3 * (y % 2) for x in range(6)] for y in range(4)])
-    np.testing.assert_array_equal(got, ranks[:, :, None] * 1000 + 600 + 63 - np.arange(64))
+    ranks = [[x % 3 + 3 * (y % 2) for x in range(6)] for y in range(4)]
+    places = [[10000 * (x % 3) + 100000 * (y // 2) + 2000000 for x in range(6)] for y in range(4)]
+    want = np.array(ranks) * 1000 + 600 + np.array(places)
+    np.testing.assert_array_equal(got, want[:, :, None] + 63 - np.arange(64))
     assert only_compared(counted), counted

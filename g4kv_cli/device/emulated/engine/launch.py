@@ -168,7 +168,7 @@ class EngineRun:
         state.point("image", program.image(request.parameters, request.symbols))
         launch.image_bytes, launch.frame_bytes = program.image_bytes, program.frame_bytes
         launch.copies_each, launch.clear_frames = program.copies_each, int(program.clears_frames)
-        launch.grid[:], launch.extent[:] = request.grid, request.block
+        launch.grid[:], launch.extent[:], launch.cluster[:] = request.grid, request.block, request.cluster
         launch.threads = request.threads
         launch.dynamic_shared_bytes, launch.total_shared_bytes = request.dynamic_shared_bytes, shared_bytes
         order = request.order

@@ -62,6 +62,7 @@ interpreter."""
 WATCHED = ("load_global", "load_generic", "copy_async")
 """The same of those that log loads, where they are watched."""
 
+_OF_CLUSTERS = ("cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid")
 SPECIAL = {
     **{f"%tid.{axis}": number for number, axis in enumerate("xyz")},
     **{f"%ctaid.{axis}": 3 + number for number, axis in enumerate("xyz")},
@@ -74,6 +75,7 @@ SPECIAL = {
                 *("%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"),
                 *(f"%lanemask_{which}" for which in ("eq", "lt", "le", "gt", "ge")),
                 *("%cluster_ctarank", "%cluster_nctarank"),
+                *(f"%{name}.{axis}" for name in _OF_CLUSTERS for axis in "xyz"),
             )
         )
     },

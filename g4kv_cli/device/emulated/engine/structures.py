@@ -134,6 +134,8 @@ class Launch(ctypes.Structure):
         *((name, c_int32) for name in ("always_guesses", "together", "loops")),
         ("changes", c_int64),
         *((name, c_int32) for name in ("resident_count", "ranks")),
+        ("cluster", c_int32 * 3),
+        ("unused5", c_int32),
         *((name, c_void_p) for name in ("order", "pool")),
         *((name, c_int64) for name in ("products_each", "transfer_capacity", "bulk_capacity")),
         *((name, c_void_p) for name in ("residents", "here", "warps", "barriers", "chunk")),

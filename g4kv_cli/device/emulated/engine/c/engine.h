@@ -280,7 +280,7 @@ struct Launch {
   i32 always_guesses;
   i32 together, loops;  // whether all blocks of a chunk run together; loops that may wait
   i64 changes;   // of memory that threads may wait for
-  i32 resident_count, ranks;  // blocks that run together, and those of a cluster
+  i32 resident_count, ranks, cluster[3], unused5;  // blocks that run together, and those of a cluster
   const i64 *order;  // numbers of the blocks in their order, if those of a cluster run together
   const i32 *pool;   // fields of instructions that have more than FIELDS
   i64 products_each, transfer_capacity, bulk_capacity;

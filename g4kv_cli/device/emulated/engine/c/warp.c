@@ -158,8 +158,20 @@ enum {
   SPECIAL_MASK_GT,
   SPECIAL_MASK_GE,
   SPECIAL_CLUSTER_RANK,
-  SPECIAL_CLUSTER_BLOCKS
+  SPECIAL_CLUSTER_BLOCKS,
+  SPECIAL_IN_CLUSTER,
+  SPECIAL_CLUSTER_EXTENT = SPECIAL_IN_CLUSTER + 3,
+  SPECIAL_CLUSTER = SPECIAL_CLUSTER_EXTENT + 3,
+  SPECIAL_CLUSTERS = SPECIAL_CLUSTER + 3
 };
+
+// Where a block lies in its cluster, and the cluster in the grid.
+INLINE i32 place_of_cluster(const Launch *c, int which) {
+  const int axis = (which - SPECIAL_IN_CLUSTER) % 3, extent = c->cluster[axis];
+  if (which < SPECIAL_CLUSTER_EXTENT) return c->coordinates[axis] % extent;
+  if (which < SPECIAL_CLUSTER) return extent;
+  return (which < SPECIAL_CLUSTERS ? c->coordinates[axis] : c->grid[axis]) / extent;
+}
 
 // Fields: result, which special register.
 HANDLER(special) {
@@ -186,6 +198,10 @@ HANDLER(special) {
       case SPECIAL_CLUSTER_RANK: value = (u32)w->rank; break;
       case SPECIAL_CLUSTER_BLOCKS: value = (u32)c->ranks; break;
       default:
+        if (which >= SPECIAL_IN_CLUSTER) {
+          value = (u32)place_of_cluster(c, which);
+          break;
+        }
         value = (u32)(which < SPECIAL_BLOCK_EXTENT  ? c->coordinates[which - SPECIAL_BLOCK]
                       : which < SPECIAL_GRID_EXTENT ? c->extent[which - SPECIAL_BLOCK_EXTENT]
                                                     : c->grid[which - SPECIAL_GRID_EXTENT]);
