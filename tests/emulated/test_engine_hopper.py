@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from test_hopper_wgmma import run as multiply
 from g4kv_cli.device.emulated import Machine
 from g4kv_cli.device.emulated.launcher import LaunchCounts, Launcher
 from g4kv_cli.device.emulated.request import LaunchOutcome, LaunchRequest
+from g4kv_cli.entries.table import kernel_variants
 
 
 @pytest.fixture
@@ -67,6 +68,31 @@ def test_both_emulators_store_the_same(
     assert code == 0
     kernels = {name for case in record["cases"] for name in case["kernels"]}
     assert any("hopper" in name or "pairs" in name for name in kernels)
+    assert only_compared(counted), counted
+
+
+@pytest.fixture
+def prefill_in_clusters() -> Iterator[None]:
+    """The form whose blocks are in clusters, which the table has for GPUs alone, in place of the one that stands
+    alone."""
+    forms = {name: kernel for name, kernel in kernel_variants().items() if "prefill" in name and "cluster" in name}
+    before = {name: kernel.device_kinds for name, kernel in forms.items()}
+    for name, kernel in forms.items():
+        object.__setattr__(kernel, "device_kinds", ("emulated",) if name.endswith("cluster2") else ("cuda",))
+    yield
+    for name, kernel in forms.items():
+        object.__setattr__(kernel, "device_kinds", before[name])
+
+
+@pytest.mark.usefixtures("prefill_in_clusters")
+def test_blocks_that_bring_keys_to_each_other(
+    counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    options = ("--geometry", "12b-global", "--device", "emulated:sm_90", "--variant", "sm_90a")
+    code, record = smoke(tmp_path / "run.json", *options, "--case", f"{GLOBAL}/prefill/large-tile/group/2")
+    assert code == 0
+    assert record["cases"][0]["kernels"] == ["batch_prefill_paged_hd512_tile64_cluster2"]
     assert only_compared(counted), counted
 
 

@@ -1,7 +1,7 @@
 """The warpgroup kernels of prefill on the emulated device, whole and with one fault each.
 
 At head_dim 512 what runs here is the form whose blocks stand alone; the one in clusters has the same source and runs on
-a GPU (tests/gpu).
+a GPU (tests/gpu), and one of its cases in test_engine_hopper.py.
 """
 
 from __future__ import annotations
