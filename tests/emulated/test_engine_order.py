@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_helper import engine
+from judged_groups import RIGHT_GROUPS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
 from judged_waiting import SPINNING
@@ -33,8 +34,11 @@ NATIVE = (
     "a last block by fence and ticket",
     "a last block whose threads fenced before the barrier",
     "a counter under a lock",
+    "a later warp that waits for a volatile shared flag",
+    "the last warp of a block by a shared ticket",
+    "a compare-and-swap makes sure of a plain load",
 )
-PROGRAMS = {program.name: program for program in (*SPINNING, *RIGHT, *WRONG)}
+PROGRAMS = {program.name: program for program in (*SPINNING, *RIGHT, *RIGHT_GROUPS)}
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_waits_and_tickets_run_natively(name: str, monkeypatch: pytest.MonkeyPat
 UNORDERED = [
     program
     for program in WRONG
-    if {"global_race", "block_write_conflict"} & set(program.kinds) and not program.out_is_new
+    if {"global_race", "block_write_conflict", "shared_race"} & set(program.kinds) and not program.out_is_new
 ]
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .checks.undefined import FILLS, differing
 from .engine.launch import (
+    GUESSED_RACE,
     GUESSES,
     ORDERLESS,
     UNORDERED,
@@ -102,9 +103,12 @@ class Launcher:
             if watched is not None:  # each thread its own, perhaps: kernels work in place
                 self._active = run = EngineRun(engine, self._memory, program, request, watched)
                 found = run.execute()
-        traced = engine.state.changed() if isinstance(found, Detected) and found.kind in UNORDERED else None
+        traced = None
+        if isinstance(found, Detected) and found.kind in UNORDERED:
+            traced = engine.state.changed() or (0, 0)
         if traced is not None and not program.is_asynchronous and can_run_together(program, request):
-            self._active = run = EngineRun(engine, self._memory, program, request, traced=traced)
+            is_shared = isinstance(found, Detected) and found.kind == GUESSED_RACE
+            self._active = run = EngineRun(engine, self._memory, program, request, None, traced, is_shared)
             again = run.execute()
             if not isinstance(again, Detected) or again.kind not in ORDERLESS:
                 found = again

@@ -48,7 +48,9 @@ GUESSES = frozenset(
 """What is found that may be right after all: the interpreter decides."""
 ORDERLESS = frozenset({"accesses without an order", "trace full"})
 """What that run may come to: then the interpreter decides about what was found before."""
+GUESSED_RACE = "guessed race"
 UNORDERED = frozenset({"stores that meet", "reads and stores of one allocation", "reads of what others store"})
+UNORDERED |= {GUESSED_RACE}
 """What may have an order, which another run writes down."""
 _FRAME_ALIGN = 64
 _MOST_RESIDENT_BYTES = 1 << 29
@@ -95,7 +97,9 @@ class EngineRun:
         request: LaunchRequest,
         watched: tuple[int, int] | None = None,
         traced: tuple[int, int] | None = None,
+        traces_shared: bool = False,
     ) -> None:
+        self.traces_shared = traces_shared
         self.watched = watched
         self.traced = traced
         self.engine = engine
@@ -153,7 +157,7 @@ class EngineRun:
         state.set_shared(shared_bytes, -(-request.threads // 32), program, residents, ranks)
         state.set_within(program.site_count, program.within)
         launch.together, launch.loops, launch.changes = int(together), program.loops, 0
-        state.set_trace(program.trace_flags, self.traced)
+        state.set_trace(program.trace_flags, self.traced, self.traces_shared)
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)
         state.set_logs(self._most_logged)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..checks.conflicts import ATOMIC, READ, WRITE
 from ..checks.global_races import GlobalLog
 from ..checks.order import ChunkOrder, Order, synchronise
+from ..checks.shared_races import RaceLog
 from ..ptx.ordering import WEAK, learns, manner
 from ..ptx.sites import Site
 from ..request import LaunchRequest
@@ -52,8 +53,8 @@ class _Unsure(Exception):
 class _Run:
     """What the checks ask of a launch."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self.kernel = self
+    def __init__(self, sites: Sequence[Site], collector: _Conflicts) -> None:
+        self.kernel, self.collector = self, collector
         self.is_asynchronous = False
         self.waits_on_shared = any(
             ".global" not in site.opcode for site in sites if site.in_wait and learns(site.opcode)
@@ -78,12 +79,19 @@ class _Chunk:
         self.cluster_blocks = 1
         self.lanes_per_block = -(-self.threads // WARP) * WARP
         self.lane_count = self.block_count * self.lanes_per_block
-        self.shared_stride = 0
         self.has_clocks = False
         self.live_count = self.lane_count
         self.alive: npt.NDArray[np.bool_] = np.arange(self.lane_count) % self.lanes_per_block < self.threads
         self.full = LaneSet(self, np.arange(self.lane_count))  # type: ignore[arg-type]
         self.order = ChunkOrder(self, order)  # type: ignore[arg-type]
+        shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
+        self.shared_stride = -(-shared_bytes // 128) * 128
+        self.races = RaceLog(self, self.block_count * self.shared_stride)  # type: ignore[arg-type]
+
+    def full_barrier(self, complete: npt.NDArray[np.bool_] | None) -> None:
+        """A barrier of all threads of the flagged blocks (None: all) completed."""
+        self.order.block_barrier(complete)
+        self.races.full_barrier(complete)
 
     def alive_flags(self) -> npt.NDArray[np.bool_]:
         """Which lanes have not exited."""
@@ -107,7 +115,8 @@ def has_conflicts(
     trace: npt.NDArray[np.uint8], sites: Sequence[Site], request: LaunchRequest, memory: DeviceMemory
 ) -> bool:
     """Whether accesses of a launch that ended are not ordered, or nobody can say."""
-    run, order, conflicts = _Run(sites), Order(request.threads), _Conflicts()
+    order, conflicts = Order(request.threads), _Conflicts()
+    run = _Run(sites, conflicts)
     log = GlobalLog(order, memory)
     chunk: _Chunk | None = None
     begin, blocks = 0, np.array(request.order, np.int64)
@@ -116,7 +125,7 @@ def has_conflicts(
             kind = _KINDS[group[0][0]["kind"]]
             if kind == "chunk":
                 if chunk is not None:
-                    chunk.order.block_barrier(None)
+                    chunk.full_barrier(None)
                 count = int(group[0][0]["size"])
                 chunk = _Chunk(run, request, order, blocks[begin : begin + count])
                 begin += count
@@ -125,7 +134,7 @@ def has_conflicts(
     except _Unsure:
         return True
     if chunk is not None:
-        chunk.order.block_barrier(None)
+        chunk.full_barrier(None)
     collide = [(address - GLOBAL_BASE, address - GLOBAL_BASE + nbytes) for address, nbytes in request.may_collide]
     log.check(collide, conflicts)
     return conflicts.found
@@ -197,18 +206,17 @@ def _access(lanes: Any, log: GlobalLog, kind: str, group: _Group, site: Site, me
         [np.frombuffer(more, np.int64, count) for (_, more), count in zip(group, counts, strict=True)]
     )
     stores = not kind.endswith("read")
-    if kind.startswith("shared"):
-        places = addresses + lanes.block_slot * (1 << 20)  # of one block each, which is all that counts
-        synchronise(site, lanes, places, stores, True)
-        return
     shift = size.bit_length() - 1
-    units = (addresses - GLOBAL_BASE) >> shift
+    is_shared = kind.startswith("shared")
+    places = addresses + lanes.block_slot * lanes.chunk.shared_stride if is_shared else addresses - GLOBAL_BASE
+    units = places >> shift
     data = None
-    if kind == "write":
+    if kind.endswith("write"):
         raw = b"".join(more[8 * count : (8 + size) * count] for (_, more), count in zip(group, counts, strict=True))
         data = np.frombuffer(raw, np.uint8).view(memory.data.of[shift].dtype)
-    log.add({"read": READ, "write": WRITE, "atomic": ATOMIC}[kind], units, shift, lanes, site, data)
-    synchronise(site, lanes, units << shift, stores, False)
+    action = {"read": READ, "write": WRITE, "atomic": ATOMIC}[kind.removeprefix("shared ")]
+    (lanes.chunk.races if is_shared else log).add(action, units, shift, lanes, site, data)
+    synchronise(site, lanes, places, stores, is_shared)
 
 
 def _meet(chunk: _Chunk, group: _Group) -> None:
@@ -230,4 +238,4 @@ def _meet(chunk: _Chunk, group: _Group) -> None:
             lanes: Any = LaneSet(chunk, np.sort(np.concatenate(passed)))  # type: ignore[arg-type]
             chunk.order.partial_barrier(number, [lanes], [], complete)
         else:
-            chunk.order.block_barrier(None if complete.all() else complete)
+            chunk.full_barrier(None if complete.all() else complete)

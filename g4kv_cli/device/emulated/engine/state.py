@@ -170,8 +170,9 @@ class EngineState:
             rows[site] = extent.begin, self.launch.shared_bytes if extent.end is None else extent.end
         self.point("within", within)
 
-    def set_trace(self, flags: npt.NDArray[np.uint8], traced: tuple[int, int] | None) -> None:
-        """Let the launch write down what it does with memory at these addresses, and what orders it (trace.h)."""
+    def set_trace(self, flags: npt.NDArray[np.uint8], traced: tuple[int, int] | None, all_shared: bool) -> None:
+        """Let the launch write down what it does with memory at these addresses, and what orders it (trace.h);
+        ``all_shared``: with all that it does with shared memory, which nobody looks at otherwise then."""
         launch = self.launch
         launch.trace, launch.trace_bytes, launch.trace_step = None, 0, 0
         if traced is not None:
@@ -179,6 +180,10 @@ class EngineState:
             self.point("trace", room)
             launch.trace_room = room.size
             launch.trace_begin, launch.trace_end = traced
+            if all_shared:
+                launch.races_on = 0
+                flags = self.buffers.get("trace_sites", flags.size)
+                flags[:] = 1
             self.point("trace_sites", flags)
 
     @property

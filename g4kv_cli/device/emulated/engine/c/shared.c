@@ -33,6 +33,15 @@ INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, i
   }
 }
 
+static void trace_shared_store(const Instruction *i, char *frame, Warp *w, int bytes, int count, const i64 *at) {
+  u8 *to = trace_store(w, TRACE_SHARED_WRITE, i->field[2], bytes * count, (const u64 *)at);
+  for (int l = 0; to && l < LANES; l++) {
+    if (!(w->mask >> l & 1)) continue;
+    put_lane(i, frame, to, l, bytes, count);
+    to += bytes * count;
+  }
+}
+
 INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
   const Shared s = shared_of(w->launch);
   const Marks marks = marks_of(w);
@@ -40,7 +49,7 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
   i64 at[LANES];
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
   if (UNLIKELY(w->launch->trace != 0) && w->launch->trace_sites[site])
-    trace_access(w, TRACE_SHARED_WRITE, site, 0, (const u64 *)at);
+    trace_shared_store(i, frame, w, bytes, count, at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
     if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
@@ -92,6 +101,7 @@ INLINE void transpose(void *to, const void *from) {
 // Lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8x8 matrix; lane 8 m + r gives the address of row r of matrix
 // m. Fields: address, offset, site, address is 64 bits wide, is transposed, matrices, registers.
 HANDLER(load_matrix) {
+  if (UNLIKELY(w->launch->trace && !w->launch->races_on)) raise_fault(w, FAULT_TRACE_FULL, i->field[2], w->mask, 0);
   const Shared s = shared_of(w->launch);
   const Marks marks = marks_of(w);
   const int site = i->field[2];
