@@ -112,7 +112,7 @@ class StandInOutput:
 
 
 class StandInGraph:
-    """cuDNN's SDPA graph as its docs have it, in float32; head_dim 512 is not supported."""
+    """cuDNN's SDPA graph as its docs have it, in float32; of a version without kernels for head_dim 512."""
 
     def __init__(self, **_types: Any) -> None:
         self.asked: dict[str, Any] = {}
