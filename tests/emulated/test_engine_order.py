@@ -80,5 +80,10 @@ def test_what_nothing_orders_is_seen(program: Program, monkeypatch: pytest.Monke
 def test_a_launch_that_would_write_down_too_much_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_state, "TRACE_BYTES", 1 << 12)
     launcher._engine.cache_clear()  # an engine that has no room yet
-    faults, machine = launch(PROGRAMS["a last block by fence and ticket"], "native", monkeypatch)
+    program = PROGRAMS["a last block by fence and ticket"]
+    kernel = compile_kernel(program.source)
+    monkeypatch.setattr(kernel.program, "writes_too_much", False)  # so that it is as before afterwards
+    faults, machine = launch(program, "native", monkeypatch)
     assert (faults, machine.counts.native, machine.counts.replayed) == ([], 0, {"stores that meet": 1})
+    assert kernel.program is not None
+    assert kernel.program.writes_too_much

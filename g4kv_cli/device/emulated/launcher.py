@@ -104,12 +104,13 @@ class Launcher:
                 self._active = run = EngineRun(engine, self._memory, program, request, watched)
                 found = run.execute()
         traced = None
-        if isinstance(found, Detected) and found.kind in UNORDERED:
+        if isinstance(found, Detected) and found.kind in UNORDERED and not program.writes_too_much:
             traced = engine.state.changed() or (0, 0)
         if traced is not None and not program.is_asynchronous and can_run_together(program, request):
             is_shared = isinstance(found, Detected) and found.kind == GUESSED_RACE
             self._active = run = EngineRun(engine, self._memory, program, request, None, traced, is_shared)
             again = run.execute()
+            program.writes_too_much |= isinstance(again, Detected) and again.kind == "trace full"
             if not isinstance(again, Detected) or again.kind not in ORDERLESS:
                 found = again
         if isinstance(found, Detected):

@@ -6,8 +6,9 @@ checks/order.py and checks/global_races.py, in the order and in the company in w
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,22 @@ from ..request import LaunchRequest
 from ..state.lanes import WARP, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory
 
-EVENT = np.dtype(
-    [
-        ("step", "<i8"),
-        *((name, "<i4") for name in ("kind", "site", "row", "size")),
-        *((name, "<u4") for name in ("lanes", "members")),
-        ("more", "<i8"),
-    ]
-)
+_EVENT = struct.Struct("<qiiiiIIq")
+
+
+class _Event(NamedTuple):
+    """``Event`` of ``c/trace.h``."""
+
+    step: int
+    kind: int
+    site: int
+    row: int
+    size: int
+    lanes: int
+    members: int
+    more: int
+
+
 _KINDS = (
     *("read", "write", "atomic", "shared read", "shared write", "shared atomic", "fence", "exchange"),
     *("warp barrier", "exit", "barrier", "chunk"),
@@ -122,11 +131,11 @@ def has_conflicts(
     begin, blocks = 0, np.array(request.order, np.int64)
     try:
         for group in _groups(trace):
-            kind = _KINDS[group[0][0]["kind"]]
+            kind = _KINDS[group[0][0].kind]
             if kind == "chunk":
                 if chunk is not None:
                     chunk.full_barrier(None)
-                count = int(group[0][0]["size"])
+                count = group[0][0].size
                 chunk = _Chunk(run, request, order, blocks[begin : begin + count])
                 begin += count
             elif chunk is not None:
@@ -140,21 +149,20 @@ def has_conflicts(
     return conflicts.found
 
 
-_Group = list[tuple[Any, bytes]]
+_Group = list[tuple[_Event, bytes]]
 
 
 def _groups(trace: npt.NDArray[np.uint8]) -> Iterator[_Group]:
     """Events with what follows them: those of one instruction that warps executed together."""
-    events: list[tuple[tuple[int, int, int], Any, bytes]] = []
+    events: list[tuple[tuple[int, int, int], _Event, bytes]] = []
     raw, at = trace.tobytes(), 0
     while at < len(raw):
-        event = np.frombuffer(raw, EVENT, 1, at)[0]
-        at += EVENT.itemsize
-        more = int(event["more"])
-        kind = _KINDS[event["kind"]]
-        place = -1 if kind == "chunk" else _LAST.get(kind, int(event["site"]))
-        events.append(((int(event["step"]), place, int(event["kind"])), event, raw[at : at + more]))
-        at += more
+        event = _Event._make(_EVENT.unpack_from(raw, at))
+        at += _EVENT.size
+        kind = _KINDS[event.kind]
+        place = -1 if kind == "chunk" else _LAST.get(kind, event.site)
+        events.append(((event.step, place, event.kind), event, raw[at : at + event.more]))
+        at += event.more
     events.sort(key=lambda item: item[0])  # stable: warps stay in their order
     group: _Group = []
     for number, (key, event, more_bytes) in enumerate(events):
@@ -166,11 +174,10 @@ def _groups(trace: npt.NDArray[np.uint8]) -> Iterator[_Group]:
 
 def _lanes(group: _Group) -> npt.NDArray[np.int64]:
     """Numbers in the chunk of all lanes of a group, ascending."""
-    parts = []
-    for event, _ in group:
-        bits = np.unpackbits(np.array([event["lanes"]], "<u4").view(np.uint8), bitorder="little")
-        parts.append(int(event["row"]) * WARP + np.flatnonzero(bits))
-    index = np.concatenate(parts)
+    masks = np.array([event.lanes for event, _ in group], "<u4")
+    bits = np.unpackbits(masks.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little").view(np.bool_)
+    rows = np.array([event.row for event, _ in group], np.int64)
+    index: npt.NDArray[np.int64] = (rows[:, None] * WARP + np.arange(WARP))[bits]
     if (np.diff(index) <= 0).any():
         raise _Unsure
     return index
@@ -188,20 +195,20 @@ def _tell(chunk: _Chunk, log: GlobalLog, kind: str, group: _Group, sites: Sequen
         chunk.alive[index] = False
         chunk.live_count -= index.size
     elif kind == "fence":
-        order.fence(lanes, "cta" if group[0][0]["size"] else "gpu")
+        order.fence(lanes, "cta" if group[0][0].size else "gpu")
     elif kind in ("exchange", "warp barrier"):
-        counts = [int(event["lanes"]).bit_count() for event, _ in group]
+        counts = [event.lanes.bit_count() for event, _ in group]
         masks = np.concatenate(
             [np.frombuffer(more, np.uint32, count) for (_, more), count in zip(group, counts, strict=True)]
         )
         (order.exchange if kind == "exchange" else order.warp_barrier)(lanes, masks)
     else:
-        _access(lanes, log, kind, group, sites[group[0][0]["site"]], memory)
+        _access(lanes, log, kind, group, sites[group[0][0].site], memory)
 
 
 def _access(lanes: Any, log: GlobalLog, kind: str, group: _Group, site: Site, memory: DeviceMemory) -> None:
-    size = int(group[0][0]["size"])
-    counts = [int(event["lanes"]).bit_count() for event, _ in group]
+    size = group[0][0].size
+    counts = [event.lanes.bit_count() for event, _ in group]
     addresses = np.concatenate(
         [np.frombuffer(more, np.int64, count) for (_, more), count in zip(group, counts, strict=True)]
     )
@@ -222,17 +229,17 @@ def _access(lanes: Any, log: GlobalLog, kind: str, group: _Group, site: Site, me
 def _meet(chunk: _Chunk, group: _Group) -> None:
     """Barriers of blocks that completed in one step."""
     warps = chunk.lanes_per_block // WARP
-    for number, counts in dict.fromkeys((int(event["size"]), int(event["site"])) for event, _ in group):
+    for number, counts in dict.fromkeys((event.size, event.site) for event, _ in group):
         complete = np.zeros(chunk.block_count, np.bool_)
         passed = []
         for event, _ in group:
-            if (int(event["size"]), int(event["site"])) != (number, counts):
+            if (event.size, event.site) != (number, counts):
                 continue
-            slot = int(event["row"]) // warps
+            slot = event.row // warps
             if complete[slot]:
                 raise _Unsure
             complete[slot] = True
-            rows = [slot * warps + warp for warp in range(warps) if int(event["members"]) >> warp & 1]
+            rows = [slot * warps + warp for warp in range(warps) if event.members >> warp & 1]
             passed.append(np.concatenate([np.arange(row * WARP, (row + 1) * WARP) for row in rows]))
         if counts:
             lanes: Any = LaneSet(chunk, np.sort(np.concatenate(passed)))  # type: ignore[arg-type]

@@ -87,6 +87,8 @@ class Program:
         self.site_count = kernel.site_count
         self.sites, self.within = kernel.sites, kernel.within
         self.trace_flags = flags_of(kernel.sites)
+        self.writes_too_much = False
+        """Whether there was no room for what orders a launch's accesses."""
         self.granule_shift = kernel.granule_shift
         self.copies_each = COPIES_EACH if kernel.uses_copies else 0
         self.has_shared_atomics = kernel.has_shared_atomics
