@@ -6,7 +6,8 @@ patterns; sm_80 and sm_120: an earlier form of the rule, with the same counts): 
 use of it is a sum of the same basic block and it wins in each of them. Of two products in one sum the one with fewer
 uses wins, else the first. With this rule 3,982 of the 4,000 came out as ptxas made them; the others hold chains of such
 choices that no compiler's output was seen to have. A product whose sign is changed before the sum is left alone here,
-though ptxas looks through that.
+though ptxas looks through that; so is one that a ``max`` reads too, of which ptxas was seen to fuse the sum
+(results/README.md: FlashInfer's prefill).
 """
 
 from __future__ import annotations
