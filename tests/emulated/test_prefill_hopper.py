@@ -69,6 +69,15 @@ def test_the_cases_of_the_portable_kernel_are_green(family: str, cases: tuple[st
     }
 
 
+def test_blocks_that_go_from_tile_to_tile_need_a_gpu_where_only_the_ends_of_the_rows_run(tmp_path: Path) -> None:
+    code, record = _smoke(tmp_path, LOCAL, "large-tile/tokens/past-16-bits", "page-size/1")
+    assert code == 0
+    case, other = sorted(record["cases"], key=lambda case: case["id"])
+    assert other["status"] == "passed"
+    assert case["status"] == "skipped"
+    assert "this case needs a GPU" in case["reason"]
+
+
 @pytest.mark.parametrize("family", [GLOBAL, LOCAL])
 @pytest.mark.parametrize("page_size", [1, 100])
 def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(family: str, page_size: int, tmp_path: Path) -> None:

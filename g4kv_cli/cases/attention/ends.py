@@ -19,6 +19,8 @@ from g4kv_cli.cases.attention.inputs import AttentionTensors
 from g4kv_cli.cases.attention.pool import places_of, write_rows
 from g4kv_cli.cases.session import Session, Skip
 from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.entries.entry import choose_variant
+from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.oracle.attention import ExpectedAttention
 from g4kv_cli.oracle.bfloat16 import BF16, bits
@@ -66,6 +68,29 @@ def require_memory(device: Device, case: AttentionCase) -> None:
     if device.info.kind == "cuda" and needed > device.limits.memory_bytes:
         have = device.limits.memory_bytes / 2**30
         raise Skip(f"rows, pool and partial results take {needed / 2**30:.1f} GiB, this GPU has {have:.1f} GiB")
+
+
+def require_ends(library: KernelLibrary, case: AttentionCase) -> None:
+    """Skip kernels whose blocks stay and go from tile to tile on the emulated device: its ends of a grid are no ends of
+    the rows, and all rows are too many for it."""
+    device = library.device
+    if device.info.kind == "cuda" or library.provider is not None:
+        return
+    kernel = choose_variant(
+        case.row,
+        device,
+        tile_rows=case.cta_tile_q,
+        page_size=case.page_size,
+        group=case.geometry.gqa_group,
+        kv_format=case.kv_format,
+        forced=library.variant,
+        replaced=None if library.kernels_directory is None else library.replaced_files,
+    )
+    if kernel.resident_tiles:
+        raise Skip(
+            f"{kernel.symbol} has blocks that go from tile to tile, so that the emulated device cannot run those at "
+            "both ends of the rows alone: this case needs a GPU"
+        )
 
 
 def _upload_keys(session: Session, case: AttentionCase, tensors: AttentionTensors) -> DeviceArray:

@@ -18,7 +18,7 @@ from g4kv_cli.cases.attention.arguments import (
     workspace,
 )
 from g4kv_cli.cases.attention.case import AttentionCase, KvRequest
-from g4kv_cli.cases.attention.ends import require_memory, run_ends
+from g4kv_cli.cases.attention.ends import require_ends, require_memory, run_ends
 from g4kv_cli.cases.attention.golden import check_recorded, recorded_tensors
 from g4kv_cli.cases.attention.inputs import AttentionTensors, expected_attention
 from g4kv_cli.cases.attention.merge import launch_merge
@@ -83,6 +83,8 @@ def run_attention_case(
         if case.check == "ends":
             require_memory(device, case)
         fitting = _with_a_tile_of(case, Target.of(device))
+        if case.check == "ends":
+            require_ends(library, fitting)
         with_inputs = fitting.ends if case.check == "ends" else fitting
         if case.golden is None:
             tensors, expected = prepared(with_inputs, contract)
