@@ -44,7 +44,7 @@ def cluster_blocks(num_splits: int, most: int) -> int:
     Where several clusters a request do not all fit at once they are much slower than blocks alone: of 132
     multiprocessors, 15 clusters of 8 take 120. Where they fit, there is less to merge behind them: on an H200, 32768
     keys of 12b-global took 26.5 us in 14 clusters of 8 and 27.6 us in 128 blocks alone, folded 20.4 and 22.9 us
-    (results/nvidia-h200/2026-11-30-b89a320/bench.json).
+    (results/nvidia-h200/2026-11-30-1b95198/bench.json).
     """
     if num_splits == WHOLE_CARD_SPLITS and num_splits % most == 0:
         return most

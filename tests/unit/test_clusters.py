@@ -26,7 +26,7 @@ from g4kv_cli.model.kv_layout import KvLayout
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.records.bench import read_bench_record
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200" / "2026-11-30-b89a320" / "bench.json"
+RECORD = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200" / "2026-11-30-1b95198" / "bench.json"
 DECODE = tuple(
     entry.name
     for entry in entries("attention")
