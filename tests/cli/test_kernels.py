@@ -115,7 +115,7 @@ def test_check_says_for_what_the_interpreter_runs_a_kernel(tmp_path: Path) -> No
     head = ".version 8.0\n.target sm_90\n.address_size 64\n"
     body = ".reg .b32 %r<3>;\n.reg .b64 %d<2>;\n{}ret;\n"
     called = "mul24.lo.u32 %r2, %r1, %r1;\n"
-    slow = "mov.b64 %d1, 0;\natom.global.inc.u32 %r1, [%d1], 3;\natom.global.inc.u32 %r1, [%d1], 4;\n"
+    slow = "mov.b32 %r2, 0;\nld.shared::cluster.u32 %r1, [%r2];\nld.shared::cluster.u32 %r1, [%r2+4];\n"
     texts = {"fast": "", "slow": f"{slow}{called}", "called": f"mov.b32 %r1, 3;\n{called}"}
     ptx, record = tmp_path / "three.ptx", tmp_path / "check.json"
     ptx.write_text(
@@ -124,12 +124,12 @@ def test_check_says_for_what_the_interpreter_runs_a_kernel(tmp_path: Path) -> No
     result = invoke("--check", str(ptx), "--json", str(record))
     assert result.return_value == 0
     assert [line.strip() for line in result.stdout.splitlines()] == [
-        *("ok    fast", "ok    slow", "interpreted, which is slower, for atom.global.inc.u32"),
+        *("ok    fast", "ok    slow", "interpreted, which is slower, for ld.shared::cluster.u32"),
         *("ok    called", "large launches are interpreted for mul24.lo.u32"),
         "three.ptx: 3 kernels, the emulated device can run all of them",
     ]
     kernels = json.loads(record.read_text())["kernels"]
-    assert [one["interpreted_for"] for one in kernels] == [[], ["atom.global.inc.u32"], []]
+    assert [one["interpreted_for"] for one in kernels] == [[], ["ld.shared::cluster.u32"], []]
     assert [one["called_for"] for one in kernels] == [[], [], ["mul24.lo.u32"]]
 
 

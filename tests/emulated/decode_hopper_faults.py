@@ -60,6 +60,7 @@ FAULTS = (
         "    sync_team<kTeamWarps>(own.team);\n    add_parts",
         "    add_parts",
         (f"{LOCAL}/decode/needle/window40",),
+        on_gpu="luck",
     ),
     Fault(
         "window one less",
