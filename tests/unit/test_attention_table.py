@@ -153,10 +153,18 @@ def test_what_a_few_bits_or_splits_do_not_hold_is_run_in_every_form(geometry: st
             assert any(not case.wants_lse for case in of_form)
             rising = [r.kv_len - r.first_seen(c.window_left) for c, r in requests if c.kind == "rising"]
             assert min(rising) >= 512
-            heads = {c.num_tokens * c.geometry.num_qo_heads * c.geometry.head_dim for c in of_form if c.check == "ends"}
-            assert min(heads) > 1 << 31
+            rows = [case for case in of_form if case.id.endswith("/rows/past-int32")]
+            assert {case.check for case in rows} == {"ends"}
+            assert min(c.num_tokens * c.geometry.num_qo_heads * c.geometry.head_dim for c in rows) > 1 << 31
+            # Where the last request's row of pages begins, and its queries.
+            assert max(sum(len(r.pages) for r in case.requests[:-1]) for case in of_form) >= 1 << 16
+            if tile is not None:
+                assert max(case.num_tokens - case.requests[-1].q_len for case in of_form) >= 1 << 16
+            if tile == 16:
+                assert max(request.q_len * case.geometry.gqa_group for case, request in requests) > 256 * tile
             if GEOMETRIES[geometry].window is not None:
                 assert any(case.window_left == 0 for case in of_form)
+    assert any(case.check == "merge" and case.num_splits > 128 for case in cases)
     split = [case for case in cases if case.num_splits == 128]
     assert {case.check for case in split} == {"oracle", "merge"}
     for case in split:

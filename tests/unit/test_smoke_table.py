@@ -1,4 +1,4 @@
-"""The smoke table: what the issue asks of it is in it, and every case is consistent by itself."""
+"""The smoke table: what it has to have is in it, and every case is consistent by itself."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_head_counts_of_the_global_family() -> None:
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_what_a_few_bits_do_not_hold_is_run_in_every_form(name: str) -> None:
-    """Positions past 12, 15 and 16 bits, rows past 255 pages, page ids past 16 bits, page sizes that are no power
-    of two, and more KV heads than a warp serves, in few and in many tokens."""
+    """Positions past 12, 15 and 16 bits, rows past 255 pages and behind 65,536 entries, page ids past 16 bits, page
+    sizes that are no power of two, and more KV heads than a warp serves, in few and in many tokens."""
     for form in ("prefill", "decode", "batch_prefill"):
         cases = _of(name, form)
         places = [case.placement for case in cases if case.placement is not None]
@@ -96,6 +96,8 @@ def test_what_a_few_bits_do_not_hold_is_run_in_every_form(name: str) -> None:
             for position, row in zip(case.positions, case.token_rows, strict=True)
         ]
         assert max(rows) > 255, form
+        begins = [sum(map(len, place.rows[:-1])) for place in places]
+        assert form == "prefill" or max(begins) >= 1 << 16, form
         assert sum(place.page_size & (place.page_size - 1) != 0 for place in places) >= 3, form
         ends = [case for case in cases if case.judges_ends]
         elements = [len(c.positions) * c.geometry.num_qo_heads * c.geometry.head_dim for c in ends]
