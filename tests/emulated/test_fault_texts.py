@@ -30,10 +30,7 @@ def test_the_text_of_every_fault_is_there_once(module: ModuleType) -> None:
     faults = [fault for name in LISTS[module] for fault in getattr(module, name)]
     assert len(faults) >= 10
     for fault in faults:
-        if module is test_prefill_hopper:
-            assert test_prefill_hopper.file_with(fault.old, fault.source), fault.name
-        else:
-            assert edited(fault.edits), fault.name
+        assert edited(fault.edits), fault.name
 
 
 def test_so_is_that_of_faults_of_decode_for_9_0(tmp_path: Path) -> None:
@@ -41,6 +38,12 @@ def test_so_is_that_of_faults_of_decode_for_9_0(tmp_path: Path) -> None:
         directory = tmp_path / str(number)
         directory.mkdir()
         assert list(fault.overlay(directory).iterdir())
+
+
+def test_so_is_that_of_faults_between_pairs_of_tiles() -> None:
+    for fault in test_prefill_hopper.FAULTS_BETWEEN_PAIRS:
+        _, old, new = fault.values
+        assert edited(test_prefill_hopper.edits_of(old, new, test_prefill_hopper.PAIRS)), fault.id
 
 
 def test_a_text_that_is_not_there_is_seen() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from seeding import require_red, seed
+from seeding import Edits, require_red, seed
 from smoke_helper import chosen, smoke
 
 from g4kv_cli.cases.attention.build import CaseBuilder
@@ -88,10 +88,10 @@ def test_pages_that_a_box_does_not_divide_take_the_portable_kernel(family: str, 
     assert KERNEL_OF[family] not in case["kernels"]
 
 
-def file_with(text: str, pattern: str) -> str:
-    """The one kernel file of this name that holds the text."""
-    (found,) = [path.name for path in BUILT_IN_KERNELS_DIRECTORY.glob(pattern) if text in path.read_text()]
-    return found
+def edits_of(old: str, new: str, pattern: str) -> Edits:
+    """The replacement in the one kernel file of this name that holds the text."""
+    (found,) = [path.name for path in BUILT_IN_KERNELS_DIRECTORY.glob(pattern) if old in path.read_text()]
+    return ((found, old, new),)
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,10 @@ class Fault:
     @property
     def family(self) -> str:
         return FAMILY_OF.get(self.source, GLOBAL)
+
+    @property
+    def edits(self) -> Edits:
+        return edits_of(self.old, self.new, self.source)
 
 
 _KEYS_WAIT = "barrier_wait(shared + Shape::kKeysThere + ring.stage * 8, ring.parity);"
@@ -254,8 +258,7 @@ FAULTS = (
 @pytest.mark.seeded_faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_case_red(fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edits = ((file_with(fault.old, fault.source), fault.old, fault.new),)
-    require_red(tmp_path, capsys, edits, (f"{fault.family}/{fault.case}",), (fault.words,), VARIANT)
+    require_red(tmp_path, capsys, fault.edits, (f"{fault.family}/{fault.case}",), (fault.words,), VARIANT)
 
 
 # --- blocks that stay and take pair after pair, and keys that consumers share out -----------------------------------
@@ -309,110 +312,108 @@ def test_two_blocks_share_out_the_keys_of_a_short_request_whatever_its_companion
     assert _run_on_two_multiprocessors(None, batch).status == "passed"
 
 
-@pytest.mark.seeded_faults
-@pytest.mark.parametrize(
-    ("batch", "old", "new"),
-    [
-        pytest.param(
-            PAIR_AFTER_PAIR,
-            "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);\n  if",
-            "  if",
-            id="a block released that was not waited for",
-        ),
-        pytest.param(
-            PAIR_AFTER_PAIR,
-            "task.skip_behind = blocks_behind;",
-            "task.skip_behind = 0;",
-            id="the second tile's blocks not skipped by the first",
-        ),
-        pytest.param(
-            PAIR_AFTER_PAIR,
-            "task.skip_before = which == 1 && unit.has[0] ? walk.blocks() : 0;",
-            "task.skip_before = 0;",
-            id="the first tile's blocks not skipped by the second",
-        ),
-        pytest.param(
-            PAIR_AFTER_PAIR,
-            "  barrier_wait(shared + Shape::kQueriesUsed + which * 8, slots.other_parity ^ 1);\n",
-            "",
-            id="queries copied over those in use",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];",
-            "tile[0] = tile[0] * own_factor[0] + found.x;",
-            id="shared out: the other's sums relative to its own maximum",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "tile[3] = tile[3] * own_factor[1] + found.w * other_factor[1];",
-            "tile[3] = tile[3] * own_factor[1];",
-            id="shared out: a part of the other's sums not added",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "total[i] * own_factor[i] + other_total[i] * other_factor[i];",
-            "total[i] * own_factor[i];",
-            id="shared out: the other's weights not added",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "  peer.wait_for_sums(parity);\n",
-            "",
-            id="shared out: the other's sums not waited for",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "  peer.wait_until_ready(parity);\n",
-            "",
-            id="shared out: stored over queries in use",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "  if (p.num_splits > 0) cluster_wait();  // from here on the other block may be stored to\n",
-            "",
-            id="shared out: the other block's barriers used before they are there",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "PairPrefill::kHeadDim / 2 * 4 + PairPrefill::kStateBytes;",
-            "PairPrefill::kHeadDim / 2 * 4;",
-            id="shared out: maxima not counted",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "peer.store_tile(n, out[kOthers + n], thread);",
-            "peer.store_tile(n, out[kOwn + n], thread);",
-            id="shared out: the wrong half of the columns",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "begin_ = max(begin_, middle);",
-            "begin_ = max(begin_, middle - PairPrefill::kKeys);",
-            id="shared out: keys of the middle counted twice",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "tiles > 1 && tiles * p.num_kv_heads <= p.num_splits &&",
-            "tiles > 1 && p.num_tiles * p.num_kv_heads <= p.num_splits &&",
-            id="shared out: by all tiles of the batch",
-        ),
-        pytest.param(
-            SHARED_OUT,
-            "of_pair ? index_ | 1 : index_",
-            "of_pair ? index_ | lane % 2 : index_",
-            id="shared out: at the middle of a pair of the batch",
-        ),
-        pytest.param(
-            ALL_SHARED_OUT,
-            "  fence_async_copies();  // before queries are copied there again\n",
-            "",
-            id="what the other block stored not shown before queries are copied there",
-        ),
-    ],
+FAULTS_BETWEEN_PAIRS = (
+    pytest.param(
+        PAIR_AFTER_PAIR,
+        "  barrier_wait(shared + Shape::kValuesThere + rings.values.stage * 8, rings.values.parity);\n  if",
+        "  if",
+        id="a block released that was not waited for",
+    ),
+    pytest.param(
+        PAIR_AFTER_PAIR,
+        "task.skip_behind = blocks_behind;",
+        "task.skip_behind = 0;",
+        id="the second tile's blocks not skipped by the first",
+    ),
+    pytest.param(
+        PAIR_AFTER_PAIR,
+        "task.skip_before = which == 1 && unit.has[0] ? walk.blocks() : 0;",
+        "task.skip_before = 0;",
+        id="the first tile's blocks not skipped by the second",
+    ),
+    pytest.param(
+        PAIR_AFTER_PAIR,
+        "  barrier_wait(shared + Shape::kQueriesUsed + which * 8, slots.other_parity ^ 1);\n",
+        "",
+        id="queries copied over those in use",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "tile[0] = tile[0] * own_factor[0] + found.x * other_factor[0];",
+        "tile[0] = tile[0] * own_factor[0] + found.x;",
+        id="shared out: the other's sums relative to its own maximum",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "tile[3] = tile[3] * own_factor[1] + found.w * other_factor[1];",
+        "tile[3] = tile[3] * own_factor[1];",
+        id="shared out: a part of the other's sums not added",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "total[i] * own_factor[i] + other_total[i] * other_factor[i];",
+        "total[i] * own_factor[i];",
+        id="shared out: the other's weights not added",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "  peer.wait_for_sums(parity);\n",
+        "",
+        id="shared out: the other's sums not waited for",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "  peer.wait_until_ready(parity);\n",
+        "",
+        id="shared out: stored over queries in use",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "  if (p.num_splits > 0) cluster_wait();  // from here on the other block may be stored to\n",
+        "",
+        id="shared out: the other block's barriers used before they are there",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "PairPrefill::kHeadDim / 2 * 4 + PairPrefill::kStateBytes;",
+        "PairPrefill::kHeadDim / 2 * 4;",
+        id="shared out: maxima not counted",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "peer.store_tile(n, out[kOthers + n], thread);",
+        "peer.store_tile(n, out[kOwn + n], thread);",
+        id="shared out: the wrong half of the columns",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "begin_ = max(begin_, middle);",
+        "begin_ = max(begin_, middle - PairPrefill::kKeys);",
+        id="shared out: keys of the middle counted twice",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "tiles > 1 && tiles * p.num_kv_heads <= p.num_splits &&",
+        "tiles > 1 && p.num_tiles * p.num_kv_heads <= p.num_splits &&",
+        id="shared out: by all tiles of the batch",
+    ),
+    pytest.param(
+        SHARED_OUT,
+        "of_pair ? index_ | 1 : index_",
+        "of_pair ? index_ | lane % 2 : index_",
+        id="shared out: at the middle of a pair of the batch",
+    ),
+    pytest.param(
+        ALL_SHARED_OUT,
+        "  fence_async_copies();  // before queries are copied there again\n",
+        "",
+        id="what the other block stored not shown before queries are copied there",
+    ),
 )
+
+
+@pytest.mark.seeded_faults
+@pytest.mark.parametrize(("batch", "old", "new"), FAULTS_BETWEEN_PAIRS)
 def test_a_seeded_fault_between_pairs_is_seen(batch: Batch, old: str, new: str, tmp_path: Path) -> None:
-    kernels = seed(
-        tmp_path / "kernels", ((file_with(old, PAIRS), old, new),), (f"{LOCAL}/companions",), "sm_90a,portable"
-    )
+    kernels = seed(tmp_path / "kernels", edits_of(old, new, PAIRS), (f"{LOCAL}/companions",), VARIANT)
     assert _run_on_two_multiprocessors(kernels, batch).status == "failed"
