@@ -73,9 +73,9 @@ def suggested_splits(
     one after the other. Of split rows form (b) computes longer still where it has a multiprocessor to itself: it is
     left to more requests and KV heads than there are multiprocessors, and to short histories.
 
-    In the record of an H200 that cluster_blocks names, the 130 shapes of 12b and 31b, with 128 to 131072 keys, took at
-    most 5 % longer than with the best of the counts that bench tries; between the batches of that record, with up to 66
-    requests and KV heads, up to 10 %.
+    In the record of an H200 that cluster_blocks names, the 136 shapes of 12b and 31b, with 128 to 131072 keys, took at
+    most 5.5 % longer than with the best of the counts that bench tries; between the batches of that record, with up to
+    66 requests and KV heads, up to 10 %.
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors, tiles = device.limits.multiprocessors, max(1, -(-visible_keys // TILE_KEYS))
@@ -92,11 +92,11 @@ def suggested_splits(
         few = _power_of_two(few)
         if visible_keys < few * units * TILE_KEYS * (1 if computes else 2):
             few = MAX_CLUSTER_BLOCKS
-    few = min(few, tiles if few <= MAX_CLUSTER_BLOCKS else _power_of_two(tiles))
+    few = min(few, tiles)
     if not computes or elems < _power_of_two(few) * LONG_SPLIT_ELEMS:
         return few
     fitting = [count for count in WHOLE_CARD_COUNTS if count <= tiles and _fit_at_once(count, units, multiprocessors)]
-    most, twice = max(few, *fitting), _power_of_two(2 * multiprocessors // units)
+    most, twice = max([few, *fitting]), _power_of_two(2 * multiprocessors // units)
     fills = twice > MAX_CLUSTER_BLOCKS and 10 * twice * units >= 18 * multiprocessors
     leaves_a_quarter = 4 * most * units < 3 * multiprocessors
     return twice if fills and leaves_a_quarter and elems >= twice * 8 * LONG_SPLIT_ELEMS else most
