@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_helper import engine
+from hopper_helper import hopper_kernel
 from judged_groups import RIGHT_GROUPS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
@@ -75,6 +76,49 @@ def test_what_nothing_orders_is_seen(program: Program, monkeypatch: pytest.Monke
     faults, machine = launch(program, "native", monkeypatch)
     assert {fault.kind for fault in faults} & set(program.kinds)
     assert machine.counts.native == 0
+
+
+def test_blocks_that_never_run_together_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last step of two blocks did is not the work of the two after them."""
+    source = """extern "C" __global__ void kernel(int* out, int n) {
+      const int i = blockIdx.x * blockDim.x + threadIdx.x; out[i % n] = i; }"""
+    found = []
+    for mode in ("native", "interpreter"):
+        monkeypatch.setenv("G4KV_EMULATOR", mode)
+        machine = Machine()
+        out = upload(machine, np.zeros(128, np.int32), "out")
+        arguments = pointer(out), int32(64)
+        found.append(faults_of(machine, compile_kernel(source), *arguments, grid=4, chunk_threads=64))
+    assert found[0] == found[1]
+    assert found[0]
+
+
+MATRICES = """
+extern "C" __global__ void kernel(u32* out, u32* tickets) {
+  __shared__ __align__(16) u32 tile[128];
+  const u32 t = threadIdx.x;
+  tile[t] = tile[t + 64] = 0;
+  __syncthreads();
+  const u32 ticket = atomicAdd(tickets, 1);
+  if (t < 32)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};"
+        :: "r"(at(tile + 4 * t)), "r"(ticket) : "memory");
+  SYNC
+  if (t >= 32) out[t] = tile[t] + ticket;
+}
+"""
+
+
+@pytest.mark.parametrize(("between", "kinds"), [("", {"shared_race"}), ("__syncthreads();", set())])
+def test_matrices_that_a_warp_stores_for_another(
+    between: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "native")
+    machine = Machine()
+    places = [upload(machine, np.zeros(64, np.int32), name) for name in ("out", "tickets")]
+    kernel = hopper_kernel(MATRICES.replace("SYNC", between))
+    faults = faults_of(machine, kernel, *map(pointer, places), block=64)
+    assert {fault.kind for fault in faults} == kinds
 
 
 def test_a_launch_that_would_write_down_too_much_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

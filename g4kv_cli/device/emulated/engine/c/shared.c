@@ -131,6 +131,7 @@ HANDLER(load_matrix) {
 
 // The same fields, of matrices that are stored.
 HANDLER(store_matrix) {
+  if (UNLIKELY(w->launch->trace && !w->launch->races_on)) raise_fault(w, FAULT_TRACE_FULL, i->field[2], w->mask, 0);
   const Shared s = shared_of(w->launch);
   const Marks marks = marks_of(w);
   const int site = i->field[2], matrices = i->field[5];

@@ -64,6 +64,7 @@ static void start_chunk(Launch *c) {
   for (i32 slot = 0; slot < k->residents; slot++, c->next += c->step) start_block(c, &c->residents[slot], c->next);
   c->clock++;
   c->is_running = 1;
+  c->trace_step++;  // behind the last step of the chunk before
   if (c->trace) trace(c->warps, TRACE_CHUNK, 0, k->residents, 0, 0, 0);
 }
 
