@@ -8,7 +8,7 @@ from engine_helper import engine
 from launch_helper import faults_of, int32, pointer, upload
 from nvrtc_helper import DIALECTS, compile_kernel
 
-from g4kv_cli.device.emulated import Fault, Machine
+from g4kv_cli.device.emulated import Fault, Machine, Module
 
 pytestmark = pytest.mark.usefixtures("_needs_engine")
 WORDS = 4096
@@ -162,3 +162,20 @@ def test_shared_memory_of_a_larger_launch_long_ago_is_not_written(monkeypatch: p
     assert not run(small, "native", monkeypatch, grid=254)[0]
     faults, _ = run(large.format("row[t] = in[t];"), "native", monkeypatch, grid=1)
     assert [fault.kind for fault in faults] == ["shared_uninitialised_read"]
+
+
+FAR = """.version 9.0\n.target sm_90\n.address_size 64
+.visible .entry kernel(.param .u64 place) {{
+  .reg .b64 %rd<2>; .{space} .align 16 .b8 row[64];
+  ld.param.u64 %rd1, [place]; st.{space}.u32 [row], 1; st.{space}.u32 [%rd1], 7; ret; }}
+"""
+
+
+@pytest.mark.parametrize("space", ["shared", "local"])
+@pytest.mark.parametrize("mode", ["native", "interpreter"])
+def test_an_address_at_the_end_of_all_numbers(space: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bytes of the access it is past the largest there is."""
+    monkeypatch.setenv("G4KV_EMULATOR", mode)
+    kernel = Module(FAR.format(space=space)).kernel("kernel")
+    faults = faults_of(Machine(), kernel, pointer((1 << 63) - 4))
+    assert [fault.kind for fault in faults] == [f"{space}_out_of_bounds"]

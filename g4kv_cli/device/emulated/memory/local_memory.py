@@ -37,7 +37,7 @@ class LocalMemory:
             if base.dtype == np.uint32:
                 addresses = (addresses + (1 << 31)) % (1 << 32) - (1 << 31)  # 32-bit addresses wrap
             # A base below the variable is good where the offset leads back into it.
-            bad = np.flatnonzero((addresses < 0) | (addresses + size > self.nbytes))
+            bad = np.flatnonzero((addresses < 0) | (addresses > self.nbytes - size))
             if bad.size:
                 position = int(bad[0])
                 address = int(addresses[position])

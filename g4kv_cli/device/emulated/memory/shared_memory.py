@@ -62,7 +62,7 @@ class SharedMemory:
         addresses: Units = base.astype(np.int64) + offset
         if base.dtype == np.uint32:
             addresses &= 0xFFFFFFFF
-        bad = np.flatnonzero((addresses < 0) | (addresses + size > self.nbytes))
+        bad = np.flatnonzero((addresses < 0) | (addresses > self.nbytes - size))
         if bad.size:
             position = int(bad[0])
             address = int(addresses[position])
@@ -84,7 +84,7 @@ class SharedMemory:
         end = self.nbytes if within.end is None else within.end
         if span[0] + offset >= within.begin and span[1] + offset + size <= end:
             return
-        bad = np.flatnonzero((addresses < within.begin) | (addresses + size > end))
+        bad = np.flatnonzero((addresses < within.begin) | (addresses > end - size))
         if bad.size:
             position = int(bad[0])
             address = int(addresses[position])

@@ -121,7 +121,7 @@ static int check_bytes(Warp *w, i64 shared, u64 outside, u32 bytes, int site, in
     raise_fault(w, FAULT_MISALIGNED, site, 1u << lane, outside);
     return 0;
   }
-  if (UNLIKELY(shared < 0 || shared + bytes > c->shared_bytes)) {
+  if (UNLIKELY(shared < 0 || shared > c->shared_bytes - bytes)) {
     raise_fault(w, FAULT_SHARED_BOUNDS, site, 1u << lane, (u64)shared);
     return 0;
   }

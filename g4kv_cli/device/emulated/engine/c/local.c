@@ -8,7 +8,7 @@ INLINE int local_offsets(const Instruction *i, const char *frame, Warp *w, int s
   shared_offsets(at, frame + i->field[0], i->field[3], i->field[1]);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (UNLIKELY(at[l] < 0 || at[l] + size > c->local_bytes)) {
+    if (UNLIKELY(at[l] < 0 || at[l] > c->local_bytes - size)) {
       raise_fault(w, FAULT_LOCAL_BOUNDS, site, 1u << l, (u64)at[l]);
       return 0;
     }

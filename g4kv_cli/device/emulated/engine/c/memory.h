@@ -64,7 +64,7 @@ INLINE Shared shared_of(const Launch *c) {
 INLINE int check_shared(Warp *w, Shared s, i64 at, int size, int site, Mask lanes) {
   const i32 *within = w->launch->within[site];
   (void)s;
-  if (UNLIKELY(at < within[0] || at + size > within[1])) {
+  if (UNLIKELY(at < within[0] || at > within[1] - size)) {  // at may be any 64 bits
     raise_fault(w, FAULT_SHARED_BOUNDS, site, lanes, (u64)at);
     return 0;
   }
