@@ -308,3 +308,32 @@ def test_a_cluster_of_plain_blocks(counted: dict[int, LaunchCounts], monkeypatch
     want = np.array(ranks) * 1000 + 600 + np.array(places)
     np.testing.assert_array_equal(got, want[:, :, None] + 63 - np.arange(64))
     assert only_compared(counted), counted
+
+
+WIDE = """
+extern "C" __global__ void kernel(u32* out) {
+  __shared__ __align__(16) u32 tile[1024];
+  tile[threadIdx.x] = 3 * threadIdx.x + blockIdx.x;
+  proxy_fence();
+  __syncthreads();
+  if (threadIdx.x) return;
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      :: "l"(out + 1024 * blockIdx.x), "r"(at(tile)), "r"(4096) : "memory");
+  commit();
+  wait_store();
+}
+"""
+
+
+@pytest.mark.parametrize(("blocks", "native"), [(8, 1), (16, 0)])
+def test_a_cluster_with_more_agents_than_a_mark_can_name(
+    blocks: int, native: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "native")
+    machine = Machine()
+    out = machine.allocate(4096 * blocks, "out")
+    kernel = hopper_kernel(WIDE)
+    assert faults_of(machine, kernel, pointer(out), grid=blocks, block=1024, cluster=(blocks, 1, 1)) == []
+    got = read_as(machine, out, 1024 * blocks, np.uint32).reshape(blocks, 1024)
+    np.testing.assert_array_equal(got, 3 * np.arange(1024) + np.arange(blocks)[:, None])
+    assert (machine.counts.native, machine.counts.interpreted, machine.counts.replayed) == (native, 1 - native, {})

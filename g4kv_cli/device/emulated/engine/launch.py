@@ -23,8 +23,8 @@ from .library import Library
 from .order_trace import has_conflicts
 from .program import Program
 from .same_threads import reads_of_others
-from .state import EngineState
-from .structures import FAULT_KINDS, RUN_CLOCKS_FULL, RUN_LOGS_FULL, RUN_SLICE_OVER
+from .state import EngineState, agents_each
+from .structures import FAULT_KINDS, MOST_AGENTS, RUN_CLOCKS_FULL, RUN_LOGS_FULL, RUN_SLICE_OVER
 
 SLICE = 1 << 20
 """Instructions of warps between two returns to Python, where signals are handled: some 50 ms."""
@@ -250,8 +250,12 @@ def blocks_together(request: LaunchRequest) -> int:
 
 
 def can_run(program: Program, request: LaunchRequest) -> bool:
-    """Whether the engine can run a launch in the interpreter's order, where that matters."""
-    return not program.runs_together or can_run_together(program, request)
+    """Whether the engine can run a launch: in the interpreter's order, where that matters, and with a name for each
+    agent of a cluster."""
+    if program.runs_together:
+        return can_run_together(program, request)
+    x, y, z = request.cluster
+    return x * y * z * agents_each(program, -(-request.threads // 32)) <= MOST_AGENTS
 
 
 def can_run_together(program: Program, request: LaunchRequest) -> bool:

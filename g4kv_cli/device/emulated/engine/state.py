@@ -92,6 +92,17 @@ class OwnedBits:
         return cls(packed, np.zeros(words * residents, np.uint64), words, np.zeros(residents, np.int64))
 
 
+def reader_columns(program: Program, warps: int) -> int:
+    """Marks of readers that a location of shared memory has: of warps, and of what works for them (``c/races.h``)."""
+    columns = warps + program.is_asynchronous * -(-warps // WARPGROUP) + program.uses_bulk_stores * warps
+    return -(-columns // 8) * 8
+
+
+def agents_each(program: Program, warps: int) -> int:
+    """Agents of a block of so many warps."""
+    return reader_columns(program, warps) + MBARRIERS * program.is_asynchronous
+
+
 class EngineState:
     """The ``Launch`` structure of the process and all that it points to."""
 
@@ -143,8 +154,7 @@ class EngineState:
         granules = rounded // 16
         every = granules * residents
         fine = every << (4 - granule_shift)
-        columns = warps + is_async * -(-warps // WARPGROUP) + program.uses_bulk_stores * warps
-        stride = -(-columns // 8) * 8
+        stride = reader_columns(program, warps)
         self.point("writers", buffers.get("writers", every, np.uint32))
         self.point("readers", buffers.get("readers", every * stride, np.uint32))
         self.point("fine_writers", buffers.get("fine_writers", fine, np.uint32))
@@ -156,7 +166,7 @@ class EngineState:
         launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
         launch.races_on, launch.warp_count = int(nbytes > 0), warps
         launch.is_async = int(is_async)
-        launch.agents_each = stride + (MBARRIERS if is_async else 0)
+        launch.agents_each = agents_each(program, warps)
         launch.products_each = PRODUCTS_EACH if program.uses_wgmma else 0
         launch.transfer_capacity = TRANSFERS if is_async else 0
         launch.bulk_capacity = BULK_STORES if program.uses_bulk_stores else 0

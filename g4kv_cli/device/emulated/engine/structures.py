@@ -13,6 +13,8 @@ FIELDS = 22
 LANES = 32
 MBARRIERS = 64
 """Of a block, as ``c/async.h`` has room for."""
+MOST_AGENTS = 1 << 11
+"""Of a cluster's blocks together, as a mark of ``c/races.h`` can name them."""
 
 INSTRUCTION = np.dtype([("run", "<u8"), ("field", "<i4", (FIELDS,))], align=True)
 _BLOCK_FIELDS = (
