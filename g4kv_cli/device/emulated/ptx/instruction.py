@@ -96,20 +96,7 @@ CARRY = Register("%carry", "pred")
 
 _NO_RESULT = frozenset(
     (
-        *(
-            "st",
-            "red",
-            "stmatrix",
-            "cp",
-            "bra",
-            "bar",
-            "barrier",
-            "membar",
-            "fence",
-            "prefetch",
-            "prefetchu",
-            "applypriority",
-        ),
+        *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
         *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
         *("call", "brx", "assertfail", "wild_call", "free", "applypriority"),
     )
