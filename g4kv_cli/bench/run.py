@@ -115,7 +115,7 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
             ours = with_baseline(ours, BASELINE_SUFFIX)
         variants[shape.id] = {one.name: one for one in ours}
         cells += [_planned(shape, one.name, one.form, one.num_splits) for one in ours]
-        for provider in () if shape.kv_format else request.providers:
+        for provider in request.providers:
             theirs = provider_variants(provider, shape, unalternated)
             variants[shape.id] |= theirs
             cells += [_planned(shape, name, one.form, one.num_splits) for name, one in theirs.items()]
@@ -126,7 +126,8 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
 def _require_folded(request: Request) -> None:
     """Raises UsageError for what has no shapes of folded rows alone."""
     require_format(request.geometries, FOLDED)
-    others = [option for option, given in (("--peer", request.peers), ("--provider", request.providers)) if given]
+    others = ["--peer"] if request.peers else []
+    others += [f"--provider {one.name}" for one in request.providers if FOLDED not in one.manifest.contract.kv_formats]
     if others:
         raise UsageError(f"{others[0]} reads whole rows of K: say --kv-format both, or leave one of the two out")
 

@@ -84,6 +84,24 @@ def test_prep_and_prefill_in_another_order_of_the_pool(
     assert (code, _statuses(record)) == (0, {"peer:engine-prep": "not covered"}), shown
 
 
+def test_folded_rows_of_a_manifest_that_takes_them(device: FakeCuda, tmp_path: Path) -> None:
+    manifest = engine_in(tmp_path) / "folded.toml"
+    shapes = ("--geometry", "12b-global", *DECODE)
+    code, record, shown = _run(manifest, *shapes, "--kv-format", "both")
+    assert code == 0, shown
+    cell, name = "batch2/kv33", "peer:folded-rows"
+    found = {item.id.removeprefix("decode/"): item.status for item in record.measurements if item.form == "peer"}
+    split, folded = f"12b-global@tp8/{cell}/{name}", f"12b-global@tp8-folded/{cell}/{name}"
+    assert found == {
+        f"{split}/a": "not covered", f"{split}/b": "not covered", f"{split}/c": "not covered",
+        f"{folded}/a": "not covered", f"{folded}/b": "measured", f"{folded}/c": "not covered",
+    }  # fmt: skip
+    assert "folded-rows: its kernels take folded rows of K and V, not split ones" in shown
+    manifest.write_text(manifest.read_text().replace('kv_formats = ["folded"]\n', ""))
+    with pytest.raises(UsageError, match="--provider folded-rows reads whole rows of K: say --kv-format both"):
+        invoke(*shapes, "--kv-format", "folded", "--provider", str(manifest))
+
+
 def test_a_wrong_kernel_of_a_manifest_is_not_timed_and_exits_1(device: FakeCuda, tmp_path: Path) -> None:
     # The sum of weights misses a share that no rounding takes.
     change = ("kernels.cu", "value / all", "1.02f * value / all")
