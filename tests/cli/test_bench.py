@@ -221,6 +221,10 @@ def test_help_imports_no_torch_and_no_matplotlib() -> None:
         (["--list-peers", "--peer", "torch"], "--peer does not apply to --list-peers"),
         (["--dry-run", "--baseline", "/nowhere"], "--baseline /nowhere: neither a directory of kernels nor a record"),
         (["--round-ms", "nan"], "nan is no time"),
+        (["--bursts", "3"], "--bursts: these cells have no bursts; give the rest before each too (--rest 0.2)"),
+        (["prep", "--bursts", "3"], "--bursts: these cells have no bursts"),
+        (["prefill", "--rest", "0", "--bursts", "3"], "--bursts: these cells have no bursts"),
+        (["--shape", "kv=9 q=1", "--rest", "0", "--bursts", "3"], "--bursts: these cells have no bursts"),
     ],
 )
 def test_what_would_not_be_heeded_is_refused(
