@@ -61,7 +61,7 @@ def write_part(console: Console, part: dict[str, Any]) -> None:
     rows = []
     for axis, extent, stride in reversed(list(zip(part["axes"], part["extents"], part["strides"], strict=True))):
         rows.append((axis, extent, stride, max(0, stride - end)))
-        end = max(end, end + (extent - 1) * stride)
+        end += (extent - 1) * stride
     for axis, extent, stride, gap in reversed(rows):
         table.add_row(f"  {axis}", str(extent), str(stride), str(stride * BF16_BYTES), str(gap) if gap else "")
     print_table(console, table)

@@ -77,7 +77,7 @@ def _decode(
             sm_scale=SM_SCALE,
         )
         device.synchronize()
-    return _runnable(configuration, problem, device, wrapper, workspace)
+    return _runnable(configuration, problem, device, wrapper)
 
 
 def _prefill(configuration: str, problem: AttentionProblem, device: CudaDevice, backend: str) -> TorchRunnable:
@@ -101,12 +101,10 @@ def _prefill(configuration: str, problem: AttentionProblem, device: CudaDevice, 
             sm_scale=SM_SCALE,
         )
         device.synchronize()
-    return _runnable(configuration, problem, device, wrapper, workspace)
+    return _runnable(configuration, problem, device, wrapper)
 
 
-def _runnable(
-    configuration: str, problem: AttentionProblem, device: CudaDevice, wrapper: Any, workspace: Any
-) -> TorchRunnable:
+def _runnable(configuration: str, problem: AttentionProblem, device: CudaDevice, wrapper: Any) -> TorchRunnable:
     q, pools = tensor_of(problem.q, device), page_tiles(problem, device)
     out = torch.full_like(q, float("nan"))
 
