@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from g4kv_cli.entries.table import decode_forms
+from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.records.findings import Analysis, CellVerdict, GeometryVerdict
 
 DISPATCH_SCHEMA_VERSION = 1
@@ -15,8 +16,9 @@ def dispatch_table(analysis: Analysis) -> dict[str, Any]:
     """Per geometry and format of its pool: the cells measured (look up the nearest from below in visible keys, then in
     batch), and the rule.
 
-    A pool whose rows of K are not split says its geometry and format. ``forms`` says what the labels stand for; a split
-    form launches with ``num_splits`` splits and a merge. ``decided`` false: either is as good.
+    A pool whose rows of K are not split says its geometry and format, one of other pages than the usual ones how many
+    tokens they hold. ``forms`` says what the labels stand for; a split form launches with ``num_splits`` splits and a
+    merge. ``decided`` false: either is as good.
     """
     run = analysis.record.run
     return {
@@ -38,8 +40,10 @@ def dispatch_text(analysis: Analysis) -> str:
 
 def _geometry(verdict: GeometryVerdict) -> dict[str, Any]:
     rule = verdict.rule
+    others = {cell.shape.page_size for cell in verdict.cells} - {DEFAULT_PAGE_SIZE_TOKENS}
     return {
         **({"geometry": verdict.geometry, "kv_format": verdict.kv_format} if verdict.kv_format else {}),
+        **({"page_size": max(others)} if others else {}),
         "num_kv_heads": verdict.num_kv_heads,
         "rule": None
         if rule is None

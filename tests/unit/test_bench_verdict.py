@@ -144,6 +144,14 @@ def test_a_folded_pool_has_a_verdict_of_its_own(sample: BenchRecord) -> None:
     assert table["12b-local-folded"] == table["12b-local"] | {"geometry": "12b-local", "kv_format": "folded"}
 
 
+def test_a_dispatch_table_of_other_pages_says_so(sample: BenchRecord) -> None:
+    usual = dispatch_table(analyse(sample))["geometries"]
+    paged = replace(sample, shapes=tuple(replace(shape, page_size=64) for shape in sample.shapes))
+    found = dispatch_table(analyse(paged))["geometries"]
+    assert found == {"12b-local": usual["12b-local"] | {"page_size": 64}}
+    assert "page_size" not in usual["12b-local"]
+
+
 def _of_folded(identifier: str) -> str:
     return identifier.replace("/12b-local/", "/12b-local-folded/")
 
