@@ -6,7 +6,7 @@ static const u64 mbarrier_content = 0x6d62617272696572u;  // what shared memory 
 // ---- mbarriers ---------------------------------------------------------------------------------------------------
 
 static int check_place(Warp *w, i64 at, int site, Mask lanes) {
-  return check_shared(w, shared_of(w->launch), at, 8, site, lanes);
+  return check_shared(w, at, 8, site, lanes);
 }
 
 // The mbarrier at a place of a block of the cluster, intact and known to the lanes; 0 if a fault was raised.
@@ -344,7 +344,7 @@ HANDLER(push) {
       raise_fault(w, FAULT_MBARRIER, site, 1u << l, (u64)at[l]);
       return done(i);
     }
-    if (!check_shared(w, shared_of(c), to, size, site, 1u << l)) return done(i);
+    if (!check_shared(w, to, size, site, 1u << l)) return done(i);
     Mbarrier *barrier = use_mbarrier(w, rank, offset_of((u32)barriers[l]), site, 1u << l);
     Transfer *transfer = barrier ? add_transfer(w, site) : 0;
     Marks marks;

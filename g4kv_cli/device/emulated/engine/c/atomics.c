@@ -180,7 +180,7 @@ INLINE void atomic_shared(const Instruction *i, char *frame, Warp *w, int bytes)
   if (UNLIKELY(w->launch->trace != 0)) trace_access(w, TRACE_SHARED_ATOMIC, site, bytes, (const u64 *)at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, s, at[l], bytes, site, 1u << l)) return;
+    if (!check_shared(w, at[l], bytes, site, 1u << l)) return;
     if (UNLIKELY(is_misaligned(w, i, (u64)at[l], l))) return;
     check_shared_written(w, s, at[l], bytes, site, 1u << l);
     take_turn(i, frame, w->launch, s.data + at[l], l, bytes, 1);

@@ -15,7 +15,7 @@ INLINE u32 *signals_of(const Launch *c, int number) {
 static void join_clocks(Launch *c, Barrier *barrier, int number) {
   const int sets = set_count(c), agents = c->agents;
   u32 *signals = signals_of(c, number);
-    for (int set = 0; set < sets; set++) {
+  for (int set = 0; set < sets; set++) {
     u32 *latest = c->joined + set * agents;
     if (barrier->signalled) {
       COPY(latest, signals + set * agents, 4 * (size_t)agents);

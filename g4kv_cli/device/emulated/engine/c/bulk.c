@@ -27,7 +27,7 @@ INLINE u32 unseen(const Reads *r, u32 mark) {
 }
 int read_chunk(Warp *w, const Reads *r, i64 at, void *to) {
   const Marks *m = &r->marks;
-  if (!check_shared(w, r->shared, at, CHUNK, r->site, ALL_LANES)) return 0;
+  if (!check_shared(w, at, CHUNK, r->site, ALL_LANES)) return 0;
   check_shared_written(w, r->shared, at, CHUNK, r->site, ALL_LANES);
   const i64 coarse = at >> 4, fine = at >> m->shift;
   u32 clash = unseen(r, m->writers[coarse]);
@@ -85,7 +85,7 @@ static void store_box(Warp *w, int number, const i32 *at, i64 from, int site, in
       u8 unused[CHUNK];
       const i64 place = swizzled(box, from + line * box->pitch + k);
       const int is_inside = row.begin < k + CHUNK && row.end > k;
-      if (is_inside ? !read_chunk(w, &reads, place, unused) : !check_shared(w, reads.shared, place, CHUNK, site, 1u << lane))
+      if (is_inside ? !read_chunk(w, &reads, place, unused) : !check_shared(w, place, CHUNK, site, 1u << lane))
         return;
     }
   }

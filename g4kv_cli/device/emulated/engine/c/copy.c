@@ -55,7 +55,7 @@ HANDLER(copy_async_16) {
   }
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, s, to[l], 16, site, 1u << l)) return done(i);
+    if (!check_shared(w, to[l], 16, site, 1u << l)) return done(i);
     copy->to[l] = (u32)to[l];
     const u32 bytes = sizes[l] < 16 ? sizes[l] : 16;
     if (!in_a_row && !read_source(w, hint, from[l], bytes, 16, site, l, copy->data[l])) return done(i);

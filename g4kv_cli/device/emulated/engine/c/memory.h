@@ -53,17 +53,15 @@ INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, 
 // Shared memory of the block that runs, held in registers over the lanes of an instruction.
 typedef struct {
   u8 *data, *state;
-  i64 nbytes;
   u64 generation;
 } Shared;
 INLINE Shared shared_of(const Launch *c) {
-  const Shared shared = {c->shared, c->shared_state, c->shared_bytes, c->generation};
+  const Shared shared = {c->shared, c->shared_state, c->generation};
   return shared;
 }
 // Whether a lane may access bytes at a shared offset: of the variable of which the address was made (ptx/origins.py).
-INLINE int check_shared(Warp *w, Shared s, i64 at, int size, int site, Mask lanes) {
+INLINE int check_shared(Warp *w, i64 at, int size, int site, Mask lanes) {
   const i32 *within = w->launch->within[site];
-  (void)s;
   if (UNLIKELY(at < within[0] || at > within[1] - size)) {  // at may be any 64 bits
     raise_fault(w, FAULT_SHARED_BOUNDS, site, lanes, (u64)at);
     return 0;

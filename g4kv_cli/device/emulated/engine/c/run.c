@@ -324,7 +324,8 @@ static void lay_out_warp(Launch *c, Warp *w, int row, u8 *base, size_t *used) {
   u8 *frame = take(base, used, (size_t)c->frame_bytes), *pending = take(base, used, 4 * (size_t)c->block_count);
   u8 *occupied = take(base, used, 8 * (size_t)((c->block_count + 63) >> 6));
   u8 *copies = take(base, used, sizeof(Copy) * (size_t)c->copies_each), *memory = take(base, used, local);
-  u8 *state = take(base, used, local), *slept = take(base, used, sizeof(Slept) * (size_t)c->loops), *products = take(base, used, (size_t)(product_bytes() * c->products_each));
+  u8 *state = take(base, used, local), *slept = take(base, used, sizeof(Slept) * (size_t)c->loops);
+  u8 *products = take(base, used, (size_t)(product_bytes() * c->products_each));
   if (!base) return;
   w->launch = c;
   w->row = row;

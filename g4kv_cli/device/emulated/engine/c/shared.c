@@ -15,7 +15,7 @@ INLINE void load_shared(const Instruction *i, char *frame, Warp *w, int bytes, i
     trace_access(w, TRACE_SHARED_READ, site, size, (const u64 *)at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
+    if (!check_shared(w, at[l], size, site, 1u << l)) return;
     check_shared_written(w, s, at[l], size, site, 1u << l);
     note_read(w, marks, at[l], size, site, (u32)l);
     for (int k = 0; k < count; k++) {
@@ -52,7 +52,7 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     trace_shared_store(i, frame, w, bytes, count, at);
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, s, at[l], size, site, 1u << l)) return;
+    if (!check_shared(w, at[l], size, site, 1u << l)) return;
     u8 item[16];
     for (int k = 0; k < count; k++) COPY(item + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
     u8 *to = s.data + at[l];
@@ -115,7 +115,7 @@ HANDLER(load_matrix) {
     u16 rows[8][8];
     for (int r = 0; r < 8; r++) {
       const int lane = 8 * m + r;
-      if (!check_shared(w, s, at[lane], 16, site, 1u << lane)) return done(i);
+      if (!check_shared(w, at[lane], 16, site, 1u << lane)) return done(i);
       check_shared_written(w, s, at[lane], 16, site, 1u << lane);
       note_read(w, marks, at[lane], 16, site, SEVERAL_LANES);
       COPY(rows[r], s.data + at[lane], 16);
@@ -149,7 +149,7 @@ HANDLER(store_matrix) {
       COPY(rows[m], frame + i->field[6 + m], sizeof rows[m]);
   }
   for (int lane = 0; lane < 8 * matrices; lane++) {
-    if (!check_shared(w, s, at[lane], 16, site, 1u << lane)) return done(i);
+    if (!check_shared(w, at[lane], 16, site, 1u << lane)) return done(i);
     u8 *to = s.data + at[lane];
     const u16 *row = rows[lane / 8][lane % 8];
     const int is_change = __builtin_memcmp(to, row, 16) != 0 || !state_is(s.state + at[lane], 16, s.generation);

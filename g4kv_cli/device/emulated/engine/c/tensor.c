@@ -131,7 +131,7 @@ static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 ba
   for (int row = 0; row < box->rows && !c->stop; row++)
     for (i64 k = 0; k < box->row_bytes; k += CHUNK) {
       const i64 place = swizzled(box, to + row * box->pitch + k);
-      if (!check_shared(w, shared_of(c), place, CHUNK, site, lanes)) return;
+      if (!check_shared(w, place, CHUNK, site, lanes)) return;
       check_shown(w, marks, rank, place, site, lanes);
       note_write(w, marks, place, CHUNK, site, 0, 1);
     }
@@ -175,7 +175,7 @@ HANDLER(copy_tensor) {
 // A copy arrives.
 void write_box(Launch *c, const Transfer *transfer) {
   const Resident *block = &c->residents[transfer->rank];
-  const Shared s = {block->shared, block->shared_state, c->shared_bytes, c->generation};
+  const Shared s = {block->shared, block->shared_state, c->generation};
   if (transfer->box < 0) {
     const u8 *from = transfer->box == PUSHED ? transfer->data : c->data + (transfer->from - c->base);
     __builtin_memcpy(s.data + transfer->to, from, transfer->bytes);
