@@ -39,13 +39,13 @@ from g4kv_cli.device.interface import (
     Launch,
     LoadedKernel,
     contiguous_strides,
+    require_own,
 )
 from g4kv_cli.device.validation import (
     TENSOR_MAP,
     check_arguments,
     check_launch,
     require_contiguous,
-    require_own,
     require_same_kind,
 )
 from g4kv_cli.errors import (

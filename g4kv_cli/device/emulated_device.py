@@ -43,6 +43,7 @@ from g4kv_cli.device.interface import (
     LoadedKernel,
     PagedReads,
     contiguous_strides,
+    require_own,
 )
 from g4kv_cli.device.validation import (
     LAUNCH_PARAMETERS,
@@ -51,7 +52,6 @@ from g4kv_cli.device.validation import (
     check_arguments,
     check_launch,
     require_contiguous,
-    require_own,
     require_same_kind,
 )
 from g4kv_cli.errors import (

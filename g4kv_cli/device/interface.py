@@ -173,6 +173,14 @@ class TimeLimit:
     deadline: float
 
 
+def require_own(device: Device, array: DeviceArray) -> None:
+    """Raises ValueError if the array is another device's, or was freed."""
+    if array.device is not device:
+        raise ValueError(f"{array.label} belongs to another device ({array.device.info.name})")
+    if array.allocation.freed:
+        raise ValueError(f"{array.label} was freed")
+
+
 class Device(ABC):
     """A place where kernels run. ``launch_count`` counts the launches that were asked for, so a test can see zero.
 
@@ -229,8 +237,7 @@ class Device(ABC):
 
     def tensor_map(self, array: DeviceArray, shape: TensorMapShape) -> Argument:
         """A tensor map of the array from its first element on. Raises ContractError for what the driver refuses."""
-        if array.device is not self or array.allocation.freed:
-            raise ValueError(f"{array.label} is not there on this device")
+        require_own(self, array)
         return self.tensor_map_at(array.address, array.dtype.itemsize, shape, array.label)
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from g4kv_cli.device.arguments import Argument
-from g4kv_cli.device.interface import Device, DeviceArray, DeviceLimits, HostArray, Launch
+from g4kv_cli.device.interface import DeviceArray, DeviceLimits, HostArray, Launch
 from g4kv_cli.records.rules import launch_rule
 
 LAUNCH_BLOCK = launch_rule("launch_block", "does not fit the device")
@@ -15,14 +15,6 @@ LAUNCH_SHARED = launch_rule("launch_shared", "is more than the device has in a b
 LAUNCH_PARAMETERS = launch_rule("launch_parameters", "differs from what the kernel declares")
 LAUNCH_REFUSED = launch_rule("launch_refused", "is no launch that the device takes")
 TENSOR_MAP = launch_rule("tensor_map", "has no tensor map of this shape")
-
-
-def require_own(device: Device, array: DeviceArray) -> None:
-    """Raises ValueError if the array is another device's, or was freed."""
-    if array.device is not device:
-        raise ValueError(f"{array.label} belongs to another device ({array.device.info.name})")
-    if array.allocation.freed:
-        raise ValueError(f"{array.label} was freed")
 
 
 def require_contiguous(array: DeviceArray, purpose: str) -> None:

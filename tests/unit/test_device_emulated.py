@@ -393,6 +393,10 @@ def test_a_tensor_map_is_an_argument_or_refused(device: EmulatedDevice) -> None:
     assert (made.kind, len(made.data)) == ("tensor_map", 128)
     with pytest.raises(ContractError, match="strides"):
         device.tensor_map(array, TensorMapShape((64, 64), (100,), (64, 16)))
+    other = EmulatedDevice()
+    with pytest.raises(ValueError, match="pool belongs to another device"):
+        other.tensor_map(array, TensorMapShape((64, 64), (128,), (64, 16)))
+    other.close()
 
 
 def test_a_device_without_live_memory_starts_over_before_its_addresses_run_out(device: EmulatedDevice) -> None:
