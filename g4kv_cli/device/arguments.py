@@ -27,6 +27,11 @@ class Argument:
     data: bytes
 
 
+MAX_TENSOR_RANK = 5
+SWIZZLE_BYTES = (0, 32, 64, 128)
+"""Of tensor maps; a CUtensorMapSwizzle is a place in this list."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMapShape:
     """What a tensor map says of memory (cuTensorMapEncodeTiled), from the innermost dimension on.

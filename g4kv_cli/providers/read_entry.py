@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from g4kv_cli.device.arguments import MAX_TENSOR_RANK, SWIZZLE_BYTES
 from g4kv_cli.providers.expression import Expression, ExpressionError
 from g4kv_cli.providers.manifest import (
     ELEMENT_KINDS,
@@ -26,8 +27,6 @@ from g4kv_cli.providers.schema import Table
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OF_LAUNCHES = ("grid", "block", "cluster", "shared", "overlap", "cooperative")
-_SWIZZLES = (0, 32, 64, 128)
-MAX_RANK = 5
 _OTHER_TYPES = re.compile(r"f16|fp16|float16|half|f?p?8|fp?4|e[45]m[23]|float8")
 _NOTHING = Expression.parse("0")
 """The value of a struct, which has fields."""
@@ -251,16 +250,16 @@ def _tensor_map(table: Table, key: str, item: Any) -> ArgumentSpec:
     inner = Table(table.document, item, (*table.path, key))
     address = inner.expression("tensor_map")
     extents, strides, box = (_expressions(inner, name) for name in ("extents", "strides", "box"))
-    if not 1 <= len(extents) <= MAX_RANK or len(box) != len(extents) or len(strides) != len(extents) - 1:
+    if not 1 <= len(extents) <= MAX_TENSOR_RANK or len(box) != len(extents) or len(strides) != len(extents) - 1:
         raise inner.error(
             "",
-            f"a tensor map has 1 to {MAX_RANK} extents, a box of as many, and strides in bytes of all but the "
+            f"a tensor map has 1 to {MAX_TENSOR_RANK} extents, a box of as many, and strides in bytes of all but the "
             f"innermost, which comes first; got {len(extents)}, {len(box)} and {len(strides)}",
         )
     elements = inner.text("elements", "bf16", tuple(kind for kind in ELEMENT_KINDS if kind != "bool"))
-    swizzle = inner.integer("swizzle", 0, low=0, high=max(_SWIZZLES))
-    if swizzle not in _SWIZZLES:
-        raise inner.error("swizzle", f"must be one of {', '.join(map(str, _SWIZZLES))} bytes, got {swizzle}")
+    swizzle = inner.integer("swizzle", 0, low=0, high=max(SWIZZLE_BYTES))
+    if swizzle not in SWIZZLE_BYTES:
+        raise inner.error("swizzle", f"must be one of {', '.join(map(str, SWIZZLE_BYTES))} bytes, got {swizzle}")
     inner.finish()
     return ArgumentSpec("tensor_map", address, map=MapSpec(elements, extents, strides, box, swizzle))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from g4kv_cli.compiler.fatbin import ptx_texts
-from g4kv_cli.device.arguments import Argument, ArgumentKind, TensorMapShape
+from g4kv_cli.device.arguments import MAX_TENSOR_RANK, SWIZZLE_BYTES, Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceUnavailable
 from g4kv_cli.providers.c_function import LauncherRefused, function_of, last_error_of
@@ -59,8 +59,6 @@ _HARMLESS_ATTRIBUTES = frozenset((0, 1, 3, 5, 8, 9, 10, 14))  # caching, order, 
 _MAX_DYNAMIC_SHARED, _REQUIRED_CLUSTER = 8, (11, 12, 13)  # cudaFuncAttribute
 _UNREGISTERED, _OF_HOST, _OF_DEVICE = 0, 1, 2  # cudaMemoryType
 _INVALID_DEVICE_ID = -2
-MAX_TENSOR_RANK = 5
-_SWIZZLE_BYTES = (0, 32, 64, 128)  # CUtensorMapSwizzle
 _TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
 
 
@@ -388,7 +386,7 @@ class StandInRuntime:
         asked = {
             f"data type {kind}": kind >= len(_TENSOR_BYTES),
             f"interleave {interleave}": bool(interleave),
-            f"swizzle {swizzle}": swizzle >= len(_SWIZZLE_BYTES),
+            f"swizzle {swizzle}": swizzle >= len(SWIZZLE_BYTES),
             f"out-of-bounds fill {fill}": bool(fill),
             "element strides": any(step != 1 for step in (ctypes.c_uint32 * rank).from_address(steps)),
         }
@@ -402,7 +400,7 @@ class StandInRuntime:
             tuple((ctypes.c_uint64 * rank).from_address(extents)),
             tuple((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else (),
             tuple((ctypes.c_uint32 * rank).from_address(box)),
-            _SWIZZLE_BYTES[swizzle],
+            SWIZZLE_BYTES[swizzle],
         )
         try:
             made = self._now.device.tensor_map_at(int(address), _TENSOR_BYTES[kind], shape, "the engine's tensor")
