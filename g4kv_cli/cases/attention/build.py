@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.cases.case import MAX_SPAN
-from g4kv_cli.cases.prep.build import id_part
+from g4kv_cli.cases.prep.build import dealt, drawn, id_part
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import Geometry
@@ -51,10 +49,10 @@ class CaseBuilder:
         lengths = [-(-kv_len // size) - origin for (kv_len, _), origin in zip(listed, origins, strict=True)]
         reserved = first_page + (1 if padding else 0)
         num_pages = sum(lengths) + reserved + 2
-        ids = random.Random(zlib.crc32(name.encode())).sample(range(reserved, num_pages), sum(lengths))
+        ids = drawn(name, range(reserved, num_pages), sum(lengths))
         requests = [
-            KvRequest(kv_len, q_len, origin, tuple(ids.pop() for _ in range(length)))
-            for (kv_len, q_len), origin, length in zip(listed, origins, lengths, strict=True)
+            KvRequest(kv_len, q_len, origin, row)
+            for (kv_len, q_len), origin, row in zip(listed, origins, dealt(ids, lengths), strict=True)
         ]
         # A bucket's padding, as an engine makes it (all at position 0), and two at another slot.
         kv_lens = [1 if number < padding - 2 else min(3, size) for number in range(padding)]

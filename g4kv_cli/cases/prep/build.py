@@ -6,6 +6,7 @@ import dataclasses
 import random
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate
 
 from g4kv_cli.cases.prep.case import Placement, PrepCase
 from g4kv_cli.entries.table import entry_for
@@ -14,6 +15,7 @@ from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import SPLIT, KvFormat
 
 SPARE_TABLE_ROWS = 3
+MANY_PAGES = 4096
 
 
 class CaseBuilder:
@@ -31,7 +33,7 @@ class CaseBuilder:
     def draw(self, name: str, count: int) -> tuple[list[int], int]:
         """(different page ids in no order, pages of the pool): two of the pool's pages are nobody's."""
         num_pages = self.first_page + count + 2
-        return shuffler(name).sample(range(self.first_page, num_pages), count), num_pages
+        return drawn(name, range(self.first_page, num_pages), count), num_pages
 
     def made(
         self, form: str, name: str, kind: InputKind, positions: Sequence[int], placement: Placement | None, *,
@@ -96,7 +98,7 @@ class CaseBuilder:
             lengths = [page - begin + 1 for page, begin in zip(logical, first, strict=True)]
             ids, num_pages = self.draw(name, sum(lengths))
             unread = (num_pages,) if kind == "closed-form" else ()
-            rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
+            rows = dealt(ids, lengths)
             placement = Placement(size, num_pages, 2, 1, rows, tuple(first), unread=unread)
         return self.made("decode", name, kind, positions, placement, seed=seed, rotary_dim=rotary_dim,
                          spare_rows=spare_rows)  # fmt: skip
@@ -114,7 +116,7 @@ class CaseBuilder:
             for (start, q_len), origin in zip(requests, origins, strict=True)
         ]
         ids, num_pages = self.draw(name, sum(lengths))
-        rows = tuple(tuple(ids.pop() for _ in range(length)) for length in lengths)
+        rows = dealt(ids, lengths)
         positions = [start + token for start, q_len in requests for token in range(q_len)]
         case = self.made(
             "batch_prefill", name, kind, positions, Placement(size, num_pages, 2, 1, rows, tuple(origins)),
@@ -126,6 +128,17 @@ class CaseBuilder:
 def id_part(kv_format: KvFormat) -> str:
     """What a case's id says of the format: nothing of split rows, which have no other word."""
     return "" if kv_format == SPLIT else f"{kv_format}/"
+
+
+def drawn(name: str, pages: range, count: int) -> list[int]:
+    """Some of the pages, in no order; of thousands those in front, in theirs: to draw them takes longer than a case."""
+    return shuffler(name).sample(pages, count) if count < MANY_PAGES else list(pages[:count])
+
+
+def dealt(pages: list[int], lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Rows of these lengths, from the last page on."""
+    taken, ends = pages[::-1], accumulate(lengths)
+    return tuple(tuple(taken[end - length : end]) for length, end in zip(lengths, ends, strict=True))
 
 
 def shuffler(name: str) -> random.Random:
