@@ -24,7 +24,11 @@ FAULTS_APART = 12
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every twelfth")
 
-    parser.addoption("--all-archs", action="store_true", help="assemble for every architecture, not one of each kind")
+    parser.addoption(
+        "--all-archs",
+        action="store_true",
+        help="assemble, and run emulated, for every architecture, not one of each kind",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -54,7 +54,7 @@ def test_a_card_with_little_shared_memory_runs_every_form_and_kind_of_case(name:
     assert record["summary"]["passed"] == len(record["cases"]) == len(kinds) + 1
 
 
-@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_86", pytest.param("sm_89", marks=pytest.mark.more_archs), "sm_120"])
 def test_forms_agree_on_cards_whose_kernels_differ(arch: str, tmp_path: Path) -> None:
     """Split decode has other warps there than decode: two right results, further apart than one limit."""
     for seed in ("1", "3"):

@@ -150,7 +150,7 @@ class Spoiling(OfOneEntry):
 
 def test_workers_that_die_or_hang_cost_their_cases_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As traps on a GPU run: side by side, in order, each in a worker that is not used again."""
-    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 20.0)
+    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 10.0)
     root = str(Path(__file__).resolve().parents[2])
     monkeypatch.setenv("PYTHONPATH", root)  # the workers load the cases of this file
     monkeypatch.syspath_prepend(root)
