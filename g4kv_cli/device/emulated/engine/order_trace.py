@@ -153,24 +153,16 @@ _Group = list[tuple[_Event, bytes]]
 
 
 def _groups(trace: npt.NDArray[np.uint8]) -> Iterator[_Group]:
-    """Events with what follows them: those of one instruction that warps executed together, chunk by chunk."""
-    of_chunk: list[tuple[tuple[int, int, int], _Event, bytes]] = []
+    """Events with what follows them: those of one instruction that warps executed together."""
+    events: list[tuple[tuple[int, int, int], _Event, bytes]] = []
     raw, at = trace.tobytes(), 0
     while at < len(raw):
         event = _Event._make(_EVENT.unpack_from(raw, at))
         at += _EVENT.size
         kind = _KINDS[event.kind]
-        if kind == "chunk":  # its first step may be the last one of the chunk before
-            yield from _together(of_chunk)
-            of_chunk = []
         place = -1 if kind == "chunk" else _LAST.get(kind, event.site)
-        of_chunk.append(((event.step, place, event.kind), event, raw[at : at + event.more]))
+        events.append(((event.step, place, event.kind), event, raw[at : at + event.more]))
         at += event.more
-    yield from _together(of_chunk)
-
-
-def _together(events: list[tuple[tuple[int, int, int], _Event, bytes]]) -> Iterator[_Group]:
-    """Groups of events of one step and place."""
     events.sort(key=lambda item: item[0])  # stable: warps stay in their order
     group: _Group = []
     for number, (key, event, more_bytes) in enumerate(events):
