@@ -48,7 +48,12 @@ FILE_NAMES = {name.rpartition(".")[2]: file for name, file in LIBRARIES.items()}
 
 
 class BuildLibraries(build_ext):
-    """Compiles with the package's own flags instead of Python's compiler."""
+    """Compiles with the package's own flags instead of Python's compiler, the libraries side by side."""
+
+    def finalize_options(self) -> None:
+        """A compiler's run takes one core."""
+        super().finalize_options()
+        self.parallel = self.parallel or True
 
     def build_extension(self, ext: Extension) -> None:
         """Build one library; CompileError is only a warning, for the extensions are optional."""
