@@ -159,6 +159,22 @@ def merge(
     _launch_merge(library, (kernel,), entry.head_dim, rows, parameters, tuple(outputs.values()))
 
 
+def chosen_kernel(
+    entry: Entry, library: KernelLibrary, tile_rows: int | None, layout: KvLayout, group: int
+) -> KernelVariant:
+    """The built-in kernel that a call launches, as the library's owner asked. Raises DeviceUnavailable."""
+    return choose_variant(
+        entry,
+        library.device,
+        tile_rows=tile_rows,
+        page_size=layout.page_size,
+        group=group,
+        kv_format=layout.kv_format,
+        forced=library.variant,
+        replaced=None if library.kernels_directory is None else library.replaced_files,
+    )
+
+
 def _check(
     entry: Entry,
     library: KernelLibrary,
@@ -210,16 +226,8 @@ def _check(
         outputs["lse"] = require_array(device, "lse", lse, FLOAT32, array.shape[:2])
     kernel = None
     if library.provider is None:
-        kernel = choose_variant(
-            entry,
-            device,
-            tile_rows=bounds.cta_tile_q,
-            page_size=geometry.layout.page_size,
-            group=num_qo_heads // num_kv_heads,
-            kv_format=geometry.layout.kv_format,
-            forced=library.variant,
-            replaced=None if library.kernels_directory is None else library.replaced_files,
-        )
+        group = num_qo_heads // num_kv_heads
+        kernel = chosen_kernel(entry, library, bounds.cta_tile_q, geometry.layout, group)
     parameters = AttentionParameters(
         q=array.address,
         out=out.address,

@@ -19,7 +19,7 @@ from g4kv_cli.cases.attention.inputs import AttentionTensors
 from g4kv_cli.cases.attention.pool import places_of, write_rows
 from g4kv_cli.cases.session import Session, Skip
 from g4kv_cli.device.interface import Device, DeviceArray
-from g4kv_cli.entries.entry import choose_variant
+from g4kv_cli.entries.attention_request import chosen_kernel
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.workspace import SplitWorkspace
 from g4kv_cli.oracle.attention import ExpectedAttention
@@ -73,19 +73,9 @@ def require_memory(device: Device, case: AttentionCase) -> None:
 def require_ends(library: KernelLibrary, case: AttentionCase) -> None:
     """Skip kernels whose blocks stay and go from tile to tile on the emulated device: its ends of a grid are no ends of
     the rows, and all rows are too many for it."""
-    device = library.device
-    if device.info.kind == "cuda" or library.provider is not None:
+    if library.device.info.kind == "cuda" or library.provider is not None:
         return
-    kernel = choose_variant(
-        case.row,
-        device,
-        tile_rows=case.cta_tile_q,
-        page_size=case.page_size,
-        group=case.geometry.gqa_group,
-        kv_format=case.kv_format,
-        forced=library.variant,
-        replaced=None if library.kernels_directory is None else library.replaced_files,
-    )
+    kernel = chosen_kernel(case.row, library, case.cta_tile_q, case.layout, case.geometry.gqa_group)
     if kernel.resident_tiles:
         raise Skip(
             f"{kernel.symbol} has blocks that go from tile to tile, so that the emulated device cannot run those at "
