@@ -74,8 +74,7 @@ def suggested_splits(
     left to more requests and KV heads than there are multiprocessors, and to short histories.
 
     In the record of an H200 that cluster_blocks names, the 136 shapes of 12b and 31b, with 128 to 131072 keys, took at
-    most 5.5 % longer than with the best of the counts that bench tries; between the batches of that record, with up to
-    66 requests and KV heads, up to 10 %.
+    most 5.5 % longer than with the best of the counts that bench tries.
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors, tiles = device.limits.multiprocessors, max(1, -(-visible_keys // TILE_KEYS))
