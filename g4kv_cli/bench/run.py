@@ -38,7 +38,7 @@ from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, format_for, requir
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.workload import Workload as Asked
 from g4kv_cli.providers.manifest_provider import ManifestProvider
-from g4kv_cli.records.bench import BASELINE_SUFFIX, Measurement, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, SHAPE_KINDS, Measurement, Shape, ShapeKind
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -64,6 +64,13 @@ class Request:
     """Batches of the user's own in place of the workload's shapes."""
     kv_formats: tuple[KvFormat, ...] = (SPLIT,)
     page_size: int = DEFAULT_PAGE_SIZE_TOKENS
+
+    @property
+    def kinds(self) -> frozenset[ShapeKind]:
+        """Of the shapes that are measured."""
+        if self.asked:
+            return frozenset(workload_shape(one).kind for one in self.asked)
+        return frozenset(kind for kind in SHAPE_KINDS if self.workload in (kind, "all"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,13 @@ from g4kv_cli.bench.peers import PEERS, peer_status, select_peers
 from g4kv_cli.bench.peers.manifest_peers import read_providers
 from g4kv_cli.bench.roofline import H200_CEILINGS
 from g4kv_cli.bench.run import Request, make_plan
-from g4kv_cli.commands.bench_options import DEFAULT_GEOMETRY, BenchOptions, bench_options, require_one_mode
+from g4kv_cli.commands.bench_options import (
+    DEFAULT_GEOMETRY,
+    BenchOptions,
+    bench_options,
+    require_one_mode,
+    require_rest,
+)
 from g4kv_cli.commands.bench_report import compared, exit_code_of, report_analysis, within
 from g4kv_cli.commands.bench_run import measure
 from g4kv_cli.errors import EXIT_FINDINGS, UsageError
@@ -49,6 +55,7 @@ def bench(ctx: click.Context, /, **given: Any) -> int:
     request = _request_of(options)
     if options.dry_run:
         return _show_plan(console, options, request)
+    require_rest(ctx, request.kinds)
     return measure(console, options, request)
 
 

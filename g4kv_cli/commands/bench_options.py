@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_format import KV_FORMATS, SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, MAX_PAGE_SIZE_TOKENS
-from g4kv_cli.records.bench import BenchRecord, read_bench_record
+from g4kv_cli.records.bench import BenchRecord, ShapeKind, read_bench_record
 
 BUILT_IN = "built-in"
 BOTH = "both"
@@ -179,19 +179,17 @@ def require_one_mode(ctx: click.Context) -> None:
         raise UsageError(f"{word} does not apply to {options[asked]}, which is one batch of requests; leave one out")
     mode = next((name for name in _MODES if name in given), None)
     if mode is None:
-        _require_rest(ctx, given, is_asked=asked is not None)
         return
     stray = next((name for name in given if name != mode and name not in _MODES[mode]), None)
     if stray is not None:
         raise UsageError(f"{options[stray]} does not apply to {options[mode]}; leave one of them out")
 
 
-def _require_rest(ctx: click.Context, given: Sequence[str], *, is_asked: bool) -> None:
-    """Raises UsageError for --bursts where there are none: the kind of an asked batch is known later."""
-    workload, rest = ctx.params["workload"], ctx.params["rest"]
-    if rest is None:
-        rest = max(seconds for kind, seconds in REST_SECONDS.items() if is_asked or workload in (kind, "all"))
-    if "bursts" in given and not rest:
+def require_rest(ctx: click.Context, kinds: Collection[ShapeKind]) -> None:
+    """Raises UsageError for --bursts on the command line where cells of none of these kinds have any."""
+    sampling = BenchOptions(**ctx.params).sampling
+    given = ctx.get_parameter_source("bursts") is ParameterSource.COMMANDLINE
+    if given and not any(sampling.rest_of(kind) for kind in kinds):
         raise UsageError("--bursts: these cells have no bursts; give the rest before each too (--rest 0.2)")
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.run import RunInfo, to_json
@@ -21,6 +21,7 @@ BENCH_SCHEMA_VERSION = 1
 BENCH_KIND = "g4kv-bench"
 
 ShapeKind = Literal["decode", "prefill", "prep"]
+SHAPE_KINDS: tuple[ShapeKind, ...] = get_args(ShapeKind)
 MeasurementStatus = Literal["measured", "wrong", "impossible", "failed", "skipped", "not covered", "missing"]
 """wrong: its results are; impossible: faster than the floor of this run; skipped: the memory lacks; not covered: its
 provider or library does not serve it, or is not here; missing: the run ended before it."""

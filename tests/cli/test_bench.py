@@ -225,6 +225,8 @@ def test_help_imports_no_torch_and_no_matplotlib() -> None:
         (["prep", "--bursts", "3"], "--bursts: these cells have no bursts"),
         (["prefill", "--rest", "0", "--bursts", "3"], "--bursts: these cells have no bursts"),
         (["--shape", "kv=9 q=1", "--rest", "0", "--bursts", "3"], "--bursts: these cells have no bursts"),
+        (["--shape", "kv=9 q=1", "--bursts", "3"], "--bursts: these cells have no bursts"),
+        (["--shape", "kv=9 q=4", "--rest", "0", "--bursts", "3"], "--bursts: these cells have no bursts"),
     ],
 )
 def test_what_would_not_be_heeded_is_refused(

@@ -12,7 +12,10 @@ import test_e2e_faults
 import test_extreme_faults
 import test_folded_faults
 import test_prefill_hopper
+import test_provider_folded
+import test_provider_forms
 import test_seeded_faults
+from provider_helper import ENGINE
 from seeding import edited
 
 LISTS = {
@@ -44,6 +47,14 @@ def test_so_is_that_of_faults_between_pairs_of_tiles() -> None:
     for fault in test_prefill_hopper.FAULTS_BETWEEN_PAIRS:
         _, old, new = fault.values
         assert edited(test_prefill_hopper.edits_of(old, new, test_prefill_hopper.PAIRS)), fault.id
+
+
+@pytest.mark.parametrize("module", [test_provider_folded, test_provider_forms], ids=lambda module: module.__name__)
+def test_that_of_faults_of_the_example_engine_is_there(module: ModuleType) -> None:
+    """Once or more often: engine_in replaces it wherever it stands."""
+    assert len(module.FAULTS) >= 5
+    for file, old, *_ in module.FAULTS:
+        assert old in (ENGINE / file).read_text(), f"{file}: {old}"
 
 
 def test_a_text_that_is_not_there_is_seen() -> None:

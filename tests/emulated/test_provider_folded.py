@@ -57,20 +57,21 @@ def test_one_stride_of_slots_for_k_and_v_there_is_none(tmp_path: Path) -> None:
     assert "k_stride_slot" in result.reason
 
 
-@pytest.mark.seeded_faults
-@pytest.mark.parametrize(
-    ("file", "old", "new", "case", "says"),
-    [
-        ("folded.toml", '"i64 k_stride_slot"', '"i64 v_stride_slot"', "random", "K in the pool"),
-        ("folded.toml", '"ptr pool + 2 * v_offset"', '"ptr pool + 2 * k_offset"', "random", "V in the pool"),
-        ("folded.cu", "value *= __bfloat162float(k_weight[dim]);", ";", "random", "q_out"),
-        ("folded.cu", "__float2bfloat16(normed)", "__float2bfloat16(row[dim])", "random", "V in the pool"),
-        ("folded.cu", "dim / kHalf * pairs + inside] = ", "inside * 2 + dim / kHalf] = ", "closed-form",
-         "K in the pool"),
-        ("folded.cu", "inside < pairs ? ", "dim < k_dim ? ", "spread", "out"),
-        ("folded.cu", "fade + weight * v;", "fade + weight * k;", "spread", "out"),
-    ],
+FAULTS = (
+    ("folded.toml", '"i64 k_stride_slot"', '"i64 v_stride_slot"', "random", "K in the pool"),
+    ("folded.toml", '"ptr pool + 2 * v_offset"', '"ptr pool + 2 * k_offset"', "random", "V in the pool"),
+    ("folded.cu", "value *= __bfloat162float(k_weight[dim]);", ";", "random", "q_out"),
+    ("folded.cu", "__float2bfloat16(normed)", "__float2bfloat16(row[dim])", "random", "V in the pool"),
+    ("folded.cu", "dim / kHalf * pairs + inside] = ", "inside * 2 + dim / kHalf] = ", "closed-form",
+     "K in the pool"),
+    ("folded.cu", "inside < pairs ? ", "dim < k_dim ? ", "spread", "out"),
+    ("folded.cu", "fade + weight * v;", "fade + weight * k;", "spread", "out"),
 )  # fmt: skip
+"""A file, text in it, what stands in its place, the case that goes red, and what it says."""
+
+
+@pytest.mark.seeded_faults
+@pytest.mark.parametrize(("file", "old", "new", "case", "says"), FAULTS)
 def test_a_fault_of_folded_rows_turns_its_case_red(
     tmp_path: Path, file: str, old: str, new: str, case: str, says: str
 ) -> None:

@@ -197,21 +197,22 @@ def test_a_pool_with_gaps_gives_the_same_bits(tmp_path: Path) -> None:
     assert [result.output_digest for result in own] == [result.output_digest for result in gaps]
 
 
-@pytest.mark.seeded_faults
-@pytest.mark.parametrize(
-    ("file", "old", "new", "case", "says"),
-    [
-        ("packed.toml", "dim/8 slot dim%8", "dim/8 dim%8 slot", PREP, "K in the pool"),
-        ("packed.toml", '"layer page head dim slot"', '"layer page slot head dim"', PREP, "V in the pool"),
-        ("packed.toml", "qkv[:, :num_qo_heads]", "qkv[:, 1:1 + num_qo_heads]", PREP, "q_out"),
-        ("packed.toml", "concatenate(q, k, v, axis=1)", "concatenate(q, v, k, axis=1)", PREP, "K in the pool"),
-        ("packed.toml", "cos[:, :half], sin[:, :half]", "sin[:, :half], cos[:, :half]", PREP, "q_out"),
-        ("packed.toml", "where(at < 0, 0, held)", "where(at < 0, 0, held + 1)", DECODE, "out"),
-        ("packed.toml", '"f32 sm_scale", "i32 window_left"', '"i32 window_left", "f32 sm_scale"', DECODE, "out"),
-        ("pointers.toml", "(k_offset + first)", "(v_offset + first)", DECODE, "out"),
-        ("tokens.toml", "at % page_size", "(at ^ 1) % page_size", DECODE, "out"),
-    ],
+FAULTS = (
+    ("packed.toml", "dim/8 slot dim%8", "dim/8 dim%8 slot", PREP, "K in the pool"),
+    ("packed.toml", '"layer page head dim slot"', '"layer page slot head dim"', PREP, "V in the pool"),
+    ("packed.toml", "qkv[:, :num_qo_heads]", "qkv[:, 1:1 + num_qo_heads]", PREP, "q_out"),
+    ("packed.toml", "concatenate(q, k, v, axis=1)", "concatenate(q, v, k, axis=1)", PREP, "K in the pool"),
+    ("packed.toml", "cos[:, :half], sin[:, :half]", "sin[:, :half], cos[:, :half]", PREP, "q_out"),
+    ("packed.toml", "where(at < 0, 0, held)", "where(at < 0, 0, held + 1)", DECODE, "out"),
+    ("packed.toml", '"f32 sm_scale", "i32 window_left"', '"i32 window_left", "f32 sm_scale"', DECODE, "out"),
+    ("pointers.toml", "(k_offset + first)", "(v_offset + first)", DECODE, "out"),
+    ("tokens.toml", "at % page_size", "(at ^ 1) % page_size", DECODE, "out"),
 )  # fmt: skip
+"""A file, text in it, what stands in its place, the case that goes red, and what it says."""
+
+
+@pytest.mark.seeded_faults
+@pytest.mark.parametrize(("file", "old", "new", "case", "says"), FAULTS)
 def test_a_form_that_is_another_is_found(tmp_path: Path, file: str, old: str, new: str, case: str, says: str) -> None:
     (result,) = run_cases_of([engine_in(tmp_path, (file, old, new)) / file], [case])
     assert result.status == "failed", result
