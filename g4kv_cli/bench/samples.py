@@ -21,6 +21,11 @@ SAMPLES_TO_ESTIMATE = 2
 MIN_SAMPLES = 4
 MAX_SAMPLES = 40
 
+LONG_REPLAY_SECONDS = 0.1
+"""A replay that takes longer is long: of another library's kernel, say, that is a tenth as fast as ours. The samples of
+the estimate are then the round's, and rounds and bursts are LONG_ROUNDS at most: all of them take a minute a cell."""
+LONG_ROUNDS = 2
+
 BURST_CALLS = 10
 """Of a burst, where they take no longer than BURST_SECONDS; always one replay, which has a call for every pool."""
 BURST_SECONDS = 2e-3
@@ -73,9 +78,17 @@ def sample_replays(
 
 def sample_round(sample: Sampler, calls: int, seconds: float) -> Samples:
     """Samples for about ``seconds``. ``calls``: of a replay."""
-    estimate = min(sample(SAMPLES_TO_ESTIMATE).seconds)
+    first = sample(SAMPLES_TO_ESTIMATE)
+    estimate = min(first.seconds)
+    if is_long(estimate, calls):
+        return first
     wanted = int(seconds / max(estimate * calls, 1e-9))
     return sample(max(MIN_SAMPLES, min(MAX_SAMPLES, wanted)))
+
+
+def is_long(seconds_a_call: float, calls: int) -> bool:
+    """Whether a replay of so many calls is long."""
+    return seconds_a_call * calls > LONG_REPLAY_SECONDS
 
 
 def burst_replays(seconds_a_call: float, calls: int) -> int:

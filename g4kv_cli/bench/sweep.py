@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Protocol
 
 from g4kv_cli.bench.roofline import is_impossible
-from g4kv_cli.bench.samples import Samples, burst_replays, sample_burst, sample_round, timing_of_samples
+from g4kv_cli.bench.samples import (
+    LONG_ROUNDS,
+    Samples,
+    burst_replays,
+    is_long,
+    sample_burst,
+    sample_round,
+    timing_of_samples,
+)
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import DeviceFault, DeviceUnavailable, G4kvError
 from g4kv_cli.records.bench import Ceilings, Measurement, Shape, ShapeKind
@@ -80,7 +88,8 @@ class RunEnded(Exception):
 class SweepSettings:
     """``rounds`` rounds over the configurations of a shape, each sampled for about ``seconds_per_round``; where they
     leave a median more uncertain than STEADY_NOISE, up to as many again. Then ``bursts``, a rest before each, of the
-    shapes that have one: ``rest_seconds``, or, if it is None, REST_SECONDS."""
+    shapes that have one: ``rest_seconds``, or, if it is None, REST_SECONDS. Of configurations whose replays are long
+    there are LONG_ROUNDS rounds and bursts at most."""
 
     rounds: int = 4
     seconds_per_round: float = 0.02
@@ -231,7 +240,7 @@ class Sweep:
         for number in range(2 * self._settings.rounds):
             if number >= self._settings.rounds and _are_steady(current):
                 return
-            order = list(current.runnables)
+            order = _sampled_in(current, number)
             for configuration in order if number % 2 == 0 else reversed(order):
                 self._sample(configuration, self._sample_round)
 
@@ -241,7 +250,7 @@ class Sweep:
         if not self._settings.rest_of(current.shape.kind):
             return
         for number in range(self._settings.bursts):
-            order = list(current.runnables)
+            order = _sampled_in(current, number)
             for configuration in order if number % 2 == 0 else reversed(order):
                 self._sample(configuration, self._sample_burst)
 
@@ -356,8 +365,21 @@ class Sweep:
             raise RunEnded("interrupted")
 
 
+def _is_long(current: _Open, configuration: str) -> bool:
+    """False before the first round."""
+    samples = current.samples[configuration]
+    return bool(samples) and is_long(timing_of_samples(samples).median, current.pools)
+
+
+def _sampled_in(current: _Open, number: int) -> list[str]:
+    """The configurations of round or burst ``number``."""
+    return [name for name in current.runnables if number < LONG_ROUNDS or not _is_long(current, name)]
+
+
 def _are_steady(current: _Open) -> bool:
-    return all(timing_of_samples(current.samples[name]).noise <= STEADY_NOISE for name in current.runnables)
+    """Of those that other rounds would have."""
+    others = [name for name in current.runnables if not _is_long(current, name)]
+    return all(timing_of_samples(current.samples[name]).noise <= STEADY_NOISE for name in others)
 
 
 def _sentence(error: Exception) -> str:

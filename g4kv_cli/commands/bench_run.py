@@ -12,7 +12,7 @@ from typing import Any
 
 from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
-from g4kv_cli.bench.peers import PEERS, peer_status
+from g4kv_cli.bench.peers import PEERS, PeerStatus, library_of, peer_status
 from g4kv_cli.bench.peers.manifest_peers import provider_entry
 from g4kv_cli.bench.run import (
     BenchRun,
@@ -25,6 +25,7 @@ from g4kv_cli.bench.run import (
     open_gpu,
     record_directory,
 )
+from g4kv_cli.bench.samples import LONG_REPLAY_SECONDS, LONG_ROUNDS
 from g4kv_cli.bench.sweep import REST_SECONDS
 from g4kv_cli.cases.run_info import collect_run_info
 from g4kv_cli.commands.bench_options import BenchOptions
@@ -110,6 +111,7 @@ def _planned_record(
             "seconds_per_round": options.round_ms * 1e-3,
             "bursts": options.bursts,
             "rest_seconds": {kind: options.sampling.rest_of(kind) for kind in REST_SECONDS},
+            "long_replays": {"seconds": LONG_REPLAY_SECONDS, "rounds": LONG_ROUNDS},
             "cold": not options.no_cold,
             "baseline": options.baseline or "",
             "variant": options.variant,
@@ -175,5 +177,7 @@ def _record_path(info: RunInfo) -> Path:
     return free_name(directory, "bench")
 
 
-def _peer_entry(status: Any) -> dict[str, str]:
-    return {"name": status.peer.name, "version": status.version, "reason": status.reason, "what": status.peer.what}
+def _peer_entry(status: PeerStatus) -> dict[str, str]:
+    entry = {"name": status.peer.name, "version": status.version, "reason": status.reason, "what": status.peer.what}
+    library = library_of(status)
+    return {**entry, "library": library} if library else entry

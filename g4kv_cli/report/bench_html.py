@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from g4kv_cli.records.files import write_whole
@@ -82,12 +82,18 @@ def _facts(analysis: Analysis) -> str:
         facts.append(("how", record.ceilings.note))
     if record.burst_ceilings is not None:
         facts.append(("in bursts", burst_text(record)))
-    facts += [("peer", f"{peer['name']} {peer.get('version') or peer.get('reason', '')}") for peer in record.peers]
+    facts += [("peer", _peer_words(peer)) for peer in record.peers]
     when = ("before", "after")
     facts += [(f"clocks {name}", clocks_text(line)) for name, line in zip(when, record.clocks, strict=False)]
     facts.append(("run", record.ended))
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
     return f"<dl>{rows}</dl>"
+
+
+def _peer_words(peer: Mapping[str, str]) -> str:
+    """``cudnn-sdpa 1.32.0, cuDNN 9.15.1``"""
+    words = [f"{peer['name']} {peer.get('version') or peer.get('reason', '')}", peer.get("library", "")]
+    return ", ".join(word for word in words if word)
 
 
 def _verdict(verdict: GeometryVerdict) -> str:

@@ -196,6 +196,10 @@ def test_cudnn_reads_our_pages(shape: Shape, arena: NoiseArena, cudnn_peers: Any
     assert _checked_on_both_pools(cudnn_peers.make_sdpa, _problem(shape, arena), device) == ["", ""]
 
 
+def test_the_version_of_cudnn_itself(cudnn_peers: Any) -> None:
+    assert cudnn_peers.library() == "cuDNN 9.19.0"
+
+
 def test_what_cudnn_has_no_kernel_for_is_not_covered(arena: NoiseArena, cudnn_peers: Any) -> None:
     device = types.SimpleNamespace(synchronize=lambda: None, stream=types.SimpleNamespace(handle=7))
     with pytest.raises(NotCovered, match=r"cuDNN 9\.19\.0: no kernel for head_dim 512"):

@@ -92,6 +92,19 @@ def test_the_page(analysis: Analysis) -> None:
     assert page(analysis, stub) == _expected("page.html")
 
 
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        ({"version": "1.32.0", "library": "cuDNN 9.19.0"}, "cudnn-sdpa 1.32.0, cuDNN 9.19.0"),
+        ({"version": "1.32.0"}, "cudnn-sdpa 1.32.0"),
+        ({"version": "", "reason": "cudnn is not installed"}, "cudnn-sdpa cudnn is not installed"),
+    ],
+)
+def test_the_page_says_what_a_peer_ran_on(sample: BenchRecord, peer: dict[str, str], words: str) -> None:
+    record = dataclasses.replace(sample, peers=({"name": "cudnn-sdpa", **peer},))
+    assert f"<dt>peer</dt><dd>{words}</dd>" in page(analyse(record), None)
+
+
 def test_the_page_needs_no_network_and_no_script(analysis: Analysis) -> None:
     text = page(analysis)
     assert "<script" not in text

@@ -30,6 +30,7 @@ class Script:
     wrong: dict[tuple[int, str, bool], str] = field(default_factory=dict)
     seconds: float = 100e-6
     slow_rounds: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
+    long: tuple[str, ...] = ()
     events: list[str] = field(default_factory=list)
     interrupt_after: str = ""
 
@@ -56,13 +57,15 @@ class FakeRunnable:
 
     def sample(self, count: int) -> Samples:
         self._script.step(self._batch, self.configuration, "sample")
-        # Two samplings a round: one to estimate, one for the record.
+        # Two samplings a round, one to estimate and one for the record; of long replays the former alone.
         sampled = self._script.events.count(f"{self._batch} {self.configuration} sample")
-        is_slow = (sampled - 1) // 2 in self._script.slow_rounds.get((self._batch, self.configuration), ())
+        round_number = (sampled - 1) // (1 if self.configuration in self._script.long else 2)
+        is_slow = round_number in self._script.slow_rounds.get((self._batch, self.configuration), ())
         rested = len(self._script.events) > 1 and self._script.events[-2].startswith("rest")
         if rested and (self._batch, self.configuration, "burst") in self._script.errors:
             raise self._script.errors[self._batch, self.configuration, "burst"]
         seconds = self._script.seconds * (1.3 if is_slow else 0.9 if rested else 1)
+        seconds *= 1000 if self.configuration in self._script.long else 1
         return Samples(tuple(seconds * (1 + index / 1000) for index in range(count)), (1.9e9 if rested else 1.5e9,))
 
     def queue_single(self) -> None:
@@ -239,6 +242,30 @@ def test_rounds_that_disagree_are_followed_by_others() -> None:
     # All configurations of the shape went along; the steady shape after it kept to its four.
     rounds = {name: len(item.graph.round_medians) for name, item in run.done.items() if item.graph is not None}
     assert [rounds[cell.id] for cell in run.sweep.cells] == [7, 7, 7, 4, 4, 4]
+
+
+def test_a_configuration_with_long_replays_is_sampled_less() -> None:
+    # 4 calls of 100 ms. The others go on, also with the rounds that their own doubt asks for.
+    run = Run(Script(long=("b",), slow_rounds={(16, "a"): (3,)}), rounds=4, rest_seconds=0.3)
+    run.sweep.run_all()
+    assert run.status() == ALL_MEASURED
+    found = {name: item for name, item in run.done.items() if item.graph is not None and item.burst is not None}
+    rounds = {name: (len(item.graph.round_medians), item.graph.count, item.burst.count) for name, item in found.items()}
+    # Two rounds of the two samples that an estimate takes; two bursts of one replay.
+    assert [rounds[cell.id] for cell in run.sweep.cells] == [
+        (7, 34, 3), (2, 4, 2), (7, 35, 3), (4, 20, 3), (2, 4, 2), (4, 20, 3),
+    ]  # fmt: skip
+    assert run.done["decode/12b-local/batch16/kv128/b"].burst_calls == 4
+    assert run.script.events.count("16 b sample") == 4
+
+
+def test_a_long_configuration_that_is_unsteady_asks_for_no_other_rounds() -> None:
+    run = Run(Script(long=("b",), slow_rounds={(16, "b"): (0,)}), rounds=2)
+    run.sweep.run_all()
+    unsteady = run.done["decode/12b-local/batch16/kv128/b"].graph
+    assert unsteady is not None
+    assert unsteady.noise > 0.1
+    assert run.script.events.count("16 a sample") == run.script.events.count("64 a sample") == 4
 
 
 def test_one_round_is_one_round_where_its_samples_agree() -> None:

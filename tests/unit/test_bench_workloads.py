@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from g4kv_cli.bench.peers import select_peers
+from g4kv_cli.bench.peers import PEERS, PeerStatus, library_of, select_peers
 from g4kv_cli.bench.roofline import floor_of, is_impossible
 from g4kv_cli.bench.run import H200, Request, free_name, make_plan, record_directory
 from g4kv_cli.bench.workloads import (
@@ -234,3 +237,15 @@ def test_where_records_go(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "bench.json").touch()
     (tmp_path / "bench-2.json").touch()
     assert free_name(tmp_path, "bench").name == "bench-3.json"
+
+
+def test_what_lies_under_a_peers_package_is_asked_where_the_peer_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("g4kv_cli.bench.peers.cudnn_peers")
+    module.library = lambda: "cuDNN 9.19.0"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = {peer.name: library_of(PeerStatus(peer, "1.32.0", "")) for peer in PEERS}
+    assert {name: words for name, words in found.items() if words} == {"cudnn-sdpa": "cuDNN 9.19.0"}
+    cudnn = next(peer for peer in PEERS if peer.library)
+    assert library_of(PeerStatus(cudnn, "", "cudnn is not installed")) == ""
+    monkeypatch.setitem(sys.modules, module.__name__, None)  # an import that fails
+    assert library_of(PeerStatus(cudnn, "1.32.0", "")) == ""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``maker`` of ``module`` makes its Runnable; ``needs`` are the import names; ``kinds`` the shapes it takes."""
+    """``maker`` of ``module`` makes its Runnable; ``needs`` are the import names; ``kinds`` the shapes it takes.
+    ``library``: of ``module``, what names the library under the package, with its version; empty: there is none."""
 
     name: str
     what: str
@@ -35,6 +36,7 @@ class Peer:
     distribution: str
     pip_line: str
     kinds: tuple[str, ...]
+    library: str = ""
 
 
 _TORCH_LINE = "python -m pip install torch"
@@ -61,7 +63,7 @@ PEERS: tuple[Peer, ...] = (
          "python -m pip install flashinfer-python", ("prefill",)),
     Peer("cudnn-sdpa", "cuDNN's SDPA graph: page tables, window, bottom-right causal",
          f"{_HERE}.cudnn_peers", "make_sdpa", ("torch", "cudnn"), "nvidia-cudnn-frontend",
-         "python -m pip install nvidia-cudnn-frontend", ("decode", "prefill")),
+         "python -m pip install nvidia-cudnn-frontend", ("decode", "prefill"), "library"),
     Peer("torch-compile", "prep: norms, RoPE and the scatter in one torch.compile",
          f"{_HERE}.prep_peers", "make_compiled", ("torch",), "torch", _TORCH_LINE, ("prep",)),
     Peer("flashinfer-chain", "prep: three rmsnorm, apply_rope_with_cos_sin_cache, append_paged_kv_cache",
@@ -99,6 +101,18 @@ def peer_status(peer: Peer) -> PeerStatus:
     except metadata.PackageNotFoundError:
         version = "unknown version"
     return PeerStatus(peer, version, "")
+
+
+def library_of(status: PeerStatus) -> str:
+    """``cuDNN 9.15.1``: what lies under the peer's package, as that says; imports it. Empty where there is none, or the
+    peer is not here or cannot be imported."""
+    peer = status.peer
+    if status.reason or not peer.library:
+        return ""
+    try:
+        return str(getattr(importlib.import_module(peer.module), peer.library)())
+    except ImportError:
+        return ""
 
 
 def select_peers(names: Sequence[str]) -> tuple[Peer, ...]:

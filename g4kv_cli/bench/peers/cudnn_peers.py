@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
 
 
+def library() -> str:
+    """The cuDNN that the frontend has loaded."""
+    return f"cuDNN {cudnn.backend_version_string()}"
+
+
 def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice) -> TorchRunnable:
     """One graph for the shape, as cuDNN's heuristics choose. Raises NotCovered where cuDNN has no kernel for it."""
     shape = problem.shape
@@ -63,7 +68,7 @@ def make_sdpa(configuration: str, problem: AttentionProblem, device: CudaDevice)
         graph.check_support()
         graph.build_plans()
     except cudnn.cudnnGraphNotSupportedError as error:
-        raise NotCovered(f"cuDNN {cudnn.backend_version_string()}: {' '.join(str(error).split())}") from error
+        raise NotCovered(f"{library()}: {' '.join(str(error).split())}") from error
     with torch.cuda.stream(stream_of(device)):
         workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=place_of(device))
     device.synchronize()
