@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from g4kv_cli.bench.roofline import bytes_per_second, ceiling_share, floor_of, flops_per_second
 from g4kv_cli.bench.verdict import best_peer, decide, own_times, tied_with
-from g4kv_cli.records.bench import BenchRecord, Ceilings, Measurement, Shape
+from g4kv_cli.records.bench import COPY, BenchRecord, Ceilings, Measurement, Shape
 from g4kv_cli.records.findings import Analysis, Row
 
 NO_CEILINGS = Ceilings(read_bytes_per_second=float("inf"), copy_bytes_per_second=float("inf"))
@@ -18,6 +18,7 @@ def analyse(record: BenchRecord) -> Analysis:
         fastest = min(times, key=lambda item: item.seconds or 0.0, default=None)
         tied = () if fastest is None else tied_with(fastest, times)
         peer = best_peer(record, shape)
+        copy = next((item.seconds for item in record.at(shape) if item.form == COPY), None)
         for item in record.at(shape):
             standing = ""
             if shape.kind != "prep" and item is fastest:
@@ -27,11 +28,13 @@ def analyse(record: BenchRecord) -> Analysis:
             elif item is peer:
                 standing = "best peer"
             ceilings, in_bursts = record.ceilings or NO_CEILINGS, record.burst_ceilings or NO_CEILINGS
-            rows.append(_row(item, shape, ceilings, in_bursts, standing))
+            rows.append(_row(item, shape, ceilings, in_bursts, standing, copy))
     return Analysis(record, tuple(rows), decide(record), _missing(record))
 
 
-def _row(item: Measurement, shape: Shape, ceilings: Ceilings, in_bursts: Ceilings, standing: str) -> Row:
+def _row(
+    item: Measurement, shape: Shape, ceilings: Ceilings, in_bursts: Ceilings, standing: str, copy: float | None
+) -> Row:
     floor = floor_of(shape, ceilings)
     seconds = item.seconds
     burst = None if item.burst is None else item.burst.median
@@ -47,6 +50,7 @@ def _row(item: Measurement, shape: Shape, ceilings: Ceilings, in_bursts: Ceiling
         over_floor=0.0 if seconds is None or not floor.seconds else seconds / floor.seconds,
         standing=standing,
         burst_rate=0.0 if burst is None else rate(shape, burst),
+        copy_share=0.0 if seconds is None or copy is None or item.form == COPY else copy / seconds,
         burst_share=0.0 if burst is None else ceiling_share(shape, burst, in_bursts),
     )
 

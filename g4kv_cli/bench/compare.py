@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from g4kv_cli.bench.verdict import MIN_NOISE, uncertainty
-from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, median_interval, quantile
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY, BenchRecord, Measurement, median_interval, quantile
 from g4kv_cli.records.findings import Change, ComparedCell, Comparison
 
 
 def compare_records(a: BenchRecord, b: BenchRecord, a_name: str, b_name: str, threshold: float) -> Comparison:
-    """Pair the cells of two records by their ids, in A's order, then what only B has."""
-    in_a = {item.id: item for item in a.measurements}
-    in_b = {item.id: item for item in b.measurements}
+    """Pair the cells of two records by their ids, in A's order, then what only B has. A copy is the card's, no kernel
+    that is compared."""
+    in_a, in_b = ({item.id: item for item in record.measurements if item.form != COPY} for record in (a, b))
     cells = [_compared(in_a.get(name), in_b.get(name), threshold) for name in dict.fromkeys([*in_a, *in_b])]
     return Comparison(a_name, b_name, threshold, tuple(cells), _notes(a, b))
 

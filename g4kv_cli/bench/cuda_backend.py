@@ -12,10 +12,11 @@ from g4kv_cli.bench import peers
 from g4kv_cli.bench.attention_problem import AttentionProblem, attention_problem, pool_elems_of
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.clock import ClockProbe
+from g4kv_cli.bench.copies import CopyRunnable, copied_elems
 from g4kv_cli.bench.graph_runnable import Call, GraphRunnable
 from g4kv_cli.bench.noise_data import NoiseArena
 from g4kv_cli.bench.peers.manifest_peers import make_manifest_runnable
-from g4kv_cli.bench.prep_problem import PrepProblem, prep_bytes_a_pool, prep_call
+from g4kv_cli.bench.prep_problem import PrepProblem, input_elems, prep_call
 from g4kv_cli.bench.sweep import Runnable
 from g4kv_cli.bench.workloads import Variant
 from g4kv_cli.device.interface import DeviceArray
@@ -23,7 +24,7 @@ from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.workload import Workload
-from g4kv_cli.records.bench import BASELINE_SUFFIX, PEER_PREFIX, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY, PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -73,6 +74,8 @@ class CudaShape:
         runnable: GraphRunnable
         if provider is not None and variant is not None:
             runnable = make_manifest_runnable(provider, variant, self.problem, self.device)
+        elif configuration == COPY:
+            runnable = CopyRunnable(self.problem.shape, self.device, self._libraries[0], self.problem.arena, self.pools)
         elif variant is None:
             runnable = peers.make_runnable(configuration, self.problem, self.device)
         else:
@@ -160,7 +163,7 @@ class CudaBackend:
     def _pool_elems(self, shape: Shape) -> int:
         geometry = self._geometries[shape.geometry]
         if shape.kind == "prep":
-            return prep_bytes_a_pool(shape) // 2
+            return max(input_elems(shape), copied_elems(shape))
         return pool_elems_of(shape, geometry, self._workloads.get(shape.id))
 
     def _pools_of(self, shape: Shape) -> int:

@@ -43,11 +43,6 @@ def input_elems(shape: Shape) -> int:
     return shape.read_bytes // int(BF16.itemsize)
 
 
-def prep_bytes_a_pool(shape: Shape) -> int:
-    """Bytes of one set of inputs in the arena."""
-    return shape.read_bytes
-
-
 @dataclass(slots=True)
 class PrepProblem:
     """``pools`` are the sets: inputs in the arena from ``first_elems`` on, a pool and outputs of their own."""

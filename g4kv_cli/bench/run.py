@@ -38,7 +38,7 @@ from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, format_for, requir
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.model.workload import Workload as Asked
 from g4kv_cli.providers.manifest_provider import ManifestProvider
-from g4kv_cli.records.bench import BASELINE_SUFFIX, SHAPE_KINDS, Measurement, Shape, ShapeKind
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY, SHAPE_KINDS, Measurement, Shape, ShapeKind
 
 if TYPE_CHECKING:
     from g4kv_cli.device.cuda import CudaDevice
@@ -127,6 +127,7 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
             variants[shape.id] |= theirs
             cells += [_planned(shape, name, one.form, one.num_splits) for name, one in theirs.items()]
         cells += [_planned(shape, name, "peer", 1) for name in peer_registry.configurations_of(request.peers, shape)]
+        cells += [_planned(shape, COPY, COPY, 1)] if shape.kind == "prep" else []
     return Plan(tuple(shapes), tuple(cells), variants, asked)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from g4kv_cli.entries.table import decode_forms
-from g4kv_cli.records.bench import BASELINE_SUFFIX, BenchRecord, Measurement, Shape
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY, BenchRecord, Measurement, Shape
 from g4kv_cli.records.findings import CellVerdict, GeometryVerdict, SplitRule
 
 MIN_NOISE = 0.005
@@ -26,11 +26,13 @@ def uncertainty(*measurements: Measurement) -> float:
 
 
 def own_times(record: BenchRecord, shape: Shape) -> list[Measurement]:
-    """Our measured configurations at a shape; neither peers nor a baseline."""
+    """Our measured configurations at a shape; neither peers nor a baseline, nor a copy."""
     return [
         item
         for item in record.at(shape)
-        if item.status == "measured" and item.form != "peer" and not item.configuration.endswith(BASELINE_SUFFIX)
+        if item.status == "measured"
+        and item.form not in ("peer", COPY)
+        and not item.configuration.endswith(BASELINE_SUFFIX)
     ]
 
 

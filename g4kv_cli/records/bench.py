@@ -30,6 +30,8 @@ PEER_PREFIX = "peer:"
 """Of another library's configuration."""
 BASELINE_SUFFIX = "@baseline"
 """A configuration of the kernels that the run was held against."""
+COPY = "copy"
+"""The configuration, and the form, of a plain kernel that copies as many bytes as a prep shape moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class Measurement:
     one sample a burst, each a round of its own. ``cold``: one call with
     the L2 cache flushed before it; ``warm_seconds``: the same call back to back; ``sm_clock_hz``: the SMs' mean
     clock in the cold samples (all three by cuda-bench, which drops samples of a throttled clock). ``form`` is
-    the label of a decode form (``b``), ``peer`` for another library's kernel, else the entry's or variant's name.
+    the label of a decode form (``b``), ``peer`` for another library's kernel, ``copy`` for what prep is held against,
+    else the entry's or variant's name.
     """
 
     id: str

@@ -17,7 +17,8 @@ class Row:
 
     ``rate`` in bytes or FLOPs a second, as ``rate_kind`` says; ``ceiling_share`` of what bounds the shape; ``standing``
     is best, tie, or empty, among our own configurations; for a peer, best peer. ``burst_rate`` and ``burst_share``: the
-    bursts', against the ceilings in bursts.
+    bursts', against the ceilings in bursts. ``copy_share``: the time of a copy of as many bytes over this one, 0 where
+    none was timed.
     """
 
     measurement: Measurement
@@ -31,6 +32,7 @@ class Row:
     standing: str
     burst_rate: float = 0.0
     burst_share: float = 0.0
+    copy_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

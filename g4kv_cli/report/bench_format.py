@@ -55,6 +55,7 @@ COLUMNS = (
     Column("+-", lambda row: _noise(row.measurement.graph)),
     Column("rate", lambda row: rate_text(row.rate, row.rate_kind)),
     Column("of ceiling", lambda row: share_text(row.ceiling_share) if row.rate else ""),
+    Column("of copy", lambda row: f"{100 * row.copy_share:.1f} %" if row.copy_share else ""),
     Column("x floor", lambda row: f"{row.over_floor:.2f}" if row.rate else ""),
     Column("clock", lambda row: _clock(row.measurement.graph)),
     Column("burst", lambda row: _median(row.measurement.burst)),
@@ -65,7 +66,7 @@ COLUMNS = (
     Column("cold", lambda row: _median(row.measurement.cold)),
     Column("warm", lambda row: "" if row.measurement.warm_seconds is None else time_text(row.measurement.warm_seconds)),
 )
-_RARE = ("clock", "burst", "burst +-", "burst rate", "burst of ceiling", "burst clock")
+_RARE = ("of copy", "clock", "burst", "burst +-", "burst rate", "burst of ceiling", "burst clock")
 """Left out of a table none of whose rows has them."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from g4kv_cli.entries.table import decode_forms
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records.bench import BASELINE_SUFFIX
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY
 from g4kv_cli.records.files import make_directory, write_whole
 from g4kv_cli.records.findings import Analysis, GeometryVerdict, Row
 from g4kv_cli.report.bench_format import time_text
@@ -134,7 +134,8 @@ def _roofline(figure: Any, analysis: Analysis, rows: Sequence[Row]) -> None:
     if ceilings is None:
         return
     axes = figure.subplots()
-    chosen = [row for row in rows if row.standing in ("best", "best peer") or row.shape.kind == "prep"]
+    shown = [row for row in rows if row.measurement.form != COPY]
+    chosen = [row for row in shown if row.standing in ("best", "best peer") or row.shape.kind == "prep"]
 
     def intensity(row: Row) -> float:
         return row.shape.flops / (row.shape.read_bytes + row.shape.write_bytes)

@@ -18,6 +18,7 @@ from g4kv_cli.bench.attention_problem import (
 )
 from g4kv_cli.bench.attention_runs import attention_call
 from g4kv_cli.bench.ceilings import ACCESSES, queue_copy, queue_read
+from g4kv_cli.bench.copies import CopyCall, copied_elems
 from g4kv_cli.bench.noise_data import BF16, NoiseArena
 from g4kv_cli.bench.prep_problem import PrepProblem, prep_call
 from g4kv_cli.bench.workloads import Variant, decode_shape, prefill_shape, prep_shape
@@ -201,6 +202,29 @@ def test_prep_of_folded_rows(entry, library, arena) -> None:  # type: ignore[no-
         spoiled = out.copy()
         spoiled[1, row, column] += BF16.type(0.25)
         assert problem.check(spoiled, 0).startswith(f"{what}: 1 of ")
+
+
+@pytest.mark.parametrize("accesses", ACCESSES)
+def test_a_copy_of_a_shape_s_bytes(library: KernelLibrary, arena: NoiseArena, device: Device, accesses: int) -> None:
+    entry = entry_for(FOLDING, "prep", "prefill")
+    shape = prep_shape(FOLDING, entry, 3, "folded")
+    elems = copied_elems(shape)
+    # What is read and what is written, in bytes, is twice the copy's elements of 2 bytes each.
+    assert 0 <= 2 * 2 * elems - (shape.read_bytes + shape.write_bytes) < 2 * 16
+    call = CopyCall(shape, library, arena, 2)
+    call.accesses = accesses
+    call.poison()
+    assert "16 of 16 rows of the copy are wrong" in call.wrong(call.output(), 0)
+    call.queue(1)
+    assert call.wrong(call.output(), 1) == ""
+    assert call.wrong(call.output(), 0) == "16 of 16 rows of the copy are wrong"
+    source = device.read(arena.data.view((2 * elems,)))
+    copied = [device.read(array) for array in call._destinations]
+    assert (copied[1].view(np.uint16) == source[elems:].view(np.uint16)).all()
+    assert not (copied[0].view(np.uint16) == source[:elems].view(np.uint16)).any()
+    spoiled = call.output()
+    spoiled[-1, -1] += BF16.type(1.0)
+    assert call.wrong(spoiled, 1) == "1 of 16 rows of the copy are wrong"
 
 
 def test_pools_that_do_not_fit_are_refused(arena: NoiseArena) -> None:

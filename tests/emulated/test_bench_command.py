@@ -81,7 +81,8 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
         compiled.extend(names)
 
     monkeypatch.setattr(bench_command, "compile_sources", compile_sources)
-    for workload, count in (("prep", 3), ("prefill", 5)):
+    # Three forms of prep, each beside a copy.
+    for workload, count in (("prep", 6), ("prefill", 5)):
         result = invoke(workload, "--geometry", "12b-global", "--preset", "quick", "--json", f"{workload}.json")
         assert result.return_value == 0, result.stdout
         record = read_bench_record(Path(f"{workload}.json"), "--from")
@@ -90,6 +91,29 @@ def test_prep_and_prefill(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
     # What a run calls is compiled in front of it; nothing of head_dim 256, and no merge.
     assert {"prep_hd512.cu", "prefill_hd512.cu", "decode_hd512.cu"} <= set(compiled)
     assert [name for name in compiled if "256" in name or "merge" in name] == []
+
+
+def test_prep_is_held_against_a_copy_of_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from g4kv_cli.bench import workloads
+
+    device = fake_cuda(monkeypatch, tmp_path)
+    copies = {"ceiling_copy_2": 12e-6, "ceiling_copy_4": 11.26e-6, "ceiling_copy_8": 11.5e-6}
+    monkeypatch.setattr(device, "_seconds", lambda kernel: copies.get(kernel.name, 12.5e-6))
+    monkeypatch.setattr(workloads, "_PREP_TOKENS", {"quick": (3,)})
+    result = invoke("prep", "--geometry", "12b-local", "--preset", "quick", "--json", "prep.json")
+    assert result.return_value == 0, result.stdout
+    record = read_bench_record(Path("prep.json"), "--from")
+    kernels, plain = (
+        [item for item in record.measurements if item.configuration == name] for name in ("kernel", "copy")
+    )
+    assert len(record.measurements) == 2 * len(record.shapes) == len(kernels) + len(plain)
+    assert {(item.form, item.status, item.pools) for item in plain} == {("copy", "measured", 2)}
+    # The fastest of its variants, in as many rounds as the kernel it stands beside.
+    assert {round((item.seconds or 0) * 1e6, 3) for item in plain} == {11.26}
+    assert {len(item.graph.round_medians) for item in record.measurements if item.graph} == {2}
+    lines = [line for line in result.stdout.splitlines() if "of copy" in line or " 90.1 %" in line]
+    assert len(lines) > len(kernels), result.stdout
+    assert device._allocations == []
 
 
 def test_bursts_from_the_command_to_the_record(device: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

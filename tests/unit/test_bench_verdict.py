@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from g4kv_cli.bench.analysis import analyse
+from g4kv_cli.bench.compare import compare_records
 from g4kv_cli.bench.dispatch import dispatch_table, dispatch_text
-from g4kv_cli.bench.verdict import decide, splits_by_rule, uncertainty
-from g4kv_cli.bench.workloads import decode_shape
+from g4kv_cli.bench.verdict import decide, own_times, splits_by_rule, uncertainty
+from g4kv_cli.bench.workloads import decode_shape, prep_shape
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.records.bench import BenchRecord, Measurement, Timing, read_bench_record
+from g4kv_cli.records.bench import COPY, BenchRecord, Measurement, Timing, read_bench_record
 from g4kv_cli.records.findings import CellVerdict, GeometryVerdict
+from g4kv_cli.report.bench_format import columns_of
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "bench"
 
@@ -154,6 +157,38 @@ def test_a_dispatch_table_of_other_pages_says_so(sample: BenchRecord) -> None:
 
 def _of_folded(identifier: str) -> str:
     return identifier.replace("/12b-local/", "/12b-local-folded/")
+
+
+def _beside_a_copy(sample: BenchRecord, copy: float = 1.2e-6, kernel: float = 1.5e-6) -> BenchRecord:
+    """With a prep shape of a kernel, a peer and a copy."""
+    geometry = GEOMETRIES["12b-local"]
+    shape = prep_shape(geometry, entry_for(geometry, "prep", "prefill"), 64)
+    times = {"kernel": ("x", kernel), "peer:y": ("peer", 2e-6), COPY: (COPY, copy)}
+    cells = tuple(
+        Measurement(f"{shape.id}/{name}", shape.id, name, form, "measured", graph=Timing(*[seconds] * 5, 8))
+        for name, (form, seconds) in times.items()
+    )
+    return replace(sample, shapes=(*sample.shapes, shape), measurements=(*sample.measurements, *cells))
+
+
+def test_prep_stands_against_the_copy_beside_it(sample: BenchRecord) -> None:
+    rows = {row.measurement.id: row for row in analyse(_beside_a_copy(sample)).rows}
+    found = {name.rpartition("/")[2]: row for name, row in rows.items() if name.startswith("prep/")}
+    shares = {name: row.copy_share for name, row in found.items() if "12b-local/qkv" in row.shape.id}
+    assert shares == pytest.approx({"kernel": 0.8, "peer:y": 0.6, COPY: 0.0})
+    assert {row.copy_share for row in rows.values() if row.shape.kind != "prep"} == {0.0}
+    (of_copy,) = [column for column in columns_of(list(rows.values())) if column.name == "of copy"]
+    assert [of_copy.text(found[name]) for name in ("kernel", COPY)] == ["80.0 %", ""]
+    assert "of copy" not in [column.name for column in columns_of(analyse(sample).rows)]
+    # A copy is none of ours, and no kernel that two records are compared by.
+    record = _beside_a_copy(sample)
+    assert [item.configuration for item in own_times(record, record.shapes[-1])] == ["kernel"]
+    changes = compare_records(record, _beside_a_copy(sample, copy=9e-6, kernel=3e-6), "a", "b", 0.05)
+    found_there = [(cell.id, cell.change) for cell in changes.cells if record.shapes[-1].id in cell.id]
+    assert [(name.rpartition("/")[2], change) for name, change in found_there] == [
+        ("kernel", "slower"),
+        ("peer:y", "same"),
+    ]
 
 
 def test_rows_stand_against_the_ceilings_of_the_run(sample: BenchRecord) -> None:
