@@ -289,7 +289,12 @@ class EmulatedDevice(Device):
             raise
         return Argument("tensor_map", made.pack())
 
-    # --- memory by address, for host code that is not ours --------------------------------------------------------
+    # --- for host code that is not ours ---------------------------------------------------------------------------
+
+    @property
+    def stream_handle(self) -> int:
+        """The runtime's cudaStreamPerThread: unlike the legacy default stream it can be captured, as a GPU's can."""
+        return 2
 
     @property
     def holds_host_state(self) -> bool:

@@ -251,7 +251,7 @@ class Device(ABC):
 
     @property
     def stream_handle(self) -> int:
-        """The stream that all work goes into, as the CUDA runtime takes it; 0 where there is none."""
+        """The stream that all work goes into, as the CUDA runtime takes it; 0: its legacy default stream."""
         return 0
 
     @abstractmethod

@@ -85,6 +85,17 @@ def fastdiv(divisor: int, field: str) -> int:
     return fields[field]
 
 
+def scatter(count: int, at: Any, values: Any, fill: Any = 0) -> Array:
+    """``count`` elements that are ``fill``, but ``values`` at the places ``at``: a mask, say, or a table the other way
+    round."""
+    places = np.asarray(at, np.int64)
+    if places.size and not 0 <= places.min() <= places.max() < count:
+        raise ValueError(f"places from {places.min()} to {places.max()} are not all among {count} elements")
+    made = np.full(int(count), fill, np.result_type(np.asarray(values), np.asarray(fill)))
+    made[places] = values
+    return made
+
+
 def _reduced(function: Callable[..., Any], empty: Any) -> Callable[..., Any]:
     def reduce(*values: Any) -> Any:
         if len(values) > 1:
@@ -104,6 +115,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "all": lambda values: bool(np.all(values)),
     "any": lambda values: bool(np.any(values)),
     "arange": lambda *bounds: np.arange(*(int(bound) for bound in bounds), dtype=np.int64),
+    "argsort": lambda values: np.argsort(np.asarray(values), kind="stable"),
     "ceil_div": ceil_div,
     "columns": lambda table: _axis(table, -1),
     "concatenate": lambda *parts, axis=0: np.concatenate([np.atleast_1d(part) for part in parts], axis),
@@ -123,6 +135,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "repeat": lambda values, counts: np.repeat(values, counts),
     "reshape": lambda values, *shape: np.reshape(values, [int(extent) for extent in shape]),
     "running_total": running_total,
+    "scatter": scatter,
     "sqrt": lambda value: math.sqrt(value),
     "sum": _reduced(np.sum, 0),
     "tile_indices": tile_indices,

@@ -23,7 +23,7 @@ IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
 HOST_KINDS: tuple[ImageKind, ...] = ("library", "python")
 """Those whose code runs on the host, in the process that calls it."""
 SCALAR_KINDS: tuple[ScalarKind, ...] = get_args(ScalarKind)
-ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "bf16", "bool")
+ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "bool")
 BUILDER_SECONDS = 600
 """How long a builder may take unless its image says more: compilers of whole attention kernels take minutes."""
 Status = Literal["int", "bool", "void"]

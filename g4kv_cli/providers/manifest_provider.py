@@ -16,7 +16,7 @@ from g4kv_cli.entries.contract import NO_PAGE_ORIGIN
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.errors import ContractError, DeviceFault, UsageError
+from g4kv_cli.errors import ContractError, DeviceFault, DeviceUnavailable, UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS
 from g4kv_cli.oracle.compare import POISON_BYTE
@@ -142,6 +142,10 @@ class ManifestProvider:
             self._fill(spec, scope, made, late=False)
             call.take_steps(spec.prepare)
             self._fill(spec, scope, made, late=True)
+        except DeviceUnavailable as error:
+            # The engine's scratch may be far larger than anything that the call itself needs.
+            made.release()
+            raise NotCovered(str(error)) from error
         except BaseException:
             made.release()
             raise

@@ -194,7 +194,7 @@ class PoolForm:
         for part in self.parts:
             strides = part.strides_elems(shape)
             prefix = f"{part.name[0]}_" if self.is_apart else ""
-            found |= {f"{prefix}stride_{name}": step for name, step in strides.items() if name != "dim"}
+            found |= {f"{prefix}stride_{name}": step for name, step in strides.items()}
             if self.is_apart:
                 found[f"{prefix}offset"] = layer * strides["layer"]
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
@@ -30,7 +31,7 @@ STREAM = "stream"
 TOKEN_WORDS = ("token_positions", "token_slots")
 """Words of the prep entries that write a pool, whatever index arrays they take."""
 
-_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors", "arch"))
+_OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors", "arch", "inf"))
 _ROW_STRIDES = ("k_stride_slot", "k_stride_head", "v_stride_slot", "v_stride_head")
 _OF_OWN_POOL = frozenset(
     ("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim"), *_ROW_STRIDES)
@@ -98,6 +99,7 @@ def scope_of(
     scope["k_eq_v"] = request.entry.value_source == "raw_k"
     scope["has_lse"] = "lse" in request.arrays
     scope.update({name: np.asarray(values, np.int64) for name, values in request.metadata().items()})
+    scope["inf"] = math.inf
     scope["multiprocessors"] = request.device.limits.multiprocessors
     scope["arch"] = int(re.sub(r"\D", "", request.device.info.arch))
     for name in wanted.intersection(input_arrays(request.entry), request.arrays) - scope.keys():

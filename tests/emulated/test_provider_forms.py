@@ -153,13 +153,13 @@ def test_what_host_code_keeps_on_a_device_ends_its_process_with_it(
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["pointers.toml", "tokens.toml"])
-def test_block_addresses_and_lists_of_tokens(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["pointers.toml", "tokens.toml", "mask.toml"])
+def test_block_addresses_lists_of_tokens_and_masks(tmp_path: Path, name: str) -> None:
     results = run_cases_of([engine_in(tmp_path) / name], [DECODE])
     assert {result.status for result in results} == {"passed"}, results
 
 
-@pytest.mark.parametrize("name", ["packed.toml", "pointers.toml", "tokens.toml"])
+@pytest.mark.parametrize("name", ["packed.toml", "pointers.toml", "tokens.toml", "mask.toml"])
 def test_pages_in_front_of_the_window_that_are_gone(tmp_path: Path, name: str) -> None:
     asked = Asked(None, "kv=70 window=40 heads=2/1 origin=1", "12b-local")
     cases = [case for case in cases_of(Request(asked=asked)) if "/decode/" in case.id and "attention" in case.id]
@@ -207,6 +207,9 @@ FAULTS = (
     ("packed.toml", '"f32 sm_scale", "i32 window_left"', '"i32 window_left", "f32 sm_scale"', DECODE, "out"),
     ("pointers.toml", "(k_offset + first)", "(v_offset + first)", DECODE, "out"),
     ("tokens.toml", "at % page_size", "(at ^ 1) % page_size", DECODE, "out"),
+    ("mask.toml", "request * cells + cell", "request * cells + maximum(cell, 1) - 1", DECODE, "out"),
+    ("mask.toml", "kv_lens - 1 - window_left", "kv_lens - window_left", DECODE, "out"),
+    ("mask.toml", "i64 v_stride_dim", "i64 v_stride_dim - page_size", DECODE, "out"),
 )  # fmt: skip
 """A file, text in it, what stands in its place, the case that goes red, and what it says."""
 
@@ -253,6 +256,13 @@ def test_a_store_into_a_gap_is_found(tmp_path: Path) -> None:
     assert result.status == "failed"
     assert result.reason.startswith("pool_gap_write: "), result.reason
     assert "elements stored where pool has a gap, the first at element" in result.reason
+
+
+def test_scratch_that_is_more_than_there_is_is_not_covered(tmp_path: Path) -> None:
+    scratch = ("tokens.toml", "[[entry.launch]]", '[entry.workspace]\nspare = "f32 1 << 45"\n[[entry.launch]]')
+    (result,) = run_cases_of([engine_in(tmp_path, scratch) / "tokens.toml"], [DECODE])
+    assert result.status == "not covered", result
+    assert result.reason.startswith("the host has not the memory for spare: 140737488355328 bytes asked"), result.reason
 
 
 def test_a_pool_that_is_too_large_to_be_copied_is_not_covered(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ SCOPE: dict[str, Any] = {
     "page_indices": np.array([9, 1, 2, 3, 7]),
     "page_indptr": np.array([0, 1, 4, 5]),
     "group": 2,
+    "inf": float("inf"),
 }
 
 
@@ -30,6 +31,10 @@ SCOPE: dict[str, Any] = {
         ("max(1, ceil_div(max(kv_lens), 3))", 14),
         ("ramps((2, 0, 3))", [0, 1, 0, 1, 2]),
         ("running_total(diff(page_indptr))", [0, 1, 4, 5]),
+        ("scatter(6, page_indptr[:3], kv_lens, fill=-1)", [5, 40, -1, -1, 33, -1]),
+        ("scatter(3, page_indptr[:2], 0, fill=-inf)", [0.0, 0.0, -float("inf")]),
+        ("scatter(10, page_indices, repeat(arange(3), diff(page_indptr)))[1:4]", [1, 1, 1]),
+        ("argsort((3, 1, 3, 0))", [3, 1, 0, 2]),
         ("tile_requests((3, 5), group, 4)", [0, 0, 1, 1, 1]),
         ("tile_indices((3, 5), group, 4)", [0, 1, 0, 1, 2]),
         ("page_indices[page_indptr[:-1]]", [9, 1, 7]),
@@ -71,6 +76,9 @@ def test_what_is_no_arithmetic_is_refused_when_it_is_read(text: str, says: str) 
         ("page_size // 0", "ZeroDivisionError"),
         ("kv_lens[7]", "IndexError"),
         ("padded_rows(page_indices, page_indptr, width=2)", "do not fit a width of 2"),
+        ("scatter(9, page_indices, 1)", "places from 1 to 9 are not all among 9 elements"),
+        ("scatter(9, page_indices - 2, 1)", "places from -1 to 7 are not all among 9 elements"),
+        ("scatter(9, page_indptr, kv_lens)", "ValueError: "),
     ],
 )
 def test_what_cannot_be_computed_says_why(text: str, says: str) -> None:

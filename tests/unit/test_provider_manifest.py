@@ -91,9 +91,9 @@ def test_a_whole_manifest(folder: Path) -> None:
         ('"i32 padded_rows', '"int padded_rows', 19, "must be a type and an expression"),
         (
             '"i32 padded_rows',
-            '"f16 padded_rows',
+            '"fp8 padded_rows',
             19,
-            "f16: rows and pools of a call are bfloat16, and kernels for another",
+            "fp8: rows and pools of a call are bfloat16, and kernels for another",
         ),
         ('"i32 padded_rows', '"e4m3 padded_rows', 19, "scratch of such a type goes as u16 or u8"),
         (
@@ -123,7 +123,7 @@ def test_a_whole_manifest(folder: Path) -> None:
             25,
             "arguments.swizzle: must be one of 0, 32, 64, 128 bytes, got 100",
         ),
-        ('"ptr q",', f'{MAP}, elements = "f16" }},', 25, "arguments.elements: 'f16' is not one of"),
+        ('"ptr q",', f'{MAP}, elements = "half" }},', 25, "arguments.elements: 'half' is not one of"),
         ('"ptr q",', f"{MAP}, interleave = 1 }},", 25, "arguments.interleave: is no field here"),
         ('"ptr q",', '{ map = "q" },', 25, "lacks 'tensor_map'"),
         ("block = [128]", 'block = [128]\noverlap = "yes"', 25, "overlap: must be true or false"),
@@ -215,7 +215,7 @@ def test_a_python_functions_arguments_are_tensors(folder: Path) -> None:
 def test_every_element_kind_is_a_type() -> None:
     sizes = {kind: element_type(kind).itemsize for kind in ELEMENT_KINDS}
     assert sizes == {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4, "f64": 8,
-                     "bf16": 2, "bool": 1}  # fmt: skip
+                     "f16": 2, "bf16": 2, "bool": 1}  # fmt: skip
     assert len({element_type(kind) for kind in ELEMENT_KINDS}) == len(sizes) - 1, "bool is a byte, as u8"
 
 
@@ -296,7 +296,7 @@ def test_the_form_of_a_pool(folder: Path) -> None:
     assert form.numbers(shape, 1) == {
         "k_stride_layer": 960, "k_stride_page": 320, "k_stride_head": 64, "k_stride_dim_div": 32, "k_stride_slot": 8,
         "k_stride_dim_mod": 1, "k_offset": 960, "v_stride_layer": 1200, "v_stride_page": 400, "v_stride_head": 80,
-        "v_stride_slot": 1, "v_offset": 1200,
+        "v_stride_dim": 4, "v_stride_slot": 1, "v_offset": 1200,
     }  # fmt: skip
     logical = np.arange(3 * 2 * 4 * 5 * 16).reshape(3, 2, 4, 5, 16)
     for part in form.parts:

@@ -37,6 +37,7 @@ _FIELDS = (
     (97, "Q", 696, 672),  # sharedMemPerBlockOptin
     (BLOCKS_OF_MULTIPROCESSOR, "i", 712, 688),  # maxBlocksPerMultiProcessor
     (111, "Q", 720, 696),  # reservedSharedMemPerBlock
+    (115, "i", 744, 720),  # memoryPoolsSupported
     (120, "i", 772, 748),  # clusterLaunch
 )
 _TOTAL_GLOBAL_MEMORY = 288
@@ -76,7 +77,7 @@ def attributes_of(device: EmulatedDevice) -> dict[int, int]:
         97: limits.max_shared_bytes_per_block,
         BLOCKS_OF_MULTIPROCESSOR: blocks,
         111: RESERVED_SHARED_BYTES,
-        115: 0,  # memory pools
+        115: 1,  # memory pools
         120: int(major >= 9),  # clusters
     }
 

@@ -5,6 +5,7 @@
 // cudaErrorNotSupported, so that a launcher that needs it ends in a message and not in the loader's.
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -15,8 +16,8 @@
 // What the handler is asked, by name; runtime.py reads this list.
 #define OPERATIONS(X)                                                                                                  \
   X(launch) X(absent) X(malloc) X(free) X(copy) X(fill) X(device_attribute) X(function_attribute)                    \
-  X(function_attributes) X(occupancy) X(symbol) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)      \
-  X(device_properties) X(pointer_attributes) X(memory_info)
+  X(function_attributes) X(occupancy) X(symbol) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)               \
+  X(device_properties) X(pointer_attributes) X(memory_info) X(host_function) X(captures) X(graphs)
 
 enum operation {
 #define X(name) OPERATION_##name,
@@ -31,11 +32,14 @@ EXPORT const char *const g4kv_operations[] = {
 
 enum {
   INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
   INVALID_PITCH = 12,
   INVALID_SYMBOL = 13,
   INVALID_DEVICE_FUNCTION = 98,
   INVALID_DEVICE = 101,
+  INVALID_HANDLE = 400,
   NOT_SUPPORTED = 801,
+  UPDATE_FAILURE = 910,
   UNKNOWN = 999
 };
 
@@ -56,11 +60,19 @@ static int ask(enum operation operation, uint64_t *values) {
 }
 
 #define ADDRESS(pointer) ((uint64_t)(uintptr_t)(pointer))
+static int absent(const char *name) {
+  uint64_t values[] = {ADDRESS(name)};
+  const int error = ask(OPERATION_absent, values);
+  return noted(error ? error : NOT_SUPPORTED);
+}
 // Where a result has no place to go, nothing is asked.
 #define REQUIRE(pointer)                                                                                               \
   if (!(pointer)) return noted(INVALID_VALUE)
-// The name that code built with --default-stream per-thread calls: there is one stream, so that it is the same function.
+// The name that code built with --default-stream per-thread calls: everything is done in the order of the calls, so that
+// it is the same function.
 #define SAME(name, other) EXPORT extern __typeof__(name) other __attribute__((alias(#name)))
+// In the place of a stream: the call is done when it returns, and cannot be part of a graph.
+#define AT_ONCE UINT64_MAX
 
 // --- what nvcc's start-up code and stubs call ----------------------------------------------------------------------
 
@@ -145,20 +157,19 @@ EXPORT int __cudaPopCallConfiguration(dim3_ *grid, dim3_ *block, size_t *shared,
 
 // --- launches -------------------------------------------------------------------------------------------------------
 
-static int launch(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, const void *attributes,
-                  unsigned count, int cooperative) {
+static int launch(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream,
+                  const void *attributes, unsigned count, int cooperative) {
   const struct registered *found = find(functions, function_count, host);
   if (!found) return noted(INVALID_DEVICE_FUNCTION);
   uint64_t values[] = {ADDRESS(found->name), ADDRESS(found->fatbin), grid.x,  grid.y,
                        grid.z,               block.x,                block.y, block.z,
                        shared,               ADDRESS(arguments),     ADDRESS(attributes), count,
-                       (uint64_t)cooperative};
+                       (uint64_t)cooperative, ADDRESS(stream)};
   return ask(OPERATION_launch, values);
 }
 
 EXPORT int cudaLaunchKernel(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared, void *stream) {
-  (void)stream;
-  return launch(host, grid, block, arguments, shared, NULL, 0, 0);
+  return launch(host, grid, block, arguments, shared, stream, NULL, 0, 0);
 }
 SAME(cudaLaunchKernel, cudaLaunchKernel_ptsz);
 EXPORT int __cudaGetKernel(const void **kernel, const void *host) {
@@ -171,8 +182,7 @@ EXPORT int __cudaLaunchKernel(const void *kernel, dim3_ grid, dim3_ block, void 
 SAME(__cudaLaunchKernel, __cudaLaunchKernel_ptsz);
 EXPORT int cudaLaunchCooperativeKernel(const void *host, dim3_ grid, dim3_ block, void **arguments, size_t shared,
                                        void *stream) {
-  (void)stream;
-  return launch(host, grid, block, arguments, shared, NULL, 0, 1);
+  return launch(host, grid, block, arguments, shared, stream, NULL, 0, 1);
 }
 SAME(cudaLaunchCooperativeKernel, cudaLaunchCooperativeKernel_ptsz);
 struct configuration {  // cudaLaunchConfig_t
@@ -183,32 +193,35 @@ struct configuration {  // cudaLaunchConfig_t
   unsigned count;
 };
 EXPORT int cudaLaunchKernelExC(const struct configuration *all, const void *host, void **arguments) {
-  return launch(host, all->grid, all->block, arguments, all->shared, all->attributes, all->count, 0);
+  return launch(host, all->grid, all->block, arguments, all->shared, all->stream, all->attributes, all->count, 0);
 }
 SAME(cudaLaunchKernelExC, cudaLaunchKernelExC_ptsz);
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 
-EXPORT int cudaMalloc(void **pointer, size_t bytes) {
+static int allocate(void **pointer, size_t bytes, uint64_t stream) {
   REQUIRE(pointer);
-  uint64_t values[] = {bytes};
+  uint64_t values[] = {bytes, stream};
   const int error = ask(OPERATION_malloc, values);
   *pointer = (void *)(uintptr_t)(error ? 0 : values[0]);
   return error;
 }
-EXPORT int cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
-  (void)stream;
-  return cudaMalloc(pointer, bytes);
-}
-SAME(cudaMallocAsync, cudaMallocAsync_ptsz);
-EXPORT int cudaFree(void *pointer) {
-  uint64_t values[] = {ADDRESS(pointer)};
+static int give_back(void *pointer, uint64_t stream) {
+  uint64_t values[] = {ADDRESS(pointer), stream};
   return pointer ? ask(OPERATION_free, values) : 0;
 }
-EXPORT int cudaFreeAsync(void *pointer, void *stream) {
-  (void)stream;
-  return cudaFree(pointer);
+EXPORT int cudaMalloc(void **pointer, size_t bytes) { return allocate(pointer, bytes, AT_ONCE); }
+EXPORT int cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
+  return allocate(pointer, bytes, ADDRESS(stream));
 }
+SAME(cudaMallocAsync, cudaMallocAsync_ptsz);
+EXPORT int cudaMallocFromPoolAsync(void **pointer, size_t bytes, void *pool, void *stream) {
+  (void)pool;
+  return allocate(pointer, bytes, ADDRESS(stream));
+}
+SAME(cudaMallocFromPoolAsync, cudaMallocFromPoolAsync_ptsz);
+EXPORT int cudaFree(void *pointer) { return give_back(pointer, AT_ONCE); }
+EXPORT int cudaFreeAsync(void *pointer, void *stream) { return give_back(pointer, ADDRESS(stream)); }
 SAME(cudaFreeAsync, cudaFreeAsync_ptsz);
 EXPORT int cudaMallocHost(void **pointer, size_t bytes) {
   REQUIRE(pointer);
@@ -225,54 +238,61 @@ EXPORT int cudaFreeHost(void *pointer) {
   uint64_t values[] = {ADDRESS(pointer)};
   return pointer ? ask(OPERATION_host_free, values) : 0;
 }
-EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-  uint64_t values[] = {ADDRESS(to), ADDRESS(from), bytes, (uint64_t)kind};
+static int copy(void *to, const void *from, size_t bytes, int kind, uint64_t stream) {
+  uint64_t values[] = {ADDRESS(to), ADDRESS(from), bytes, (uint64_t)kind, stream};
   return bytes ? ask(OPERATION_copy, values) : 0;
+}
+static int copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                     int kind, uint64_t stream) {
+  if (height && (width > to_pitch || width > from_pitch)) return noted(INVALID_PITCH);
+  for (size_t row = 0; row < height; row++) {
+    const int error = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
+    if (error) return error;
+  }
+  return 0;
+}
+static int fill(void *to, int value, size_t bytes, uint64_t stream) {
+  uint64_t values[] = {ADDRESS(to), (uint64_t)(value & 255), bytes, stream};
+  return bytes ? ask(OPERATION_fill, values) : 0;
+}
+static int fill_rows(void *to, size_t pitch, int value, size_t width, size_t height, uint64_t stream) {
+  if (height && width > pitch) return noted(INVALID_PITCH);
+  for (size_t row = 0; row < height; row++) {
+    const int error = fill((char *)to + row * pitch, value, width, stream);
+    if (error) return error;
+  }
+  return 0;
+}
+EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+  return copy(to, from, bytes, kind, AT_ONCE);
 }
 SAME(cudaMemcpy, cudaMemcpy_ptds);
 EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
-  (void)stream;
-  return cudaMemcpy(to, from, bytes, kind);
+  return copy(to, from, bytes, kind, ADDRESS(stream));
 }
 SAME(cudaMemcpyAsync, cudaMemcpyAsync_ptsz);
 EXPORT int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                         int kind) {
-  if (height && (width > to_pitch || width > from_pitch)) return noted(INVALID_PITCH);
-  for (size_t row = 0; row < height; row++) {
-    const int error = cudaMemcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
-    if (error) return error;
-  }
-  return 0;
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, AT_ONCE);
 }
 SAME(cudaMemcpy2D, cudaMemcpy2D_ptds);
 EXPORT int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                              int kind, void *stream) {
-  (void)stream;
-  return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, ADDRESS(stream));
 }
 SAME(cudaMemcpy2DAsync, cudaMemcpy2DAsync_ptsz);
-EXPORT int cudaMemset(void *to, int value, size_t bytes) {
-  uint64_t values[] = {ADDRESS(to), (uint64_t)(value & 255), bytes};
-  return bytes ? ask(OPERATION_fill, values) : 0;
-}
+EXPORT int cudaMemset(void *to, int value, size_t bytes) { return fill(to, value, bytes, AT_ONCE); }
 SAME(cudaMemset, cudaMemset_ptds);
 EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
-  (void)stream;
-  return cudaMemset(to, value, bytes);
+  return fill(to, value, bytes, ADDRESS(stream));
 }
 SAME(cudaMemsetAsync, cudaMemsetAsync_ptsz);
 EXPORT int cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
-  if (height && width > pitch) return noted(INVALID_PITCH);
-  for (size_t row = 0; row < height; row++) {
-    const int error = cudaMemset((char *)to + row * pitch, value, width);
-    if (error) return error;
-  }
-  return 0;
+  return fill_rows(to, pitch, value, width, height, AT_ONCE);
 }
 SAME(cudaMemset2D, cudaMemset2D_ptds);
 EXPORT int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, void *stream) {
-  (void)stream;
-  return cudaMemset2D(to, pitch, value, width, height);
+  return fill_rows(to, pitch, value, width, height, ADDRESS(stream));
 }
 SAME(cudaMemset2DAsync, cudaMemset2DAsync_ptsz);
 EXPORT int cudaMemGetInfo(size_t *unused, size_t *total) {
@@ -320,25 +340,29 @@ EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t 
                                    void *stream) {
   int error;
   char *to = part_of(symbol, bytes, offset, &error);
-  return error ? error : cudaMemcpyAsync(to, from, bytes, kind, stream);
+  return error ? error : copy(to, from, bytes, kind, ADDRESS(stream));
 }
 SAME(cudaMemcpyToSymbolAsync, cudaMemcpyToSymbolAsync_ptsz);
 EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-  return cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, NULL);
+  int error;
+  char *to = part_of(symbol, bytes, offset, &error);
+  return error ? error : copy(to, from, bytes, kind, AT_ONCE);
 }
 SAME(cudaMemcpyToSymbol, cudaMemcpyToSymbol_ptds);
 EXPORT int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t bytes, size_t offset, int kind, void *stream) {
   int error;
   const char *from = part_of(symbol, bytes, offset, &error);
-  return error ? error : cudaMemcpyAsync(to, from, bytes, kind, stream);
+  return error ? error : copy(to, from, bytes, kind, ADDRESS(stream));
 }
 SAME(cudaMemcpyFromSymbolAsync, cudaMemcpyFromSymbolAsync_ptsz);
 EXPORT int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
-  return cudaMemcpyFromSymbolAsync(to, symbol, bytes, offset, kind, NULL);
+  int error;
+  const char *from = part_of(symbol, bytes, offset, &error);
+  return error ? error : copy(to, from, bytes, kind, AT_ONCE);
 }
 SAME(cudaMemcpyFromSymbol, cudaMemcpyFromSymbol_ptds);
 
-// --- one device, one stream that is always idle ---------------------------------------------------------------------
+// --- one device, streams that are always idle unless they capture ---------------------------------------------------
 
 EXPORT int cudaGetDevice(int *device) {
   REQUIRE(device);
@@ -379,38 +403,72 @@ EXPORT int cudaDriverGetVersion(int *version) {
   *version = 13000;
   return 0;
 }
-EXPORT int cudaDeviceSynchronize(void) { return 0; }
-EXPORT int cudaStreamSynchronize(void *stream) {
-  (void)stream;
-  return 0;
+
+// What runtime.py is asked of streams that capture; where none does, nothing is asked.
+enum capture_step { BEGIN, END, STATUS, RECORD, WAIT, LOOK_AT_STREAM, LOOK_AT_EVENT, LOOK_AT_DEVICE, EXCHANGE_MODE };
+static unsigned open_captures;
+
+static int capturing(enum capture_step step, uint64_t first, uint64_t second) {
+  uint64_t values[] = {step, first, second};
+  return open_captures ? ask(OPERATION_captures, values) : 0;
 }
+
+EXPORT int cudaDeviceSynchronize(void) { return capturing(LOOK_AT_DEVICE, 0, 0); }
+EXPORT int cudaStreamSynchronize(void *stream) { return capturing(LOOK_AT_STREAM, ADDRESS(stream), 0); }
 SAME(cudaStreamSynchronize, cudaStreamSynchronize_ptsz);
-EXPORT int cudaStreamQuery(void *stream) {
-  (void)stream;
-  return 0;
-}
+EXPORT int cudaStreamQuery(void *stream) { return capturing(LOOK_AT_STREAM, ADDRESS(stream), 0); }
 SAME(cudaStreamQuery, cudaStreamQuery_ptsz);
 EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
   REQUIRE(status);
-  (void)stream;
   *status = 0;
-  return 0;
+  return capturing(STATUS, ADDRESS(stream), ADDRESS(status));
 }
 SAME(cudaStreamIsCapturing, cudaStreamIsCapturing_ptsz);
-EXPORT int cudaStreamCreate(void **stream) {
+EXPORT int cudaStreamBeginCapture(void *stream, int mode) {
+  uint64_t values[] = {BEGIN, ADDRESS(stream), (uint64_t)mode};
+  const int error = ask(OPERATION_captures, values);
+  open_captures += !error;
+  return error;
+}
+EXPORT int cudaStreamBeginCapture_ptsz(void *stream, int mode) {
+  // Its default stream can be captured, and is not told apart from the legacy one in other calls.
+  return stream ? cudaStreamBeginCapture(stream, mode) : absent("cudaStreamBeginCapture of the per-thread default stream");
+}
+EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
+  REQUIRE(graph);
+  *graph = NULL;
+  uint64_t values[] = {END, ADDRESS(stream), 0, 0};
+  const int error = ask(OPERATION_captures, values);
+  *graph = (void *)(uintptr_t)values[2];
+  open_captures -= (unsigned)values[3];
+  return error;
+}
+SAME(cudaStreamEndCapture, cudaStreamEndCapture_ptsz);
+EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode) {
+  REQUIRE(mode);
+  uint64_t values[] = {EXCHANGE_MODE, ADDRESS(mode), 0};
+  return ask(OPERATION_captures, values);
+}
+
+// A stream's first word says whether the legacy default stream waits for it; an event is a place alone.
+EXPORT int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
   REQUIRE(stream);
-  static char made;
-  *stream = &made;
-  return 0;
+  (void)priority;
+  unsigned *made = malloc(sizeof *made);
+  if (made) *made = !(flags & 1);  // cudaStreamNonBlocking
+  *stream = made;
+  return made ? 0 : noted(OUT_OF_MEMORY);
 }
 EXPORT int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
-  (void)flags;
-  return cudaStreamCreate(stream);
+  return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-EXPORT int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
-  (void)flags, (void)priority;
-  return cudaStreamCreate(stream);
+EXPORT int cudaStreamCreate(void **stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+EXPORT int cudaStreamGetFlags(void *stream, unsigned *flags) {
+  REQUIRE(flags);
+  *flags = ADDRESS(stream) > 2 && !*(unsigned *)stream;
+  return 0;
 }
+SAME(cudaStreamGetFlags, cudaStreamGetFlags_ptsz);
 EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   if (least) *least = 0;
   if (greatest) *greatest = 0;
@@ -424,50 +482,163 @@ EXPORT int cudaStreamGetPriority(void *stream, int *priority) {
 }
 SAME(cudaStreamGetPriority, cudaStreamGetPriority_ptsz);
 EXPORT int cudaStreamDestroy(void *stream) {
-  (void)stream;
+  if (ADDRESS(stream) <= 2) return noted(INVALID_HANDLE);  // cudaStreamLegacy, cudaStreamPerThread
+  free(stream);
   return 0;
 }
 EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
-  (void)stream, (void)event, (void)flags;
-  return 0;
+  (void)flags;
+  return capturing(WAIT, ADDRESS(stream), ADDRESS(event));
 }
 SAME(cudaStreamWaitEvent, cudaStreamWaitEvent_ptsz);
 EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
-  (void)stream;
-  function(data);
-  return 0;
+  if (!open_captures) {
+    function(data);
+    return 0;
+  }
+  uint64_t values[] = {(uint64_t)(uintptr_t)function, ADDRESS(data), ADDRESS(stream)};
+  return ask(OPERATION_host_function, values);
 }
 SAME(cudaLaunchHostFunc, cudaLaunchHostFunc_ptsz);
-EXPORT int cudaEventCreate(void **event) {
-  REQUIRE(event);
-  static char made;
-  *event = &made;
-  return 0;
-}
 EXPORT int cudaEventCreateWithFlags(void **event, unsigned flags) {
+  REQUIRE(event);
   (void)flags;
-  return cudaEventCreate(event);
+  *event = malloc(1);
+  return *event ? 0 : noted(OUT_OF_MEMORY);
 }
-EXPORT int cudaEventRecord(void *event, void *stream) {
-  (void)event, (void)stream;
-  return 0;
-}
+EXPORT int cudaEventCreate(void **event) { return cudaEventCreateWithFlags(event, 0); }
+EXPORT int cudaEventRecord(void *event, void *stream) { return capturing(RECORD, ADDRESS(stream), ADDRESS(event)); }
 SAME(cudaEventRecord, cudaEventRecord_ptsz);
 EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
   (void)flags;
   return cudaEventRecord(event, stream);
 }
 SAME(cudaEventRecordWithFlags, cudaEventRecordWithFlags_ptsz);
-EXPORT int cudaEventSynchronize(void *event) {
-  (void)event;
-  return 0;
-}
-EXPORT int cudaEventQuery(void *event) {
-  (void)event;
-  return 0;
-}
+EXPORT int cudaEventSynchronize(void *event) { return capturing(LOOK_AT_EVENT, ADDRESS(event), 0); }
+EXPORT int cudaEventQuery(void *event) { return capturing(LOOK_AT_EVENT, ADDRESS(event), 0); }
 EXPORT int cudaEventDestroy(void *event) {
-  (void)event;
+  free(event);
+  return 0;
+}
+
+// --- graphs ---------------------------------------------------------------------------------------------------------
+
+enum graph_step { INSTANTIATE, LAUNCH, UPDATE, CLONE, NODES, NODE_TYPE, DESTROY };
+
+static int graph_operation(enum graph_step step, const void *first, uint64_t second, uint64_t *result) {
+  uint64_t values[] = {step, ADDRESS(first), second};
+  const int error = ask(OPERATION_graphs, values);
+  if (result) *result = error ? 0 : values[0];
+  return error;
+}
+EXPORT int cudaGraphInstantiate(void **ready, void *graph, uint64_t flags) {
+  REQUIRE(ready && graph);
+  (void)flags;
+  return graph_operation(INSTANTIATE, graph, 0, (uint64_t *)ready);
+}
+EXPORT int cudaGraphInstantiateWithFlags(void **ready, void *graph, uint64_t flags) {
+  return cudaGraphInstantiate(ready, graph, flags);
+}
+struct instantiation {  // cudaGraphInstantiateParams
+  uint64_t flags;
+  void *stream, *failed;
+  int result;
+};
+EXPORT int cudaGraphInstantiateWithParams(void **ready, void *graph, struct instantiation *how) {
+  REQUIRE(how);
+  how->failed = NULL;
+  const int error = cudaGraphInstantiate(ready, graph, how->flags);
+  how->result = error ? 1 : 0;  // cudaGraphInstantiateError, cudaGraphInstantiateSuccess
+  return error;
+}
+SAME(cudaGraphInstantiateWithParams, cudaGraphInstantiateWithParams_ptsz);
+EXPORT int cudaGraphLaunch(void *ready, void *stream) {
+  REQUIRE(ready);
+  return graph_operation(LAUNCH, ready, ADDRESS(stream), NULL);
+}
+SAME(cudaGraphLaunch, cudaGraphLaunch_ptsz);
+EXPORT int cudaGraphUpload(void *ready, void *stream) {
+  (void)stream;
+  REQUIRE(ready);
+  return 0;
+}
+SAME(cudaGraphUpload, cudaGraphUpload_ptsz);
+struct update {  // cudaGraphExecUpdateResultInfo
+  int result;
+  void *node, *from_node;
+};
+EXPORT int cudaGraphExecUpdate(void *ready, void *graph, struct update *told) {
+  REQUIRE(ready && graph && told);
+  uint64_t result;
+  const int error = graph_operation(UPDATE, ready, ADDRESS(graph), &result);
+  told->node = told->from_node = NULL;
+  told->result = error ? 1 : (int)result;  // cudaGraphExecUpdateError
+  return error ? error : result ? noted(UPDATE_FAILURE) : 0;
+}
+EXPORT int cudaGraphClone(void **clone, void *graph) {
+  REQUIRE(clone && graph);
+  return graph_operation(CLONE, graph, 0, (uint64_t *)clone);
+}
+EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
+  REQUIRE(graph && count);
+  uint64_t values[] = {NODES, ADDRESS(graph), ADDRESS(nodes), *count};
+  const int error = ask(OPERATION_graphs, values);
+  if (!error) *count = values[0];
+  return error;
+}
+EXPORT int cudaGraphNodeGetType(void *node, int *type) {
+  REQUIRE(node && type);
+  uint64_t result;
+  const int error = graph_operation(NODE_TYPE, node, 0, &result);
+  *type = (int)result;
+  return error;
+}
+EXPORT int cudaGraphDestroy(void *graph) { return graph_operation(DESTROY, graph, 0, NULL); }
+EXPORT int cudaGraphExecDestroy(void *ready) { return graph_operation(DESTROY, ready, 0, NULL); }
+
+// --- memory pools: all memory is of one -----------------------------------------------------------------------------
+
+static uint64_t release_threshold;
+static int the_pool(void **pool) {
+  REQUIRE(pool);
+  *pool = &release_threshold;
+  return 0;
+}
+EXPORT int cudaDeviceGetDefaultMemPool(void **pool, int device) {
+  return device == 0 ? the_pool(pool) : noted(INVALID_DEVICE);
+}
+EXPORT int cudaDeviceGetMemPool(void **pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
+EXPORT int cudaDeviceSetMemPool(int device, void *pool) {
+  (void)pool;
+  return noted(device == 0 ? 0 : INVALID_DEVICE);
+}
+EXPORT int cudaMemPoolCreate(void **pool, const void *properties) {
+  REQUIRE(properties);
+  return the_pool(pool);
+}
+EXPORT int cudaMemPoolDestroy(void *pool) {
+  REQUIRE(pool);
+  return 0;
+}
+EXPORT int cudaMemPoolTrimTo(void *pool, size_t bytes) {
+  (void)bytes;
+  REQUIRE(pool);
+  return 0;
+}
+// cudaMemPoolAttr: 1 to 3 say when memory is used again (an int), 4 when it is given back; the others are statistics.
+EXPORT int cudaMemPoolSetAttribute(void *pool, int attribute, const void *value) {
+  REQUIRE(pool && value);
+  if (attribute == 4) release_threshold = *(const uint64_t *)value;
+  return noted(attribute >= 1 && attribute <= 4 ? 0 : INVALID_VALUE);
+}
+EXPORT int cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
+  REQUIRE(pool && value);
+  if (attribute == 4)
+    *(uint64_t *)value = release_threshold;
+  else if (attribute >= 1 && attribute <= 3)
+    *(int *)value = 1;
+  else
+    return absent("cudaMemPoolGetAttribute with a statistic");
   return 0;
 }
 
@@ -560,7 +731,21 @@ static const struct {
     {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {401, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {801, "cudaErrorNotSupported", "operation not supported"},
+    {900, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+    {901, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
+    {902, "cudaErrorStreamCaptureMerge", "operation would result in a merge of separate capture sequences"},
+    {903, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the same stream as it began"},
+    {904, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {905, "cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"},
+    {906, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {907, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
+    {910, "cudaErrorGraphExecUpdateFailure",
+     "the graph update was not performed because it included changes which violated constraints specific to "
+     "instantiated graph update"},
 };
 static const char *described(int error, int as_name) {
   for (size_t at = 0; at < sizeof errors / sizeof *errors; at++)
@@ -572,11 +757,6 @@ EXPORT const char *cudaGetErrorName(int error) { return described(error, 1); }
 
 // --- everything else ------------------------------------------------------------------------------------------------
 
-static int absent(const char *name) {
-  uint64_t values[] = {ADDRESS(name)};
-  const int error = ask(OPERATION_absent, values);
-  return noted(error ? error : NOT_SUPPORTED);
-}
 #define ABSENT(name)                                                                                                   \
   EXPORT int name(void);                                                                                               \
   int name(void) { return absent(#name); }

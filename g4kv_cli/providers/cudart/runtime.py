@@ -31,6 +31,7 @@ from g4kv_cli.providers.cudart.card import (
     compute_capability,
     properties_of,
 )
+from g4kv_cli.providers.cudart.graphs import INVALID_VALUE, SUCCESS, Node, StreamCaptures, Values
 from g4kv_cli.providers.cudart.library import stand_in_for
 from g4kv_cli.providers.manifest import Returns
 from g4kv_cli.records.run import KernelImage
@@ -38,9 +39,7 @@ from g4kv_cli.records.run import KernelImage
 if TYPE_CHECKING:
     from g4kv_cli.device.emulated_device import EmulatedDevice
 
-_Values = Any
-"""A pointer to 64-bit operands, which a result overwrites."""
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE, NOT_SUPPORTED = 0, 1, 2, 719, 801
+OUT_OF_MEMORY, LAUNCH_FAILURE = 2, 719
 _STAND_IN = "the stand-in for libcudart"
 _WHY_ABSENT = {
     **dict.fromkeys(
@@ -82,7 +81,7 @@ class StandInRuntime:
         self._libraries: dict[Path, ctypes.CDLL] = {}
         self._texts: dict[int, list[str]] = {}
         self._images: dict[int, KernelImage] = {}
-        self._operations: dict[int, Callable[[_Values], int]] = {}
+        self._operations: dict[int, Callable[[Values], int]] = {}
         self._handler = _HANDLER(self._handle)
         self._by_name = {
             "launch": self._launch,
@@ -103,7 +102,10 @@ class StandInRuntime:
             "device_properties": self._device_properties,
             "pointer_attributes": self._pointer_attributes,
             "memory_info": self._memory_info,
+            "host_function": self._host_function,
         }
+        self._captures = StreamCaptures(lambda address: self._now.device.free_address(address))
+        self._by_name |= {"captures": self._captures.capture_step, "graphs": self._captures.graph_step}
         self._call: _Call | None = None
         self._opted_in: dict[str, int] = {}
         self._host: dict[int, ctypes.Array[ctypes.c_char]] = {}
@@ -153,10 +155,10 @@ class StandInRuntime:
                 raise CompileError(f"{path} cannot be loaded: {error}; ldd shows what it lacks") from error
         return self._libraries[path]
 
-    def _numbered(self, loaded: ctypes.CDLL) -> dict[int, Callable[[_Values], int]]:
+    def _numbered(self, loaded: ctypes.CDLL) -> dict[int, Callable[[Values], int]]:
         """The handlers by the numbers that the stand-in gives them; its list of names ends in null."""
         at = ctypes.addressof(ctypes.c_char_p.in_dll(loaded, "g4kv_operations"))
-        found: dict[int, Callable[[_Values], int]] = {}
+        found: dict[int, Callable[[Values], int]] = {}
         for number in range(1 << 8):
             name = ctypes.c_char_p.from_address(at + number * ctypes.sizeof(ctypes.c_char_p)).value
             if name is None:
@@ -166,7 +168,7 @@ class StandInRuntime:
 
     # --- the handler -------------------------------------------------------------------------------------------------
 
-    def _handle(self, operation: int, values: _Values) -> int:
+    def _handle(self, operation: int, values: Values) -> int:
         """An exception must not cross C: it is kept, and the launcher sees an error code."""
         call = self._call
         if call is None or call.error is not None:
@@ -183,9 +185,9 @@ class StandInRuntime:
             raise RuntimeError("the stand-in was asked outside of a call")
         return self._call
 
-    def _launch(self, values: _Values) -> int:
-        name_at, fatbin, *extents, shared, arguments_at, attributes_at, count, cooperative = values[:13]
-        call, name = self._now, ctypes.string_at(name_at).decode()
+    def _launch(self, values: Values) -> int:
+        name_at, fatbin, *extents, shared, arguments_at, attributes_at, count, cooperative, stream = values[:14]
+        name = ctypes.string_at(name_at).decode()
         if shared > self._opted_in.get(name, DEFAULT_SHARED_BYTES):
             # As on a GPU: without cudaFuncSetAttribute the launch is an invalid value.
             return INVALID_VALUE
@@ -198,8 +200,14 @@ class StandInRuntime:
         cluster, overlap, is_cooperative = self._attributes(name, attributes_at, count)
         grid, block = tuple(extents[:3]), tuple(extents[3:6])
         together = is_cooperative or bool(cooperative)
-        call.launch(kernel, Launch(grid, block, given, shared, cluster=cluster, overlap=overlap, cooperative=together))
-        return SUCCESS
+        launch = Launch(grid, block, given, shared, cluster=cluster, overlap=overlap, cooperative=together)
+
+        def do() -> int:
+            # A graph may be launched in a later call, of which everything is asked anew: its device too.
+            self._now.launch(self._kernel(name, fatbin), launch)
+            return SUCCESS
+
+        return self._captures.queue(stream, Node("kernel", do, name))
 
     def _attributes(self, name: str, at: int, count: int) -> tuple[tuple[int, int, int], bool, bool]:
         cluster, overlap, is_cooperative = (1, 1, 1), False, False
@@ -239,73 +247,101 @@ class StandInRuntime:
             self._images[key] = KernelImage("ptx", arch, self._now.image_name, text.encode(), "", "")
         return self._images[key]
 
-    def _absent(self, values: _Values) -> int:
+    def _absent(self, values: Values) -> int:
         name = ctypes.string_at(values[0]).decode()
         why = _WHY_ABSENT.get(name, "")
         raise CompileError(f"{self._now.image_name} calls {name}, which {_STAND_IN} has not{why}; run it on a GPU")
 
-    def _entry_point(self, values: _Values) -> int:
+    def _entry_point(self, values: Values) -> int:
         name = ctypes.string_at(values[0]).decode()
         raise CompileError(
             f"{self._now.image_name} asks for the driver's {name}, which {_STAND_IN} has not: run it on a GPU"
         )
 
-    def _malloc(self, values: _Values) -> int:
-        try:
-            values[0] = self._now.device.allocate_bytes(int(values[0]), "cudaMalloc")
-        except DeviceUnavailable:
-            return OUT_OF_MEMORY
-        return SUCCESS
+    def _malloc(self, values: Values) -> int:
+        nbytes, stream = (int(value) for value in values[:2])
 
-    def _free(self, values: _Values) -> int:
-        return SUCCESS if self._now.device.free_address(int(values[0])) else INVALID_VALUE
+        def make() -> tuple[int, int]:
+            try:
+                return SUCCESS, self._now.device.allocate_bytes(nbytes, "cudaMalloc")
+            except DeviceUnavailable:
+                return OUT_OF_MEMORY, 0
 
-    def _host_malloc(self, values: _Values) -> int:
+        error, values[0] = self._captures.allocate(stream, make)
+        return error
+
+    def _free(self, values: Values) -> int:
+        address, stream = (int(value) for value in values[:2])
+        return self._captures.free(
+            stream, address, lambda: SUCCESS if self._now.device.free_address(address) else INVALID_VALUE
+        )
+
+    def _host_malloc(self, values: Values) -> int:
+        error = self._captures.unsafe()
+        if error:
+            return error
         block = ctypes.create_string_buffer(max(int(values[0]), 1))
         values[0] = ctypes.addressof(block)
         self._host[values[0]] = block
         return SUCCESS
 
-    def _host_free(self, values: _Values) -> int:
+    def _host_free(self, values: Values) -> int:
         return SUCCESS if self._host.pop(int(values[0]), None) is not None else INVALID_VALUE
 
-    def _copy(self, values: _Values) -> int:
-        to, source, nbytes, kind = (int(value) for value in values[:4])
-        device = self._now.device
-        from_device = kind in (2, 3) or (kind == 4 and device.owns_address(source))
-        to_device = kind in (1, 3) or (kind == 4 and device.owns_address(to))
-        data = device.read_bytes(source, nbytes) if from_device else ctypes.string_at(source, nbytes)
-        if to_device:
-            device.write_bytes(to, data)
-        else:
-            ctypes.memmove(to, data, nbytes)
-        return SUCCESS
+    def _copy(self, values: Values) -> int:
+        to, source, nbytes, kind, stream = (int(value) for value in values[:5])
 
-    def _fill(self, values: _Values) -> int:
-        to, byte, nbytes = (int(value) for value in values[:3])
-        self._now.device.write_bytes(to, bytes((byte,)) * nbytes)
-        return SUCCESS
+        def do() -> int:
+            device = self._now.device
+            from_device = kind in (2, 3) or (kind == 4 and device.owns_address(source))
+            to_device = kind in (1, 3) or (kind == 4 and device.owns_address(to))
+            data = device.read_bytes(source, nbytes) if from_device else ctypes.string_at(source, nbytes)
+            if to_device:
+                device.write_bytes(to, data)
+            else:
+                ctypes.memmove(to, data, nbytes)
+            return SUCCESS
+
+        return self._captures.queue(stream, Node("memcpy", do))
+
+    def _fill(self, values: Values) -> int:
+        to, byte, nbytes, stream = (int(value) for value in values[:4])
+
+        def do() -> int:
+            self._now.device.write_bytes(to, bytes((byte,)) * nbytes)
+            return SUCCESS
+
+        return self._captures.queue(stream, Node("memset", do))
+
+    def _host_function(self, values: Values) -> int:
+        function, data, stream = (int(value) for value in values[:3])
+
+        def do() -> int:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+            return SUCCESS
+
+        return self._captures.queue(stream, Node("host", do))
 
     # --- what launchers ask of the card ------------------------------------------------------------------------------
 
-    def _device_attribute(self, values: _Values) -> int:
+    def _device_attribute(self, values: Values) -> int:
         known, number = attributes_of(self._now.device), int(values[0])
         if number not in known:
             raise CompileError(f"{self._now.image_name} asks for device attribute {number}, which {_STAND_IN} has not")
         values[0] = known[number]
         return SUCCESS
 
-    def _device_properties(self, values: _Values) -> int:
+    def _device_properties(self, values: Values) -> int:
         made = properties_of(self._now.device, int(values[1]))
         ctypes.memmove(int(values[0]), made, len(made))
         return SUCCESS
 
-    def _memory_info(self, values: _Values) -> int:
+    def _memory_info(self, values: Values) -> int:
         device = self._now.device
         values[0], values[1] = device.free_bytes, device.limits.memory_bytes
         return SUCCESS
 
-    def _pointer_attributes(self, values: _Values) -> int:
+    def _pointer_attributes(self, values: Values) -> int:
         """cudaPointerAttributes: type, device, address on the device and on the host; CUDA 13 has eight longs more.
 
         No kernel reaches the host's memory here, so that pinned memory has no address on the device.
@@ -322,7 +358,7 @@ class StandInRuntime:
         ctypes.memmove(int(values[0]), made, len(made))
         return SUCCESS
 
-    def _function_attribute(self, values: _Values) -> int:
+    def _function_attribute(self, values: Values) -> int:
         call, name = self._now, ctypes.string_at(values[0]).decode()
         attribute, value = int(values[2]), ctypes.c_int64(values[3]).value
         if attribute == _MAX_DYNAMIC_SHARED:
@@ -337,7 +373,7 @@ class StandInRuntime:
             )
         return SUCCESS
 
-    def _function_attributes(self, values: _Values) -> int:
+    def _function_attributes(self, values: Values) -> int:
         """cudaFuncAttributes: three sizes, then ints. Registers are unknown without an assembler, and said to be 0."""
         name = ctypes.string_at(values[0]).decode()
         handle = self._kernel(name, int(values[1])).handle
@@ -353,7 +389,7 @@ class StandInRuntime:
         ctypes.memmove(int(values[2]), made, len(made))
         return SUCCESS
 
-    def _occupancy(self, values: _Values) -> int:
+    def _occupancy(self, values: Values) -> int:
         """By threads and shared memory alone: the registers are the assembler's to say."""
         limits = self._now.device.limits
         name, threads, dynamic = ctypes.string_at(values[0]).decode(), int(values[2]), int(values[3])
@@ -366,7 +402,7 @@ class StandInRuntime:
         values[0] = min(known[BLOCKS_OF_MULTIPROCESSOR], by_threads, by_shared)
         return SUCCESS
 
-    def _symbol(self, values: _Values) -> int:
+    def _symbol(self, values: Values) -> int:
         """Where a module's variable lies, and its bytes. Its kernels are of the same PTX."""
         name, fatbin = ctypes.string_at(values[0]).decode(), int(values[1])
         for text in self._ptx_of(fatbin):
@@ -379,7 +415,7 @@ class StandInRuntime:
             "arch=compute_90,code=compute_90"
         )
 
-    def _tensor_map(self, values: _Values) -> int:
+    def _tensor_map(self, values: Values) -> int:
         to, kind, rank, address, extents, strides, box, steps, interleave, swizzle, _promotion, fill = values[:12]
         if not 1 <= rank <= MAX_TENSOR_RANK or not steps or not extents or not box or (rank > 1 and not strides):
             return INVALID_VALUE

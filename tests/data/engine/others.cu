@@ -1,7 +1,9 @@
 // Kernels in the conventions of other engines, each over the same arithmetic: rows of Q, K and V in one buffer that is
 // normed and turned in place, a cache with packed keys, block tables from position 0, arrays of block pointers, lists of
-// tokens, parameters in device memory.
+// tokens, one cache for all requests behind a mask, parameters in device memory.
 #include "kernels.cu"
+
+#include <cuda_fp16.h>
 
 using T = __nv_bfloat16;
 
@@ -105,6 +107,31 @@ __device__ void attend(const Where& where, const T* q, T* out, const int32_t* kv
   out[row] = __float2bfloat16(value / total);
 }
 
+// One cache for all requests: k[cell][head][dim], v[head][dim][cell], and mask[request][cell] says who sees what. A warp a
+// (request, query head).
+template <int kDim>
+__device__ void attend_masked(const T* q, const T* k, const T* v, const __half* mask, T* out, int cells, int num_qo_heads,
+                              int group, float scale, int64_t k_stride_cell, int64_t v_stride_dim) {
+  const int request = blockIdx.x, head = blockIdx.y, lane = threadIdx.x, kv_head = head / group;
+  const int64_t row = (int64_t(request) * num_qo_heads + head) * kDim;
+  float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value[kDim / 32] = {};
+  for (int cell = 0; cell < cells; ++cell) {
+    const float bias = __half2float(mask[int64_t(request) * cells + cell]);
+    if (bias < -1e30f) continue;
+    float score = 0.0f;
+    for (int dim = lane; dim < kDim; dim += 32)
+      score += __bfloat162float(q[row + dim]) * __bfloat162float(k[cell * k_stride_cell + kv_head * kDim + dim]);
+    for (int other = 16; other > 0; other /= 2) score += __shfl_xor_sync(~0u, score, other);
+    score = score * scale + bias;
+    const float larger = fmaxf(most, score), fade = expf(most - larger), weight = expf(score - larger);
+    total = total * fade + weight;
+    for (int i = 0; i < kDim / 32; ++i)
+      value[i] = value[i] * fade + weight * __bfloat162float(v[(int64_t(kv_head) * kDim + lane + 32 * i) * v_stride_dim + cell]);
+    most = larger;
+  }
+  for (int i = 0; i < kDim / 32; ++i) out[row + lane + 32 * i] = __float2bfloat16(value[i] / total);
+}
+
 struct Call {
   const T* q;
   T* out;
@@ -119,6 +146,11 @@ extern "C" __global__ void packed_attention(Packed where, const Call* call) {
 }
 extern "C" __global__ void pointer_attention(Pointers where, Call call) {
   attend<Pointers, 256>(where, call.q, call.out, call.kv_lens, call.num_qo_heads, call.group, call.scale, call.window_left);
+}
+extern "C" __global__ void masked_attention(const T* q, const T* k, const T* v, const __half* mask, T* out, int cells,
+                                            int num_qo_heads, int group, float scale, int64_t k_stride_cell,
+                                            int64_t v_stride_dim) {
+  attend_masked<256>(q, k, v, mask, out, cells, num_qo_heads, group, scale, k_stride_cell, v_stride_dim);
 }
 extern "C" __global__ void token_attention(Tokens where, Call call) {
   attend<Tokens, 256>(where, call.q, call.out, call.kv_lens, call.num_qo_heads, call.group, call.scale, call.window_left);
