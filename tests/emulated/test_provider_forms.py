@@ -27,6 +27,7 @@ PREP = "prep/12b-local/decode/closed-form"
 PADDED = "prep/12b-local/decode/padding/shared-page"
 CHUNKS = "prep/12b-local/batch_prefill/closed-form"
 DECODE = "attention/12b-local/decode/pages/permuted"
+NEEDLE = "attention/12b-local/decode/needle/window40"
 GAPS = '[pool]\naxes = "layer page head slot dim"\nalignment = 16\n[pool.strides]\nslot = 264\n\n[image.'
 
 
@@ -208,7 +209,7 @@ FAULTS = (
     ("pointers.toml", "(k_offset + first)", "(v_offset + first)", DECODE, "out"),
     ("tokens.toml", "at % page_size", "(at ^ 1) % page_size", DECODE, "out"),
     ("mask.toml", "request * cells + cell", "request * cells + maximum(cell, 1) - 1", DECODE, "out"),
-    ("mask.toml", "kv_lens - 1 - window_left", "kv_lens - window_left", DECODE, "out"),
+    ("mask.toml", "kv_lens - 1 - window_left", "kv_lens - window_left", NEEDLE, "out"),
     ("mask.toml", "i64 v_stride_dim", "i64 v_stride_dim - page_size", DECODE, "out"),
 )  # fmt: skip
 """A file, text in it, what stands in its place, the case that goes red, and what it says."""
