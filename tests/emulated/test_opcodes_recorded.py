@@ -121,6 +121,10 @@ NEVER_RECORDED = re.compile(
     r"|(add|sub|mul|fma)\.(r[nzmp]\.)?ftz\.(sat\.)?f32"  # against exact fractions and roots, as the two below:
     r"|(div|rcp|sqrt)\.r[zmp]\.ftz\.f32"
     r"|cvt\.r[nzmp]\.ftz\.f32\.f64"  # test_flushed_roundings.py
+    r"|setp\.\w+\.((and|or|xor)\.)?\w+x2|slct\.[busf]16\..*|testp\..*|cvt\.pack\..*"  # as those below:
+    r"|cvt\.r[nzmp]\.(b?f16|f64)\.[us]\d+|cvt\.r[nzmp]i\.[us]8\.bf16"
+    r"|cvt\..*sat\..*|cvt\.r[nzmp]\.(bf16\.f16|f16\.bf16)|(add|sub|mul|fma)\.r[zmp]\.sat\.f32|mad\.r[nzmp]\..*"
+    r"|\w+\.r[nzmp]\.(ftz\.)?f32x2|cvt\.ftz\.f32\.f16"  # test_opcodes_composed.py
 )
 """Opcodes of the table without a vector of their own, and why they need none."""
 

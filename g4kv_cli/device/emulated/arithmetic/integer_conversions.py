@@ -15,8 +15,9 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from .bits import F64, U16, U32, U64, Bits, as_f32, f32, f64, i64, u16, u32, u64
+from .conversions import bf16_from_f32_directed, f16_from_f32_directed
 from .numerics import INTEGRAL_ROUNDING, flush
-from .packed16 import as_float32, narrow
+from .packed16 import Format, as_float32, narrow
 from .rounding import DIRECTIONS, round_to_odd, two_sum
 
 
@@ -94,20 +95,31 @@ def f32_from_integer(a: Bits, source: IntegerType) -> U32:
     return cast(U32, source.read(a).astype(f32).view(u32))
 
 
+def _nearest_and_error(a: Bits, source: IntegerType) -> tuple[F64, F64]:
+    """The nearest f64 and what lacks to the integer: the upper and lower halves are exact in f64 each."""
+    integers = source.read(a)
+    if source.width <= 32:
+        return integers.astype(f64), np.zeros(integers.shape)
+    low = integers & integers.dtype.type(0xFFFFFFFF)
+    return two_sum((integers - low).astype(f64), low.astype(f64))
+
+
 def f32_from_integer_directed(a: Bits, source: IntegerType, mode: str) -> U32:
     """``cvt.rz.f32.s32`` and its kin."""
-    if source.width <= 32:
-        return DIRECTIONS[mode](source.read(a).astype(f64))
-    # 64 bits: the upper and lower halves are exact in f64 and summed with rounding to odd.
-    integers = source.read(a)
-    low = integers & integers.dtype.type(0xFFFFFFFF)
-    total, error = two_sum((integers - low).astype(f64), low.astype(f64))
-    return DIRECTIONS[mode](round_to_odd(total, error))
+    return DIRECTIONS[mode](round_to_odd(*_nearest_and_error(a, source)))
 
 
 def f64_from_integer(a: Bits, source: IntegerType) -> U64:
     """``cvt.rn.f64.s32`` and its kin."""
     return cast(U64, source.read(a).astype(f64).view(u64))
+
+
+def f64_from_integer_directed(a: Bits, source: IntegerType, mode: str) -> U64:
+    """``cvt.rz.f64.s64`` and its kin."""
+    nearest, error = _nearest_and_error(a, source)
+    toward = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[mode]
+    lies_there = (error != 0) & ((error > 0) == (nearest < toward))
+    return cast(U64, np.where(lies_there, np.nextafter(nearest, toward), nearest).view(u64))
 
 
 def f16_from_integer(a: Bits, source: IntegerType) -> U16:
@@ -117,8 +129,14 @@ def f16_from_integer(a: Bits, source: IntegerType) -> U16:
 
 
 def bf16_from_integer(a: Bits, source: IntegerType) -> U16:
-    """``cvt.rn.bf16.s32`` and its kin, up to 32 bits."""
-    return narrow(source.read(a).astype(f64), "bf16")
+    """``cvt.rn.bf16.s32`` and its kin."""
+    return narrow(round_to_odd(*_nearest_and_error(a, source)), "bf16")
+
+
+def half_from_integer_directed(a: Bits, source: IntegerType, mode: str, form: Format) -> U16:
+    """``cvt.rz.f16.s32`` and its kin: rounding twice in one direction is rounding once."""
+    singles = f32_from_integer_directed(a, source, mode)
+    return f16_from_f32_directed(singles, mode) if form == "f16" else bf16_from_f32_directed(singles, mode)
 
 
 def integer_from_integer(a: Bits, target: IntegerType, source: IntegerType) -> Bits:
@@ -131,3 +149,11 @@ def integer_from_integer_saturated(a: Bits, target: IntegerType, source: Integer
     kind = source.read(a[:0]).dtype.type
     low, high = max(target.least, source.least), min(target.greatest, source.greatest)
     return target.write(np.clip(source.read(a), kind(low), kind(high)))
+
+
+def packed_from_integers(first: U32, second: U32, rest: U32 | None = None, *, target: IntegerType) -> U32:
+    """``cvt.pack.sat``: two s32, clamped, in the low bits, the second lowest; above them what ``rest`` has lowest."""
+    low, high = (np.clip(value.view(np.int32), target.least, target.greatest) for value in (second, first))
+    mask, width = u32((1 << target.width) - 1), u32(target.width)
+    pair = (low.view(u32) & mask) | (high.view(u32) & mask) << width
+    return pair if rest is None else pair | rest << (width + width)

@@ -7,6 +7,7 @@ for ordinary CUDA C++ in both of its dialects (typed registers up to compute_90,
 from __future__ import annotations
 
 from .opcodes_compare import comparison_operations
+from .opcodes_composed import composed_operations
 from .opcodes_convert import conversion_operations
 from .opcodes_float import float_operations
 from .opcodes_integer import integer_operations
@@ -14,9 +15,10 @@ from .operation import EXPRESSION_NAMES, Op
 
 __all__ = ["ELEMENTWISE", "EXPRESSION_NAMES", "Op"]
 
-ELEMENTWISE: dict[str, Op] = {
+_OF_THEIR_OWN: dict[str, Op] = {
     **integer_operations(),
     **comparison_operations(),
     **conversion_operations(),
     **float_operations(),
 }
+ELEMENTWISE: dict[str, Op] = {**_OF_THEIR_OWN, **composed_operations(_OF_THEIR_OWN)}

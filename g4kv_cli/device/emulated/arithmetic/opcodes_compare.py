@@ -40,7 +40,7 @@ def comparison_operations() -> dict[str, Op]:
             for result, (kind, true_bits) in _set_results(type_name).items():
                 choose = partial(_chosen, compare.function, true_bits)
                 table[f"set.{name}.{result}.{type_name}"] = call(kind, compare.operands, choose)
-    return table | _packed_sets(_comparisons())
+    return table | _packed_sets(_comparisons()) | _packed_setp(_comparisons()) | _classes()
 
 
 def _comparisons() -> dict[str, dict[str, Op]]:
@@ -125,4 +125,44 @@ def _packed_sets(comparisons: dict[str, dict[str, Op]]) -> dict[str, Op]:
             for result, true_bits in ((f"{form}x2", one), ("u32", u16(0xFFFF)), ("s32", u16(0xFFFF))):
                 choose = packed16.packed(partial(_chosen, compare.function, true_bits))
                 table[f"set.{name}.{result}.{form}x2"] = call("b32", ("b32", "b32"), choose)
+    return table
+
+
+def _packed_setp(comparisons: dict[str, dict[str, Op]]) -> dict[str, Op]:
+    """``setp`` on two halves: a predicate of the low ones and one of the high ones."""
+    table: dict[str, Op] = {}
+    for form in _HALF_ONE:
+        for name, compare in comparisons[form].items():
+            halves = partial(_of_halves, compare.function)
+            table[f"setp.{name}.{form}x2"] = Op(("pred", "pred"), ("b32", "b32"), halves)
+            for word in _COMBINE:
+                combined = partial(_of_halves, partial(_combined, compare.function, word))
+                table[f"setp.{name}.{word}.{form}x2"] = Op(("pred", "pred"), ("b32", "b32", "pred"), combined)
+    return table
+
+
+def _of_halves(compare: Callable[..., Predicate], a: U32, b: U32, *others: Predicate) -> tuple[Predicate, Predicate]:
+    first, second = (
+        compare((a >> shift).astype(u16), (b >> shift).astype(u16), *others) for shift in (u32(0), u32(16))
+    )
+    return first, second
+
+
+def _classes() -> dict[str, Op]:
+    """``testp``: of which kind a float is."""
+    table: dict[str, Op] = {}
+    for form, unsigned, fraction_bits in (("f32", "u32", 23), ("f64", "u64", 52)):
+        size = int(form[1:])
+        infinity = ((1 << (size - 1 - fraction_bits)) - 1) << fraction_bits
+        magnitude = f"({{0}} & {unsigned}({(1 << (size - 1)) - 1}))"
+        least_normal, beyond = f"{unsigned}({1 << fraction_bits})", f"{unsigned}({infinity})"
+        for name, source in {
+            "finite": f"{magnitude} < {beyond}",
+            "infinite": f"{magnitude} == {beyond}",
+            "number": f"{magnitude} <= {beyond}",
+            "notanumber": f"{magnitude} > {beyond}",
+            "normal": f"({magnitude} >= {least_normal}) & ({magnitude} < {beyond})",
+            "subnormal": f"({magnitude} > {unsigned}(0)) & ({magnitude} < {least_normal})",
+        }.items():
+            table[f"testp.{name}.{form}"] = inline("pred", (f"b{size}",), source)
     return table

@@ -50,12 +50,16 @@ def _integer_to_float() -> dict[str, Op]:
             "cvt.rn.f32": ("b32", integer_conversions.f32_from_integer),
             "cvt.rn.f64": ("b64", integer_conversions.f64_from_integer),
             "cvt.rn.f16": ("b16", integer_conversions.f16_from_integer),
+            "cvt.rn.bf16": ("b16", integer_conversions.bf16_from_integer),
         }
-        if source.width in (16, 32):
-            results["cvt.rn.bf16"] = ("b16", integer_conversions.bf16_from_integer)
         for mode in rounding.DIRECTIONS:
-            directed = partial(integer_conversions.f32_from_integer_directed, mode=mode)
-            results[f"cvt.{mode}.f32"] = ("b32", directed)
+            for form in ("bf16", "f16"):
+                half = partial(integer_conversions.half_from_integer_directed, mode=mode, form=form)
+                results[f"cvt.{mode}.{form}"] = ("b16", half)
+            single = partial(integer_conversions.f32_from_integer_directed, mode=mode)
+            results[f"cvt.{mode}.f32"] = ("b32", single)
+            double = partial(integer_conversions.f64_from_integer_directed, mode=mode)
+            results[f"cvt.{mode}.f64"] = ("b64", double)
         for name, (kind, function) in results.items():
             table[f"{name}.{source.name}"] = call(kind, (_kind(source),), partial(function, source=source))
     return table
@@ -73,8 +77,6 @@ def _float_to_integer() -> dict[str, Op]:
                 ("bf16", "b16", integer_conversions.integer_from_bf16),
                 ("f64", "b64", integer_conversions.integer_from_f64),
             ):
-                if form == "bf16" and target.width == 8:
-                    continue  # not PTX
                 convert = partial(function, mode=mode, target=target)
                 table[f"cvt.{mode}.{target.name}.{form}"] = _to_integer(target, operand, convert)
         table |= _to_integral(mode)
@@ -139,7 +141,7 @@ def _both(convert: Callable[..., Any], high: Any, low: Any) -> Any:
 
 
 def _packing() -> dict[str, Op]:
-    """Two f32 into one register of two 16-bit or 8-bit floats, and 8-bit pairs back to f16 pairs."""
+    """Two f32 into one register of two 16-bit or 8-bit floats, 8-bit pairs back to f16 pairs; two s32 likewise."""
     two = ("b32", "b32")
     table: dict[str, Op] = {}
     scalars = _float_to_float()
@@ -154,4 +156,10 @@ def _packing() -> dict[str, Op]:
             from_halves = partial(conversions.f8x2_from_f16x2, name=name, relu=relu)
             table[f"cvt.rn.satfinite.{word}{name}x2.f16x2"] = call("b16", ("b32",), from_halves)
         table[f"cvt.rn.f16x2.{name}x2"] = call("b32", ("b16",), partial(conversions.f16x2_from_f8x2, name=name))
+    for target in INTEGER_TYPES:
+        pack = partial(integer_conversions.packed_from_integers, target=target)
+        if target.width == 16:
+            table[f"cvt.pack.sat.{target.name}.s32"] = call("b32", two, pack)
+        elif target.width == 8:
+            table[f"cvt.pack.sat.{target.name}.s32.b32"] = call("b32", (*two, "b32"), pack)
     return table

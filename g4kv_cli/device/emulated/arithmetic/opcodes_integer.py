@@ -68,12 +68,11 @@ def _logic(width: int) -> dict[str, Op]:
             continue
         name = f"{sign}{width}"
         table[f"selp.{name}"] = inline(kind, (kind, kind, "pred"), "np.where({2}, {0}, {1})")
-        if width > 16:
-            keep = "np.where({2}.view(i32) >= 0, {0}, {1})"
-            table[f"slct.{name}.s32"] = inline(kind, (kind, kind, "b32"), keep)
-            # A NaN selects the second operand, -0 the first.
-            keep = "np.where({2}.view(f32) >= 0, {0}, {1})"
-            table[f"slct.{name}.f32"] = inline(kind, (kind, kind, "b32"), keep)
+        keep = "np.where({2}.view(i32) >= 0, {0}, {1})"
+        table[f"slct.{name}.s32"] = inline(kind, (kind, kind, "b32"), keep)
+        # A NaN selects the second operand, -0 the first.
+        keep = "np.where({2}.view(f32) >= 0, {0}, {1})"
+        table[f"slct.{name}.f32"] = inline(kind, (kind, kind, "b32"), keep)
     return table
 
 

@@ -371,15 +371,21 @@ def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
         _lower_call(lowering, instruction, operation)
         return
     targets = list(_targets(operands[0]))
-    has_complement = len(targets) == 2 and opcode.startswith("setp.") and combined is None
+    has_complement = len(targets) == 2 and opcode.startswith("setp.")
     if len(operands) - 1 != len(operation.operands) or (len(targets) != 1 and not has_complement):
         raise NotLowered(f"{opcode} with these operands")
     sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], operation.operands, strict=True)]
     kind = operation.results[0]
     if combined is not None:
-        compared = lowering.fresh("pred")
+        compared, other = lowering.fresh("pred"), sources[2]
         lowering.emit(steps[0], compared, *sources[:2])
-        lowering.emit(f"{combined.group(2)}_pred", lowering.target(targets[0], "pred"), compared, sources[2])
+        if has_complement:
+            other = lowering.fresh("pred")  # the first result may be the predicate that both combine with
+            lowering.emit("mov_pred", other, sources[2])
+        lowering.emit(f"{combined.group(2)}_pred", lowering.target(targets[0], "pred"), compared, other)
+        if has_complement:
+            lowering.emit("not_pred", compared, compared)
+            lowering.emit(f"{combined.group(2)}_pred", lowering.target(targets[1], "pred"), compared, other)
         return
     result = lowering.target(targets[0], kind, operation.sign_extends)
     if has_complement:

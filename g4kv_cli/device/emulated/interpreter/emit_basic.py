@@ -14,6 +14,9 @@ _MOV_KIND = {"16": "b16", "32": "b32", "64": "b64"}
 CVTA = re.compile(r"cvta(\.to)?\.(global|shared(?:::cta|::cluster)?|local|const|param)\.u64")
 COMPARE = re.compile(r"setp\.[a-z]+(?:\.ftz)?\.[a-z]+\d+")
 """setp without a combining predicate: a second result is the complement of the first."""
+COMBINED_COMPARE = re.compile(r"(setp\.[a-z]+)\.(and|or|xor)((?:\.ftz)?\.[a-z]+\d+)")
+"""setp with one, which a second result combines with the complement."""
+COMBINE = {"and": "&", "or": "|", "xor": "^"}
 _BITS = {"b16": 16, "b32": 32, "b64": 64}
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -35,9 +38,14 @@ NO_OPERATION = frozenset(
         "nanosleep.u32",
         "griddepcontrol.wait",
         "griddepcontrol.launch_dependents",
+        "pmevent",
+        "pmevent.mask",
+        "createpolicy.cvt.L2.b64",
         *(
-            f"createpolicy.fractional.L2::{policy}.b64"
+            f"createpolicy.{word}.L2::{policy}{second}.b64"
+            for word in ("fractional", "range", "range.global")
             for policy in ("evict_last", "evict_first", "evict_normal", "evict_unchanged")
+            for second in ("", ".L2::evict_first", ".L2::evict_unchanged")
         ),
     }
 )
@@ -85,7 +93,8 @@ def _emit_elementwise(emitter: BlockEmitter, number: int, instruction: Instructi
     sources = [kind for kind in operation.operands if kind != "carry"]
     targets = _targets(emitter, instruction, operands[0]) if operands else []
     has_complement = len(targets) == 2 and COMPARE.fullmatch(instruction.opcode) is not None
-    if has_complement:
+    combined = COMBINED_COMPARE.fullmatch(instruction.opcode) if len(targets) == 2 else None
+    if has_complement or combined:
         results = ["pred", "pred"]
     if len(targets) != len(results) or len(operands) - 1 != len(sources):
         raise emitter.unsupported(instruction, f"expected {len(results)} results and {len(sources)} operands")
@@ -105,9 +114,14 @@ def _emit_elementwise(emitter: BlockEmitter, number: int, instruction: Instructi
         expression = operation.expression.format(*arguments)
     else:
         expression = f"{emitter.context.bind(operation.function, 'E')}({', '.join(arguments)})"
+    held = emitter.temporary() if has_complement or combined else ""
     if has_complement:
-        held = emitter.temporary()
         expression = f"({held} := {expression}), ~{held}"
+    elif combined:
+        compared = ELEMENTWISE[combined.group(1) + combined.group(3)]
+        compare = f"{emitter.context.bind(compared.function, 'E')}({', '.join(arguments[:2])})"
+        sign = COMBINE[combined.group(2)]
+        expression = f"({held} := {compare}) {sign} {arguments[2]}, ~{held} {sign} {arguments[2]}"
     emitter.pure(number, instruction, list(zip(targets, forms, strict=True)), expression)
 
 
@@ -145,10 +159,11 @@ def _emit_mov(emitter: BlockEmitter, number: int, instruction: Instruction) -> N
 
 
 def _part_kind(emitter: BlockEmitter, instruction: Instruction, vector: Vector, kind: str) -> tuple[str, int]:
+    """The kind that holds one part, and the bits of a part: a byte lies in a register of 16 bits."""
     bits = _BITS.get(kind, 0) // len(vector.items)
-    if bits not in (16, 32) or bits * len(vector.items) != _BITS[kind]:
+    if bits not in (8, 16, 32) or bits * len(vector.items) != _BITS[kind]:
         raise emitter.unsupported(instruction, "vector parts of this width")
-    return f"b{bits}", bits
+    return f"b{max(bits, 16)}", bits
 
 
 def _emit_packing(
@@ -159,7 +174,7 @@ def _emit_packing(
     part, bits = _part_kind(emitter, instruction, vector, kind)
     terms = []
     for place, item in enumerate(vector.items):
-        text = f"{emitter.source(item, part, instruction)}.astype(np.uint{_BITS[kind]})"
+        text = f"{emitter.source(item, part, instruction)}.astype(np.uint{bits}).astype(np.uint{_BITS[kind]})"
         terms.append(f"({text} << np.uint{_BITS[kind]}({bits * place}))" if place else text)
     emitter.pure(number, instruction, [(target, "{}")], f"({' | '.join(terms)})")
 
@@ -180,7 +195,7 @@ def _emit_unpacking(
         if item is not None and not isinstance(item, Register):
             raise emitter.unsupported(instruction, "destination form not understood")
         shifted = f"({name} >> np.uint{_BITS[kind]}({bits * place}))" if place else name
-        expressions.append(f"{shifted}.astype(np.uint{bits})")
+        expressions.append(f"{shifted}.astype(np.uint{bits}){'.astype(np.uint16)' if bits == 8 else ''}")
         targets.append((item, _result_form(emitter, instruction, item, part, False)))
     emitter.pure(number, instruction, targets, ", ".join(expressions))
 

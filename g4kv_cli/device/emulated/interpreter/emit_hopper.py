@@ -72,7 +72,19 @@ _ACCUMULATORS = {
 _ROW_BITS = 256
 SETMAXNREG_FORM = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 
-NO_OPERATION = frozenset({"fence.proxy.async.global", "prefetch.tensormap", "cp.async.bulk.prefetch.L2.global"})
+NO_OPERATION = frozenset(
+    {
+        "fence.proxy.async.global",
+        "prefetch.tensormap",
+        *(f"cp.async.bulk.prefetch.L2.global{hint}" for hint in ("", ".L2::cache_hint")),
+        *(
+            f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint}"
+            for rank in range(1, 6)
+            for tile in ("", ".tile")
+            for hint in ("", ".L2::cache_hint")
+        ),
+    }
+)
 """What has no effect here: proxies are told apart in shared memory only."""
 
 PROXY_FENCES = frozenset({"fence.proxy.async", "fence.proxy.async.shared::cta"})

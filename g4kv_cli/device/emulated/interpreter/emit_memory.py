@@ -16,7 +16,7 @@ from .emit import BlockEmitter, register_bytes
 
 _EVICTION = r"(?:\.L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no_allocate))?"
 _LEVEL2 = r"(?:\.L2::(?:evict_normal|evict_first|evict_last))?(\.L2::cache_hint)?"
-_ORDER = r"(?:\.weak|\.volatile|\.(?:{})\.(?:cta|cluster|gpu|sys))?"
+_ORDER = r"(?:\.weak|\.volatile|\.mmio\.relaxed\.sys|\.(?:{})\.(?:cta|cluster|gpu|sys))?"
 _TAIL = r"(?:\.v([248]))?\.([bus](?:8|16|32|64)|f32|f64)"
 LOAD = re.compile(
     "ld"
