@@ -45,7 +45,7 @@ __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, con
                                                    const TensorMap& value_map) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const unsigned shared = shared_address(memory);
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int warp = (int)same_in_warp(threadIdx.x / kWarpSize), lane = threadIdx.x % kWarpSize;
   const int group = warp / Shape::kWarpsOfGroup;
 
   HopperTile t;

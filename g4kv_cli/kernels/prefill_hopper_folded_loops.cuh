@@ -17,7 +17,7 @@ namespace g4kv {
 // fill the tensor cores during the softmax; those before let go what the next block's columns need.
 constexpr int kStoreStep = 1;
 constexpr int kHandOverStep = 1;
-constexpr int kEarlySums = 1;
+constexpr int kEarlySums = 2;
 
 constexpr int kCommonBlocks = 3;  // of a half of the head's column blocks: 1, 2 and 3; block 0 turns
 
@@ -156,7 +156,7 @@ template <typename Shape>
 __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, const HopperTile& t, unsigned shared,
                                                   unsigned char* memory, int warp, int lane) {
   constexpr int kHalf = Shape::kColumnBlocks / 2;
-  const int blocks = key_blocks<Shape>(t);
+  const int blocks = (int)same_in_warp(key_blocks<Shape>(t));
   const int first_row = warp * kRowsPerTile;
   float* factors = reinterpret_cast<float*>(memory + Shape::kFactors);
   const StageRelease<Shape> release(t, shared, lane);
@@ -276,7 +276,7 @@ template <typename Shape>
 __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, const HopperTile& t, unsigned shared,
                                                   unsigned char* memory, int group, int warp, int lane) {
   constexpr int kHalf = Shape::kColumnBlocks / 2;
-  const int blocks = key_blocks<Shape>(t);
+  const int blocks = (int)same_in_warp(key_blocks<Shape>(t));
   const int first_row = warp * kRowsPerTile;
   const StageRelease<Shape> release(t, shared, lane);
   const float* factors = reinterpret_cast<const float*>(memory + Shape::kFactors);

@@ -38,11 +38,11 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
       ++turn;
       __syncwarp();
     };
-    if (task.is_end) return;
-    const bool is_split = task.is_split;
-    skip_blocks(task.skip_before, shared, rings, lane);
-    int first_key = task.first_key;
-    const int last_key = task.last_key;
+    if (same_in_warp(task.is_end)) return;
+    const bool is_split = same_in_warp(task.is_split);
+    skip_blocks((int)same_in_warp(task.skip_before), shared, rings, lane);
+    int first_key = (int)same_in_warp(task.first_key);
+    const int last_key = (int)same_in_warp(task.last_key);
     if (last_key < first_key) {
       release_task();
       continue;
@@ -56,7 +56,8 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
       rows.sum[i] = 0.0f;
     }
     const unsigned used = is_split ? 0 : queries_used;
-    const int oldest_whole = task.oldest_whole, newest_whole = task.newest_whole;
+    const int oldest_whole = (int)same_in_warp(task.oldest_whole);
+    const int newest_whole = (int)same_in_warp(task.newest_whole);
     unsigned weights[4][4];
     {
       float scores[8][4];
@@ -90,7 +91,7 @@ __device__ __forceinline__ void consume_pairs(const AttentionParams& p, unsigned
     wait_wgmma<0>();
     hold_order(out);
     release_values(shared, rings, lane);
-    skip_blocks(task.skip_behind, shared, rings, lane);
+    skip_blocks((int)same_in_warp(task.skip_behind), shared, rings, lane);
     if (is_split) {
       const PairPeer peer(shared, which);
       if (cluster_rank() == 0) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void attend_pairs(const AttentionParams& p, const Ten
   using Shape = PairPrefill;
   extern __shared__ __align__(1024) unsigned char memory[];
   const unsigned shared = shared_address(memory);
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int warp = (int)same_in_warp(threadIdx.x / kWarpSize), lane = threadIdx.x % kWarpSize;
   const int group = warp / Shape::kWarpsOfGroup;
   if (threadIdx.x == 0) {
     prefetch_map(query_map);

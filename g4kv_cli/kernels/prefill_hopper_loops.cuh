@@ -126,7 +126,7 @@ __device__ __forceinline__ void score_block(float (&scores)[16][4], unsigned sha
 template <typename Shape>
 __device__ __forceinline__ void score_split_keys(const AttentionParams& p, const HopperTile& t, unsigned shared,
                                            unsigned char* memory, int warp, int lane) {
-  const int blocks = key_blocks<Shape>(t);
+  const int blocks = (int)same_in_warp(key_blocks<Shape>(t));
   const int first_row = warp * kRowsPerTile;
   const unsigned weights = shared + Shape::kWeights;
   float* factors = reinterpret_cast<float*>(memory + Shape::kFactors);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void clear_unseen_values(const HopperTile& t, unsigne
 template <typename Shape>
 __device__ __forceinline__ void sum_split_values(const AttentionParams& p, const HopperTile& t, unsigned shared,
                                            unsigned char* memory, int group, int warp, int lane) {
-  const int blocks = key_blocks<Shape>(t);
+  const int blocks = (int)same_in_warp(key_blocks<Shape>(t));
   const int first_row = warp * kRowsPerTile;
   const StageRelease<Shape> release(t, shared, lane);
   const unsigned values = shared + Shape::kValueRing + group * Shape::kGroupBytes;

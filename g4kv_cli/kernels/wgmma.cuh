@@ -83,7 +83,8 @@ __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, int lead
 }
 
 // What all lanes of a warp have alike, as the compiler knows it: a multiplication takes its descriptors from registers
-// that a warp has once, and with four copies into these before each one it starts more slowly than it runs.
+// that a warp has once, and with copies into these before each one it starts more slowly than it runs. Where a loop's
+// end and what it starts from are known to be alike, so are the stages of rings and all else that it counts.
 __device__ __forceinline__ unsigned same_in_warp(unsigned value) { return __shfl_sync(kAllLanes, value, 0); }
 
 constexpr unsigned kDescriptorHigh = 1u << 30 | kSwizzleAtomBytes >> 4;  // 128-byte swizzle, and from atom to atom
