@@ -267,6 +267,7 @@ class EmulatedDevice(Device):
             chosen=chosen,
             cluster=launch.cluster,
             cooperative=launch.cooperative,
+            overlap=launch.overlap,
         )
 
     @contextmanager

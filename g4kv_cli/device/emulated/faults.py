@@ -33,6 +33,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "foreign_local_access",
     "foreign_read",
     "global_race",
+    "read_before_wait",
     "shared_race",
     "shared_variable_overrun",
     "unfinished_copy",

@@ -19,6 +19,8 @@ from .ptx.parse_body import parse_kernel
 from .ptx.sites import Site
 from .ptx.validated import validated_loads
 
+_WAIT, _LET_NEXT_BEGIN = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -74,7 +76,16 @@ class Kernel:
     @cached_property
     def waits_for_the_one_in_front(self) -> bool:
         """Whether a thread of it can wait for the launch in front (griddepcontrol.wait)."""
-        return any(instruction.opcode == "griddepcontrol.wait" for instruction in self.parsed.instructions)
+        return _WAIT in self._grid_control
+
+    @cached_property
+    def lets_the_next_begin_early(self) -> bool:
+        """Whether it lets the next launch begin before it has itself waited for the one in front, as its text goes."""
+        return self._grid_control[:1] == [_LET_NEXT_BEGIN]
+
+    @cached_property
+    def _grid_control(self) -> list[str]:
+        return [one.opcode for one in self.parsed.instructions if one.opcode in (_WAIT, _LET_NEXT_BEGIN)]
 
     @property
     def synchronises_grid(self) -> bool:

@@ -244,6 +244,7 @@ class Launcher:
             request.cluster,
             self._heap,
             request.stale_sites,
+            request.in_front,
         )
         reached_end = run.execute(request.chunk_threads, request.order)
         ranges = run.finish(request.must_write, request.may_collide, reached_end)

@@ -28,7 +28,7 @@ from .mode import emulator_mode
 from .request import LaunchRequest
 from .residency import resident_blocks
 from .state.memory import GLOBAL_BASE, Bytes, DeviceMemory
-from .state.store_log import Ranges, WrittenRanges
+from .state.store_log import NO_RANGES, Ranges, WrittenRanges, union_ranges
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_BLOCK = (1024, 1024, 64)
@@ -66,6 +66,8 @@ class Machine:
         self._written = WrittenRanges()
         self._modules: dict[Module, dict[str, int]] = {}
         self._grid_workspace = 0
+        self._in_front: Ranges = NO_RANGES
+        """What launches wrote that may not have ended when the next begins, if it overlaps them."""
         self._launcher = Launcher(self._memory, emulator_mode())
         self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
 
@@ -92,6 +94,7 @@ class Machine:
         else:
             raw = np.frombuffer(values, np.uint8)
         self._memory.write(address, raw)
+        self._in_front = NO_RANGES
 
     def store(self, address: int, data: bytes) -> None:
         """Copy host bytes as a kernel's store: they are among ``written_ranges``."""
@@ -102,11 +105,13 @@ class Machine:
 
     def read(self, address: int, nbytes: int) -> Bytes:
         """A copy of ``nbytes`` device bytes, uint8."""
+        self._in_front = NO_RANGES
         return self._memory.read(address, nbytes)
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set bytes."""
         self._memory.fill(address, nbytes, byte)
+        self._in_front = NO_RANGES
 
     def initialised(self, address: int, nbytes: int) -> npt.NDArray[np.bool_]:
         """For each byte, whether host or kernel ever wrote it."""
@@ -158,6 +163,7 @@ class Machine:
         chosen: range | None = None,
         cluster: Extent = (1, 1, 1),
         cooperative: bool = False,
+        overlap: bool = False,
     ) -> LaunchReport:
         """Run a kernel with all checks on.
 
@@ -173,6 +179,7 @@ class Machine:
         chosen: numbers (x + grid.x * (y + grid.y * z)) of the blocks that run, all of them if None.
         cluster: blocks of a thread block cluster along each axis of the grid, which they have to divide; (1, 1, 1) are
             those that the kernel was compiled for.
+        overlap: the launch may begin before the one in front of it has ended, where nothing on the host came between.
         cooperative: all blocks are resident together, and the grid's barrier works; without it the barrier traps.
 
         Raises LaunchFault with all faults. A fatal one stops the launch where it was found: stores before it stay.
@@ -212,6 +219,7 @@ class Machine:
             chosen,
             resident,
             cluster=cluster,
+            in_front=self._in_front if overlap else NO_RANGES,
         )
         try:
             outcome = self._launcher.run(request)
@@ -219,6 +227,8 @@ class Machine:
             self.poisoned_by = ended
             raise
         self._written.add(outcome.ranges, self._memory)
+        before = self._in_front if overlap and kernel.lets_the_next_begin_early else NO_RANGES
+        self._in_front = union_ranges([before, outcome.ranges])
         report = LaunchReport(
             kernel.name,
             grid[0] * grid[1] * grid[2],
@@ -296,7 +306,8 @@ class Machine:
             return 0
         if not self._grid_workspace:
             self._grid_workspace = self.allocate(_WORKSPACE_BYTES, "the grid's barrier")
-        self.write(self._grid_workspace, _WORKSPACE_BYTES.to_bytes(4, "little") + bytes(4))
+        count = _WORKSPACE_BYTES.to_bytes(4, "little") + bytes(4)
+        self._memory.write(self._grid_workspace, np.frombuffer(count, np.uint8))
         return self._grid_workspace
 
     def _address_of(self, module: Module, name: str) -> int:
@@ -317,7 +328,7 @@ class Machine:
         for index, value in variable.initial:
             bits = value if isinstance(value, int) else self._address_of(module, value.name) + value.offset
             data[index * size : (index + 1) * size] = np.frombuffer(bits.to_bytes(size, "little"), np.uint8)
-        self.write(addresses[name], data)
+        self._memory.write(addresses[name], data)
         return addresses[name]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .checks.owned_reads import OwnedReads
 from .faults import Fault
 from .state.lanes import KernelState
-from .state.store_log import Ranges
+from .state.store_log import Ranges, empty_ranges
 from .state.undo import Changes
 
 
@@ -37,6 +37,8 @@ class LaunchRequest:
     fill: int = 0
     """Which of ``FILLS`` is found where nobody wrote (checks/undefined.py)."""
     cluster: tuple[int, int, int] = (1, 1, 1)
+    in_front: Ranges = field(default_factory=empty_ranges)
+    """Ranges of the arena that launches wrote which may not have ended when this one begins."""
     stale_sites: frozenset[int] = frozenset()
     """Numbers of sites whose loads find what was there before the launch."""
     keeps_changes: bool = False

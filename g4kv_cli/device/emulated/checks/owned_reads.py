@@ -146,10 +146,3 @@ class BlockReads:
             label,
             inside,
         )
-
-
-def check_owned(lanes: LaneSet, units: Units, shift: int, allocation: Allocation | None, site: Site) -> None:
-    """Hold a load against what the launch says of owners."""
-    every: list[BlockReads] = lanes.chunk.owned_reads
-    for reads in every:
-        reads.check(lanes, units, shift, allocation, site)

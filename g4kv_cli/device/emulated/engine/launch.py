@@ -163,6 +163,7 @@ class EngineRun:
         state.set_logs(self._most_logged)
         launch.watch_begin, launch.watch_end = self.watched or (0, 0)
         state.set_owned(request.owned_reads)
+        state.set_in_front(request.in_front)
         parameters = state.buffers.get("parameters", len(request.parameters) + 16)
         parameters[: len(request.parameters)] = np.frombuffer(request.parameters, np.uint8)
         state.point("parameters", parameters)

@@ -15,7 +15,7 @@ from ..interpreter.emit import (
     KernelContext,
     real_bits,
 )
-from ..interpreter.emit_basic import COMPARE, CVTA, FENCES, NO_OPERATION
+from ..interpreter.emit_basic import COMPARE, CVTA, FENCES, NO_OPERATION, WAIT_FOR_FRONT
 from ..ptx.accumulators import accumulator_registers
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
@@ -351,6 +351,8 @@ def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
     elif opcode in FENCES:
         lowering.emit("fence", lowering.site(), int(opcode.endswith(".cta")), outs=())
+    elif opcode == WAIT_FOR_FRONT:
+        lowering.emit("wait_for_front", outs=())
     elif opcode in NO_OPERATION:
         target = instruction.operands[0] if instruction.operands else None
         if opcode.startswith("createpolicy") and isinstance(target, Register):

@@ -13,6 +13,7 @@ from ..arithmetic.mufu import coefficient_tables
 from ..checks.owned_reads import OwnedReads
 from ..ptx.origins import Extent
 from ..state.memory import RANGE, DeviceMemory
+from ..state.store_log import Ranges
 from ..state.undo import PAGE_BYTES
 from .order_trace import TRACE_BYTES
 from .program import Program
@@ -234,6 +235,12 @@ class EngineState:
             row["last"] = bits.last.ctypes.data
         self.point("owned", rows)
         self.launch.owned_count = len(rules)
+
+    def set_in_front(self, ranges: Ranges) -> None:
+        """What launches in front wrote that may not have ended."""
+        self.in_front = np.ascontiguousarray(ranges, np.int64)
+        self.point("in_front", self.in_front)
+        self.launch.in_front_count = len(ranges)
 
     def grow_logs(self, most_stores: int) -> None:
         """Room for more stores; a loop that writes a place again and again fills no memory."""

@@ -120,6 +120,8 @@ class Launch(ctypes.Structure):
         *((name, c_int64) for name in ("fault_count", "fault_capacity")),
         ("owned", c_void_p),
         ("owned_count", c_int64),
+        ("in_front", c_void_p),
+        ("in_front_count", c_int64),
         *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "square")),
         *((name, c_void_p) for name in ("call", "called")),
         ("blocks", c_void_p),

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
+from ..checks.early_reads import EarlyReads
 from ..checks.order import ChunkOrder
-from ..checks.owned_reads import BlockReads
+from ..checks.read_rules import read_rules
 from ..memory.async_copy import CopyQueue
 from ..memory.bulk_copy import BulkCopies
 from ..memory.local_memory import LocalMemory
@@ -51,7 +52,8 @@ class Chunk:
         self.local = LocalMemory(self, run.kernel.local_bytes)
         self.copies = CopyQueue(self)
         self.barriers = Barriers(self)
-        self.owned_reads = [BlockReads(self, rule) for rule in run.owned_reads]
+        self.early_reads = EarlyReads(self, run.in_front) if run.in_front.size else None
+        self.read_rules = read_rules(self, run.owned_reads, self.early_reads)
         self.ready: dict[int, list[Group]] = {}
         self.spins = Spins(self)
 

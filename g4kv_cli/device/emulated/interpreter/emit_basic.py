@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..arithmetic.opcodes import ELEMENTWISE
+from ..checks.early_reads import wait_for_the_one_in_front
 from ..checks.order import fence
 from ..ptx.instruction import CARRY, Immediate, Instruction, Operand, PredicatePair, Register, Symbol, Vector
 from .emit import WINDOWS, BlockEmitter
@@ -28,6 +29,7 @@ FENCES = frozenset(
     }
 )
 """In lockstep every access is already visible to all: they only say what comes before what (checks/order.py)."""
+WAIT_FOR_FRONT = "griddepcontrol.wait"
 NO_OPERATION = frozenset(
     {
         *(f"prefetch.global.{level}" for level in ("L1", "L2", "L2::evict_last", "L2::evict_normal")),
@@ -36,7 +38,6 @@ NO_OPERATION = frozenset(
         "applypriority.global.L2::evict_normal",
         "applypriority.L2::evict_normal",
         "nanosleep.u32",
-        "griddepcontrol.wait",
         "griddepcontrol.launch_dependents",
         "pmevent",
         "pmevent.mask",
@@ -64,6 +65,9 @@ def emit_basic(emitter: BlockEmitter, number: int, instruction: Instruction) -> 
         return True
     if opcode in FENCES:
         emitter.effect(number, instruction, [], fence(opcode), [])
+        return True
+    if opcode == WAIT_FOR_FRONT:
+        emitter.effect(number, instruction, [], wait_for_the_one_in_front, [])
         return True
     if opcode in NO_OPERATION:
         target = instruction.operands[0] if instruction.operands else None

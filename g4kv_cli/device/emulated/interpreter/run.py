@@ -24,7 +24,7 @@ from ..state.heap import Heap
 from ..state.lanes import WARP, KernelState, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory, Views
 from ..state.reports import FaultCollector, LaunchStopped
-from ..state.store_log import Ranges, StoreLog, empty_ranges, gaps
+from ..state.store_log import NO_RANGES, Ranges, StoreLog, empty_ranges, gaps
 from ..state.undo import UndoLog
 from .chunk import Chunk
 from .translate import CompiledBlock
@@ -61,6 +61,7 @@ class Run:
         cluster: tuple[int, int, int] = (1, 1, 1),
         heap: Heap | None = None,
         stale_sites: frozenset[int] = frozenset(),
+        in_front: Ranges = NO_RANGES,
     ) -> None:
         self.stale_sites = stale_sites
         self.memory = memory
@@ -111,6 +112,7 @@ class Run:
         self.max_instructions = max_instructions
         self.deadline = deadline
         self.owned_reads = owned_reads
+        self.in_front = in_front
         self.latest: tuple[CompiledBlock, Group] | None = None
 
     def _parameter(self, offset: int, nbytes: int, is_signed: bool, register_bytes: int) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..checks.conflicts import READ, WRITE
 from ..checks.order import synchronise
-from ..checks.owned_reads import check_owned
+from ..checks.read_rules import check_read
 from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
@@ -216,8 +216,8 @@ def load_global(site: Site, offset: int, element: Element, register_bytes: tuple
 
     def load(lanes: LaneSet, base: Array, span: Span) -> Any:
         units, allocation = global_units(lanes, base, span, offset, full_shift, site)
-        if lanes.chunk.owned_reads:
-            check_owned(lanes, units, full_shift, allocation, site)
+        if lanes.chunk.read_rules:
+            check_read(lanes, units, full_shift, allocation, site)
         run = lanes.chunk.run
         run.accesses.add(READ, units, full_shift, lanes, site)
         synchronise(site, lanes, units << full_shift, False, False)

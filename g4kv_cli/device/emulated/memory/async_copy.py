@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks.conflicts import READ, WRITE
-from ..checks.owned_reads import check_owned
+from ..checks.read_rules import check_read
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from .access import check_initialised, global_units, span_of
@@ -142,8 +142,8 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
     span = span_of(base)
     if size == nbytes:
         units, allocation = global_units(lanes, base, span, offset, shift, site)
-        if lanes.chunk.owned_reads:
-            check_owned(lanes, units, shift, allocation, site)
+        if lanes.chunk.read_rules:
+            check_read(lanes, units, shift, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, shift, allocation, site)
         lanes.chunk.run.accesses.add(READ, units, shift, lanes, site)
@@ -152,8 +152,8 @@ def _read(lanes: LaneSet, base: Array, offset: int, size: int, nbytes: int, site
     columns = []
     for byte in range(size):
         units, allocation = global_units(lanes, base, span, offset + byte, 0, site)
-        if byte == 0 and lanes.chunk.owned_reads:
-            check_owned(lanes, units, 0, allocation, site)
+        if byte == 0 and lanes.chunk.read_rules:
+            check_read(lanes, units, 0, allocation, site)
         if allocation is None or not allocation.fully_initialised:
             check_initialised(lanes, units, 0, allocation, site)
         lanes.chunk.run.accesses.add(READ, units, 0, lanes, site)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..checks.owned_reads import check_owned
+from ..checks.read_rules import check_read
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from .access import check_alignment, check_initialised, global_units, span_of
@@ -61,8 +61,8 @@ class _Bytes:
         self.shared = memory.units(self.owners, flat, span_of(flat), 0, _UNIT_SHIFT, site)
         base = _addresses(outside.astype(np.uint64), size)
         self.outside, allocation = global_units(self.owners, base, span_of(base), 0, _UNIT_SHIFT, site)
-        if is_read and chunk.owned_reads:
-            check_owned(self.owners, self.outside, _UNIT_SHIFT, allocation, site)
+        if is_read and chunk.read_rules:
+            check_read(self.owners, self.outside, _UNIT_SHIFT, allocation, site)
         if is_read and (allocation is None or not allocation.fully_initialised):
             check_initialised(self.owners, self.outside, _UNIT_SHIFT, allocation, site)
 

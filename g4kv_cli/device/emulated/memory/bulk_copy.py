@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..checks.clock_races import ClockRaces
 from ..checks.conflicts import ATOMIC, READ, WRITE
-from ..checks.owned_reads import check_owned
+from ..checks.read_rules import check_read
 from ..faults import EmulatorError
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
@@ -194,8 +194,8 @@ class BulkCopies:
         if inside.size == 0:
             return inside, inside, owners
         units, allocation = global_units(owners, base, span_of(base), 0, placed.shift, site)
-        if is_read and self.chunk.owned_reads:
-            check_owned(owners, units, placed.shift, allocation, site)
+        if is_read and self.chunk.read_rules:
+            check_read(owners, units, placed.shift, allocation, site)
         if is_read and (allocation is None or not allocation.fully_initialised):
             check_initialised(owners, units, placed.shift, allocation, site)
         return inside, units, owners

@@ -18,6 +18,9 @@ def empty_ranges() -> Ranges:
     return np.empty((0, 2), np.int64)
 
 
+NO_RANGES = empty_ranges()
+
+
 def merge_ranges(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Ranges:
     """Sorted union of intervals given sorted by begin; touching intervals join."""
     if begins.size == 0:

@@ -175,6 +175,7 @@ struct Warp {
   Copy *copies;
   i64 copy_count;
   Mask mask, block_mask, live, waiting;  // lanes that execute; the same without an instruction's guard; not exited
+  Mask waited;  // that have waited for the launch in front
   i32 number, state, following, site;
   i32 space;  // of the generic addresses looked at last
   i32 resident, rank, row;  // numbers of its block among those that are resident and in its cluster; of all their warps
@@ -260,6 +261,8 @@ struct Launch {
   i64 fault_count, fault_capacity;
   OwnedRange *owned;
   i64 owned_count;
+  const i64 *in_front;  // [begin, end) of the arena, ascending: what launches wrote that may not have ended
+  i64 in_front_count;
   // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
   const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table;
   const u16 *square_table;

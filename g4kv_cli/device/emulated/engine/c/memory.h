@@ -21,7 +21,7 @@ INLINE int state_is(const u8 *state, int size, u64 repeated) {
 }
 INLINE u64 repeated(u8 byte) { return 0x0101010101010101u * (u64)byte; }
 
-void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes);
+void check_reader(Warp *w, u64 address, u64 bytes, int site, Mask lanes);
 int find_range(const Launch *c, u64 begin, u64 end, Range *hint, enum Access access);
 
 // Whether lanes may access bytes at a global address, in pieces of size bytes; otherwise a fault was raised.
@@ -37,7 +37,7 @@ INLINE int check_global(Warp *w, Range *hint, u64 address, u64 bytes, int size, 
     raise_fault(w, FAULT_MISALIGNED, site, lanes, address);
     return 0;
   }
-  if (access == READS && UNLIKELY(w->launch->owned_count)) check_owned(w, address, bytes, site, lanes);
+  if (access == READS && UNLIKELY(c->owned_count | c->in_front_count)) check_reader(w, address, bytes, site, lanes);
   if (access != STORES && hint->state == 0) {
     const u8 *state = c->state + (address - c->base);
     int is_good = 1;

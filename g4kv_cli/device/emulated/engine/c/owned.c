@@ -1,4 +1,5 @@
-// Reads of cells that are somebody else's: by a block, of what no owner has, or of what no one owner has all of.
+// Reads of cells that are somebody else's: by a block, of what no owner has, or of what no one owner has all of. Reads
+// of what a launch in front may still be writing, by lanes that have not waited for it.
 #include "memory.h"
 #include "owned.h"
 
@@ -22,7 +23,7 @@ static int has_an_owner(OwnedRange *range, i64 slot, i64 cell) {
   return left != 0;
 }
 
-void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
+static void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
   Launch *c = w->launch;
   const i64 slot = c->here - c->residents;
   for (i64 k = 0; k < c->owned_count; k++) {
@@ -37,4 +38,31 @@ void check_owned(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
       if (UNLIKELY(!has_an_owner(range, slot, cell))) raise_fault(w, FAULT_FOREIGN_READ, site, lanes, address);
     }
   }
+}
+
+// Lanes that come after another thread's wait are the interpreter's to find.
+static void check_in_front(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
+  const Launch *c = w->launch;
+  const i64 begin = (i64)(address - c->base), end = begin + (i64)bytes;
+  i64 low = 0, high = c->in_front_count;  // of the ranges that begin before the end, the last
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (c->in_front[2 * middle] < end)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (low > 0 && c->in_front[2 * low - 1] > begin) raise_fault(w, FAULT_UNSURE, site, lanes & ~w->waited, address);
+}
+
+void check_reader(Warp *w, u64 address, u64 bytes, int site, Mask lanes) {
+  if (w->launch->owned_count) check_owned(w, address, bytes, site, lanes);
+  if (w->launch->in_front_count && (lanes & ~w->waited)) check_in_front(w, address, bytes, site, lanes);
+}
+
+// griddepcontrol.wait: the launch in front has ended.
+HANDLER(wait_for_front) {
+  (void)frame;
+  w->waited |= w->mask;
+  return done(i);
 }

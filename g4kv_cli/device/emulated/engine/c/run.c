@@ -167,7 +167,7 @@ void start_generation(Launch *c) {
 static void start_warp(Launch *c, Warp *w) {
   const int left = c->threads - LANES * w->number;
   w->live = left >= LANES ? ALL_LANES : (1u << left) - 1;
-  w->waiting = 0;
+  w->waiting = w->waited = 0;
   w->state = WARP_READY;
   w->copy_count = 0;
   w->committed = (U32)(0u);
