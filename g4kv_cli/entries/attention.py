@@ -19,6 +19,10 @@ warpgroups, where the pages allow it (a multiple of 16 tokens), elsewhere on the
 to serve. Either way the bits are the form's own, and differ between the two. At head_dim 256 the keys of a short
 request are shared out between the two blocks of a cluster and merged in a fixed order; the request alone decides
 whether and where. These blocks start while the launch before them ends, and wait for that before they read anything.
+With ``enable_pdl`` (programmatic dependent launch) decode's blocks do so too, and read before they wait: of what a call
+reads, the launch in front, and whatever has not ended when that lets the next begin, may write q and the newest key and
+value of each request, nothing else. Prep's decode forms write no more and begin when all before them has ended. The
+bits are the same; the portable kernels, which cannot, begin when the launch in front has ended.
 The emulated device runs them if they are named; of prefill at head_dim 512 the form without clusters.
 
 Everything is checked on the host before the launch (ContractError; a card without the shared memory for a tile is

@@ -54,6 +54,8 @@ class _Request:
     inputs: dict[str, DeviceArray]
     outputs: dict[str, DeviceArray]
     paged_reads: PagedReads
+    overlap: bool = False
+    """Whether the kernel may begin before the launch in front has ended, if it can."""
 
 
 def prefill(
@@ -85,9 +87,11 @@ def decode(
     layer: int,
     out: DeviceArray,
     lse: DeviceArray | None = None,
+    enable_pdl: bool = False,
 ) -> None:
     """One new token a request, one block a request and KV head."""
     request = _check(entry, library, q, plan, pool, layer, out, lse, None)
+    request.overlap = require_type("enable_pdl", enable_pdl, bool)
     _launch(request, blocks=request.bounds.num_requests, must_write=RESULTS)
 
 
@@ -103,9 +107,11 @@ def decode_split(
     num_splits: int,
     workspace: SplitWorkspace,
     lse: DeviceArray | None = None,
+    enable_pdl: bool = False,
 ) -> None:
     """One new token a request, its keys over ``num_splits`` blocks a KV head; then the merge."""
     request = _check(entry, library, q, plan, pool, layer, out, lse, None)
+    request.overlap = require_type("enable_pdl", enable_pdl, bool)
     parameters = request.parameters
     rows = (request.bounds.num_tokens, parameters.num_qo_heads)
     request.outputs |= _check_workspace(entry, library, parameters, workspace, num_splits, rows)
@@ -173,6 +179,14 @@ def chosen_kernel(
         forced=library.variant,
         replaced=None if library.kernels_directory is None else library.replaced_files,
     )
+
+
+def begins_early(entry: Entry, library: KernelLibrary, layout: KvLayout, group: int) -> bool:
+    """Whether ``enable_pdl`` changes how a call is launched: the built-in kernel that it takes can begin while the
+    launch in front ends. Raises DeviceUnavailable."""
+    if library.provider is not None or not entry.takes_pdl:
+        return False
+    return bool(chosen_kernel(entry, library, None, layout, group).max_cluster_blocks)
 
 
 def _check(
@@ -301,6 +315,7 @@ def _launch(request: _Request, *, blocks: int, must_write: Sequence[str]) -> Non
             layout=request.layout,
             must_write=_written(request, must_write),
             paged_reads=request.paged_reads,
+            overlap=request.overlap,
         )
         return
     arguments: tuple[AttentionParameters | Argument, ...] = (parameters,)

@@ -124,10 +124,13 @@ def launch_in_clusters(
     layout: KvLayout,
     must_write: Sequence[DeviceArray],
     paged_reads: PagedReads,
+    overlap: bool,
 ) -> None:
     """One launch, or with several clusters a request the clusters' and the merge of their partial results.
 
-    ``parameters.num_splits`` are the call's splits; the workspace stands in the parameters if there are several.
+    ``parameters.num_splits`` are the call's splits; the workspace stands in the parameters if there are several. With
+    ``overlap`` the first of them may begin before the launch in front has ended; q, and each request's newest key and
+    value, are read after that, everything else before.
     """
     blocks = cluster_blocks(parameters.num_splits, kernel.max_cluster_blocks)
     clusters = parameters.num_splits // blocks
@@ -145,6 +148,7 @@ def launch_in_clusters(
             dynamic_shared_bytes=kernel.alone_shared_bytes if blocks == 1 else kernel.shared_bytes,
             must_write=must_write if clusters == 1 and requests == num_requests else (),
             cluster=(blocks, 1, 1),
+            overlap=overlap,
             paged_reads=(paged_reads,),
             arch_specific=bool(kernel.arch),
         )

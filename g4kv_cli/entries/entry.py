@@ -185,6 +185,11 @@ class Entry:
         return bool(self.merge_kernels) or self.operation == "merge"
 
     @property
+    def takes_pdl(self) -> bool:
+        """True if a call may say that it overlaps the launch in front of it (``enable_pdl``)."""
+        return self.operation == "attention" and self.one_token_each
+
+    @property
     def has_v_input(self) -> bool:
         """True if V is an input of its own."""
         return self.value_source == "raw_v"

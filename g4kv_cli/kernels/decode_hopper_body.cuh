@@ -74,13 +74,16 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   sync_team<kTeamWarps>(team);
   if constexpr (kClustered) {
     if (ranks > 1) cluster_arrive();
-    allow_next_launch();
   }
+  allow_next_launch();
   const int tiles = work.last_tile - work.first_tile;
   // --- the team's tiles ---
   TeamRing<Shape> ring(p, work, key_map, value_map, base + team * Shape::kTeamBytes, full, lane,
                        work.first_tile + rank * kTeams + team, ranks * kTeams);
   if (fills) ring.ask_first();
+  // The launch in front may still be writing q and the newest key of each request (entries/attention.py).
+  wait_for_launch_before();
+  if (fills) ring.ask_newest();
   unsigned queries[kWarpColumns / 16][2];
   {
     const int head = head_tile * kWarpHeads + lane / 4;

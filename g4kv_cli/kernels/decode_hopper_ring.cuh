@@ -107,14 +107,19 @@ struct TeamRing {
     }
   }
 
-  // The first tile of each stage; a lane asks for a stage.
+  // The first tile of each stage; a lane asks for a stage. The request's newest key is left for later.
   __device__ __forceinline__ void ask_first() {
-    places = place_of(p, work, first_tile + lane * tile_step);
-    if (lane < Shape::kStages && first_tile + lane * tile_step < work.last_tile) {
-      newest = places;
-      copy_tile(lane);
-    }
-    later_places = place_of(p, work, first_tile + (kWarpSize + lane) * tile_step);
+    const int tile = first_tile + lane * tile_step;
+    places = place_of(p, work, tile);
+    newest = places;
+    if (lane < Shape::kStages && tile < min(work.last_tile, work.newest_tile)) copy_tile(lane);
+    later_places = place_of(p, work, tile + kWarpSize * tile_step);
+  }
+
+  // The tile of the request's newest key, if ask_first has left it.
+  __device__ __forceinline__ void ask_newest() {
+    const int tile = first_tile + lane * tile_step;
+    if (lane < Shape::kStages && tile == work.newest_tile && tile < work.last_tile) copy_tile(lane);
   }
 
   // Split: the next tile's keys, and later its values.

@@ -58,6 +58,7 @@ struct ClusterWork {
   int end;
   int first_tile;
   int last_tile;   // past the last
+  int newest_tile;  // of the newest key, if it is this block's split
   int page_row;    // place in page_indices of the request's logical page 0, origin taken off
   int tiles_per_page;
 };
@@ -79,6 +80,7 @@ __device__ __forceinline__ ClusterWork locate_cluster_work(const AttentionParams
   work.end = kv_len;
   work.first_tile = work.begin / kClusterTileKeys;
   work.last_tile = (kv_len + kClusterTileKeys - 1) / kClusterTileKeys;
+  work.newest_tile = work.last_tile - 1;
   work.tiles_per_page = p.layout.page_size / kClusterTileKeys;
   if (p.num_splits > 1) {
     const int per_split = (work.last_tile - work.first_tile + p.num_splits - 1) / p.num_splits;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_tile.cuh"
+#include "overlap.cuh"
 
 namespace g4kv {
 
@@ -56,13 +57,6 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
   }
 #endif
 }
-
-// --- the launch behind this one, if it was made to overlap ---------------------------------------------------------
-
-__device__ __forceinline__ void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// Until the launch before this one has ended and all that it wrote is there.
-__device__ __forceinline__ void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // 128 bytes of global memory into the multiprocessor's cache. Nothing waits for it.
 __device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L1 [%0];" ::"l"(at)); }

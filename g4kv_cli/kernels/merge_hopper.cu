@@ -5,6 +5,7 @@
 
 #define G4KV_MERGE_AFTER(name, head_dim)                                                                              \
   extern "C" __global__ void __launch_bounds__(g4kv::kMergeThreads) name(const g4kv::AttentionParams params) {        \
+    g4kv::allow_next_launch();                                                                                        \
     g4kv::wait_for_launch_before();                                                                                   \
     g4kv::merge_splits<head_dim>(params);                                                                             \
   }

@@ -13,6 +13,7 @@
 
 #include "bf16.cuh"
 #include "kv_offsets.cuh"
+#include "overlap.cuh"
 #include "prep_params.cuh"
 #include "warp.cuh"
 
@@ -294,6 +295,7 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
   const int groups = q_groups + (kValue == ValueSource::raw_v ? 2 : 1) * kv_groups;
   const int group = blockIdx.y * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
   if (group >= groups) return;
+  allow_next_launch();  // attention may begin: it waits before it reads what this launch writes
 
   const bool is_q = group < q_groups;
   const bool is_v = kValue == ValueSource::raw_v && group >= q_groups + kv_groups;

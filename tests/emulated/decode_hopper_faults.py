@@ -50,6 +50,20 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "newest key read while the launch in front writes it",
+        "tile < min(work.last_tile, work.newest_tile)) copy_tile(lane);",
+        "tile < work.last_tile) copy_tile(lane);",
+        ("serve/12b-local/window1024", "serve/12b-global/interleaved/page16"),
+        on_gpu="luck",
+    ),
+    Fault(
+        "queries read while the launch in front writes them",
+        "  wait_for_launch_before();\n  if (fills) ring.ask_newest();\n",
+        "  if (fills) ring.ask_newest();\n",
+        ("serve/12b-local/window1024", "serve/12b-global/interleaved/page16"),
+        on_gpu="luck",
+    ),
+    Fault(
         "values not waited for",
         "    barrier_wait(ring.values_full(stage), parity);\n",
         "",

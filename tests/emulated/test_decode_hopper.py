@@ -10,6 +10,9 @@ from decode_hopper_faults import FAULTS, GLOBAL, LOCAL, Fault
 from seeding import seed
 from smoke_helper import chosen, smoke
 
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Launch, LoadedKernel
+
 KERNELS = {
     (at, form, folded): {
         f"paged_decode_hopper_{folded and 'folded_'}{part}hd{head_dim}_heads{heads}" for heads in (8, 16)
@@ -59,3 +62,24 @@ def test_a_fault_turns_its_cases_red(fault: Fault, tmp_path: Path) -> None:
     code, results = _smoke(tmp_path, "--kernels", str(kernels), *fault.options, *chosen(cases))
     assert code == 1
     assert {case["id"] for case in results if case["status"] == "failed"} == set(cases)
+
+
+def test_the_serving_loop_launches_decode_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[tuple[str, bool]] = set()
+    launch = EmulatedDevice.launch
+
+    def noted(self: EmulatedDevice, kernel: LoadedKernel, request: Launch) -> None:
+        launched.add((kernel.name, request.overlap))
+        launch(self, kernel, request)
+
+    monkeypatch.setattr(EmulatedDevice, "launch", noted)
+    cases = chosen(f"serve/12b-global/interleaved{name}" for name in ("", "/page16"))
+    code, _ = _smoke(tmp_path, *cases)
+    assert code == 0
+    ways: dict[str, set[bool]] = {}
+    for name, overlap in launched:
+        ways.setdefault(name, set()).add(overlap)
+    both = {name for name, found in ways.items() if len(found) == 2}
+    assert both == {"paged_decode_hopper_hd512_heads8", "paged_decode_hopper_split_hd512_heads8"}
+    assert not any(True in found for name, found in ways.items() if name not in both)
+    assert {"paged_decode_hd512_groups4", "paged_decode_split_hd512_groups3"} <= set(ways)

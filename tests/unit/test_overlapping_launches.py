@@ -1,6 +1,7 @@
-"""Kernels whose launch begins before the one in front of it has ended wait for it before they touch global memory.
+"""Kernels whose launch always begins before the one in front of it has ended wait before they touch global memory.
 
-The emulated device sees only a kernel that never waits: there a launch begins when the one before it is over.
+What others may read before they wait, and that they read no more, tests/emulated/test_early_reads.py and the faults of
+the serving loop show.
 """
 
 from __future__ import annotations

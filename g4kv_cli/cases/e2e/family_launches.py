@@ -108,7 +108,8 @@ class FamilyLaunches:
     def prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> Array:
         """Attention of a prefill step's rows, bf16 [tokens, num_qo_heads, head_dim]."""
         self.write_prefill(layer, q, k, v)
-        return self._attend(entry_for(self.geometry, "attention", "prefill"), layer)
+        out = self._poisoned("out", q.shape)
+        return self._attend(entry_for(self.geometry, "attention", "prefill"), layer, out)
 
     def write_prefill(self, layer: int, q: Array, k: Array, v: Array | None) -> None:
         """Prep alone. One request goes through the one-request entry, several through the ragged one."""
@@ -123,11 +124,17 @@ class FamilyLaunches:
         self._write(layer, form, q, k, v, metadata)
 
     def decode(self, layer: int, q: Array, k: Array, v: Array | None, form: str) -> Array:
-        """Attention of a decode step's rows (those of the padding last); ``form``: see decode_entry."""
-        self._write(layer, "decode", q, k, v, {"batch": self._batch})
+        """Attention of a decode step's rows (those of the padding last); ``form``: see decode_entry.
+
+        It follows prep with nothing between them, and may begin while prep ends.
+        """
         entry = decode_entry(self.geometry, form)
-        more = {"num_splits": self.num_splits, "workspace": self._workspace} if entry.takes_splits else {}
-        return self._attend(entry, layer, **more)
+        out = self._poisoned("out", q.shape)
+        self._write(layer, "decode", q, k, v, {"batch": self._batch})
+        more: dict[str, Any] = {"enable_pdl": True} if entry.takes_pdl else {}
+        if entry.takes_splits:
+            more |= {"num_splits": self.num_splits, "workspace": self._workspace}
+        return self._attend(entry, layer, out, **more)
 
     def rotated_queries(self) -> Array:
         """q_out of the last prep."""
@@ -168,10 +175,9 @@ class FamilyLaunches:
             q_out=self._q_out,
         )
 
-    def _attend(self, entry: Entry, layer: int, **more: Any) -> Array:
+    def _attend(self, entry: Entry, layer: int, out: DeviceArray, **more: Any) -> Array:
         """Run attention on what prep wrote last."""
         q = self._rows()
-        out = self._poisoned("out", q.shape)
         entry(self.library, q=q, plan=self._plan, pool=self.cache.pool, layer=layer, out=out, **more)
         return self._device.read(out)
 

@@ -31,24 +31,28 @@ def attention_cases(entry: Entry) -> list[Spoiled]:
         cases += [
             Spoiled("q_len_one", "two-tokens", "plan", _requests(*PLAN_REQUESTS[:1])),
             Spoiled("q_len_one", "no-token", "plan", _one_without_a_token),
+            Spoiled("argument_type", "pdl-number", "enable_pdl", _given("enable_pdl", 1), _given("enable_pdl", True)),
+            Spoiled("argument_type", "pdl-none", "enable_pdl", _given("enable_pdl", None)),
         ]
     if entry.takes_splits:
         cases += _split_cases()
     return cases
 
 
+@lru_cache(maxsize=None, typed=True)  # one twin for all cases that share it
+def _given(name: str, value: Any) -> Change:
+    def change(draft: Draft) -> None:
+        draft.arguments[name] = value
+
+    return change
+
+
 def _merge_scale_cases() -> list[Spoiled]:
-    def scale(value: Any) -> Change:
-        def change(draft: Draft) -> None:
-            draft.arguments["sm_scale"] = value
-
-        return change
-
     return [
-        Spoiled("sm_scale", "zero", "sm_scale", scale(0.0), scale(1e-30)),
-        Spoiled("sm_scale", "negative", "sm_scale", scale(-1.0)),
-        Spoiled("sm_scale", "infinite-in-base-2", "sm_scale", scale(3e38)),
-        Spoiled("sm_scale", "none", "sm_scale", scale(None)),
+        Spoiled("sm_scale", "zero", "sm_scale", _given("sm_scale", 0.0), _given("sm_scale", 1e-30)),
+        Spoiled("sm_scale", "negative", "sm_scale", _given("sm_scale", -1.0)),
+        Spoiled("sm_scale", "infinite-in-base-2", "sm_scale", _given("sm_scale", 3e38)),
+        Spoiled("sm_scale", "none", "sm_scale", _given("sm_scale", None)),
     ]
 
 

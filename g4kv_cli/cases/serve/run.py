@@ -3,7 +3,9 @@
 After each prep call q and the new K and V rows are read back, held against the prep oracle, and noted; attention is
 held against float64 over what was noted. So an error of prep is prep's, and a row that changes later, or is read from
 another place, is attention's or the pool's. The pool as a whole is compared after every step: written rows, NaN in all
-else, released pages among it. Last, all outputs must have the bits of a run that releases no page before its end.
+else, released pages among it. Where attention of a decode step can begin while prep ends, both are launched once more
+so, over rows that are poison again, and must leave the same bits. Last, all outputs must have the bits of a run that
+releases no page before its end.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from g4kv_cli.cases.serve.table import ServeCase, Step, Work, serving_steps
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.device.interface import DeviceArray
 from g4kv_cli.entries.arguments import PagedPool, RopeTables
+from g4kv_cli.entries.attention_request import begins_early
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
@@ -34,7 +37,7 @@ from g4kv_cli.model.slots import derived_layout
 from g4kv_cli.oracle.attention import attend, concatenate
 from g4kv_cli.oracle.attention_suspects import AttentionSuspects, RequestRows
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
-from g4kv_cli.oracle.compare import POISON_BITS, ROWS, Axes, compare_bits, compare_values
+from g4kv_cli.oracle.compare import POISON_BITS, POISON_BYTE, ROWS, Axes, compare_bits, compare_values
 from g4kv_cli.oracle.compare_attention import compare_attention
 from g4kv_cli.oracle.prep_suspects import Part, PrepRows
 from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
@@ -229,12 +232,17 @@ class _Run:
             padding_page=PADDING_PAGE,
         )  # fmt: skip
         self.session.arrays.extend(plan.buffers.by_name().values())
-        q_out = self._prep(name, works, rows, plan, padding, is_decode)
-        self._attend(name, step, form, works, rows, plan, q_out, is_decode)
+        group = self.geometry.num_qo_heads // self.geometry.num_kv_heads
+        library, layout = self.session.library, self.pool.layout
+        before = self.flat.copy() if is_decode and begins_early(form, library, layout, group) else None
+        prep = self._prep(name, works, rows, plan, padding, is_decode)
+        attention = self._attend(name, step, form, works, rows, plan, prep.arguments["q_out"], is_decode)
+        if before is not None:
+            self._compare_overlapped(f"{name} ({form.form}) overlapping prep", prep, attention, before, rows)
 
     def _prep(
         self, name: str, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan, padding: int, is_decode: bool
-    ) -> DeviceArray:
+    ) -> _Launched:
         """Write the batch's K and V and its q_out."""
         q = self._raw(works, "q", padding)
         q_out = self.session.poisoned(q.shape, "q_out")
@@ -245,7 +253,7 @@ class _Run:
         entry = entry_for(self.geometry, "prep", "decode" if is_decode else "batch_prefill")
         entry(self.session.library, **arguments)
         self._note(name, entry, works, rows, self.device.read(q_out)[: rows.count])
-        return q_out
+        return _Launched(entry, arguments)
 
     def _note(self, name: str, entry: Entry, works: Sequence[Work], rows: _Rows, q: Array) -> None:
         """Hold the new rows against the prep oracle, and note what stands in the pool."""
@@ -296,7 +304,7 @@ class _Run:
     def _attend(
         self, name: str, step: Step, form: Entry, works: Sequence[Work], rows: _Rows, plan: PrefillPagedPlan,
         q_out: DeviceArray, is_decode: bool,
-    ) -> None:  # fmt: skip
+    ) -> _Launched:  # fmt: skip
         session, geometry = self.session, self.geometry
         out = session.poisoned(q_out.shape, "out")
         arguments: dict[str, Any] = {"q": q_out, "plan": plan, "pool": self.pool, "layer": LAYER, "out": out}
@@ -329,6 +337,22 @@ class _Run:
         whose = AttentionSuspects(suspects, geometry.window_left, 1.0, self.case.page_size)
         session.compared(operation, got, expected.value, expected.rounding.limit)
         session.found(compare_attention(operation, got, expected, axes, whose))
+        return _Launched(form, arguments)
+
+    def _compare_overlapped(
+        self, operation: str, prep: _Launched, attention: _Launched, before: Array, rows: _Rows
+    ) -> None:
+        """Both calls again, attention beginning while prep ends, in a pool as it was ``before`` them."""
+        session, out = self.session, attention.arguments["out"]
+        want = self.device.read(out)[: rows.count]
+        self.device.write(self.pool.data, before)
+        for array in (prep.arguments["q_out"], out):
+            self.device.fill(array, POISON_BYTE)
+        prep.entry(session.library, **prep.arguments)
+        attention.entry(session.library, **attention.arguments, enable_pdl=True)
+        got = self.device.read(out)[: rows.count]
+        session.compared(operation, got, want)
+        session.found(compare_bits(operation, got, want, Axes(ROWS)))
 
     def _raw(self, works: Sequence[Work], name: str, padding: int) -> DeviceArray:
         """The raw rows of the batch's new tokens, and NaN rows behind them."""
@@ -337,6 +361,14 @@ class _Run:
         ]
         behind = np.full((padding, *rows[0].shape[1:]), POISON_BITS, np.uint16).view(BF16)
         return self.session.upload(np.concatenate([*rows, behind]), name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """A call that was made."""
+
+    entry: Entry
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def serve_cases(
     geometry: Geometry, *, seed: int, page_size: int | None = None, kv_format: KvFormat = SPLIT
 ) -> Iterator[ServeCase]:
     """The serving runs of a geometry in a format that it has: several requests over a small window, and one across the
-    model's own."""
+    model's own; without a window, in pages that only portable kernels read, and in others."""
 
     def case(
         name: str, window: int | None, size: int, num_kv_heads: int, requests: tuple[ServeRequest, ...]
@@ -182,9 +182,12 @@ def serve_cases(
         )
 
     window = None if geometry.window is None else SMALL_WINDOW
-    yield case("interleaved", window, SMALL_PAGE_SIZE, 2, (
-        ServeRequest(0, 58, 14), ServeRequest(1, 5, 9), ServeRequest(4, 61, 6), ServeRequest(11, 17, 5)))  # fmt: skip
-    if geometry.window is not None:
+    interleaved = ServeRequest(0, 58, 14), ServeRequest(1, 5, 9), ServeRequest(4, 61, 6), ServeRequest(11, 17, 5)
+    yield case("interleaved", window, SMALL_PAGE_SIZE, 2, interleaved)
+    if geometry.window is None:
+        if page_size is None:
+            yield case(f"interleaved/page{2 * SMALL_PAGE_SIZE}", None, 2 * SMALL_PAGE_SIZE, 2, interleaved)
+    else:
         # The chunk crosses the window's edge; after four more tokens the first page goes, and its next owner comes.
         edge = geometry.window
         yield case(f"window{edge}", edge, 2 * SMALL_PAGE_SIZE, 1, (
