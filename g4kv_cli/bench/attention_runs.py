@@ -45,6 +45,8 @@ class AttentionCall:
             arguments |= {"num_splits": self.variant.num_splits, "workspace": self.workspace}
         if entry.takes_tile:
             arguments["cta_tile_q"] = self.variant.tile or None
+        if entry.takes_pdl:
+            arguments["enable_pdl"] = self.variant.enable_pdl
         entry(self.library, **arguments)
 
     def poison(self) -> None:

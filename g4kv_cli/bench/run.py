@@ -64,6 +64,7 @@ class Request:
     """Batches of the user's own in place of the workload's shapes."""
     kv_formats: tuple[KvFormat, ...] = (SPLIT,)
     page_size: int = DEFAULT_PAGE_SIZE_TOKENS
+    enable_pdl: bool = False
 
     @property
     def kinds(self) -> frozenset[ShapeKind]:
@@ -89,6 +90,8 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     """Every shape with every configuration. Raises UsageError for overrides that the workload does not have."""
     if (request.batches or request.kv_lens or request.splits is not None) and request.workload != "decode":
         raise UsageError("--batch, --kv-len and --splits go with g4kv bench decode alone")
+    if request.enable_pdl and request.workload != "decode":
+        raise UsageError("--pdl goes with g4kv bench decode alone")
     if SPLIT not in request.kv_formats:
         _require_folded(request)
     shapes: list[Shape] = []
@@ -116,7 +119,7 @@ def make_plan(request: Request, target: Target = H200) -> Plan:
     cells: list[Measurement] = []
     for shape in shapes:
         splits = asked[shape.id].splits if shape.id in asked else request.splits
-        ours = variants_of(shape, geometries[shape.geometry], target, splits)
+        ours = variants_of(shape, geometries[shape.geometry], target, splits, enable_pdl=request.enable_pdl)
         unalternated = ours
         if request.with_baseline:
             ours = with_baseline(ours, BASELINE_SUFFIX)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from g4kv_cli.entries.clusters import WHOLE_CARD_SPLITS
 from g4kv_cli.entries.entry import Entry, Target
-from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, preferred_tiles
+from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, entry_named, preferred_tiles
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model import workload as asked
 from g4kv_cli.model.geometry import ATTENTION_SCALE, Geometry
@@ -41,6 +41,7 @@ class Variant:
     entry: str
     num_splits: int = 1
     tile: int = 0
+    enable_pdl: bool = False
 
 
 _DECODE_BATCHES: dict[Preset, tuple[int, ...]] = {
@@ -270,8 +271,11 @@ def prep_shape(geometry: Geometry, entry: Entry, tokens: int, kv_format: KvForma
     return replace(shape, id=f"prep/{shape.pool}/{entry.name}/tokens{tokens}")
 
 
-def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequence[int] | None = None) -> list[Variant]:
-    """Our configurations at a shape. ``splits`` replaces the split counts that are worth a try."""
+def variants_of(
+    shape: Shape, geometry: Geometry, target: Target, splits: Sequence[int] | None = None, *, enable_pdl: bool = False
+) -> list[Variant]:
+    """Our configurations at a shape. ``splits`` replaces the split counts that are worth a try; with ``enable_pdl``
+    decode's launches may begin before those in front have ended."""
     if shape.kind == "prep":
         entry = shape.id.split("/")[2]
         return [Variant("kernel", entry, entry)]
@@ -290,7 +294,8 @@ def variants_of(shape: Shape, geometry: Geometry, target: Target, splits: Sequen
             found += [Variant(f"{form.label}{count}", form.label, form.name, num_splits=count) for count in counts]
         else:
             found.append(Variant(form.label, form.label, form.name))
-    return found
+    # Form (a) is the prefill entry.
+    return [replace(one, enable_pdl=enable_pdl and entry_named(one.entry).takes_pdl) for one in found]
 
 
 def splits_worth_trying(shape: Shape) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ def _request_of(options: BenchOptions) -> Request:
         with_baseline=options.alternates,
         kv_formats=options.kv_formats,
         page_size=options.page_size,
+        enable_pdl=options.enable_pdl,
     )
 
 

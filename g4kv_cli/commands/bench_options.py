@@ -52,6 +52,7 @@ class BenchOptions:
     shape: str | None
     kv_format: str
     page_size: int
+    enable_pdl: bool
     device: str
     require_gpu: bool
     kernels: Path | None
@@ -155,7 +156,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 _REPORT = frozenset(("html_path", "plots_directory", "dispatch_path", "quiet"))
 _PLAN = frozenset(
     ("workload", "geometry", "tp", "preset", "batch", "kv_len", "splits", "peer", "provider", "kernels", "baseline",
-     "workload_path", "shape", "kv_format", "page_size")
+     "workload_path", "shape", "kv_format", "page_size", "enable_pdl")
 )  # fmt: skip
 _NOT_ASKED = ("workload", "preset", "batch", "kv_len", "splits", "peer", "dispatch_path", "kv_format", "page_size")
 """What --workload and --shape say themselves, or what a single batch has not."""
@@ -177,12 +178,26 @@ def require_one_mode(ctx: click.Context) -> None:
     if asked is not None and also is not None:
         word = f"{ctx.params[also]}" if also == "workload" else options[also]
         raise UsageError(f"{word} does not apply to {options[asked]}, which is one batch of requests; leave one out")
+    if "enable_pdl" in given:
+        _require_plain(ctx, given)
     mode = next((name for name in _MODES if name in given), None)
     if mode is None:
         return
     stray = next((name for name in given if name != mode and name not in _MODES[mode]), None)
     if stray is not None:
         raise UsageError(f"{options[stray]} does not apply to {options[mode]}; leave one of them out")
+
+
+def _require_plain(ctx: click.Context, given: Collection[str]) -> None:
+    """Raises UsageError for --pdl with what needs times of launches that do not overlap, or kernels that never do."""
+    if "dispatch_path" in given:
+        raise UsageError(
+            "--pdl does not apply to --dispatch, which tells forms by times of launches that do not overlap"
+        )
+    if ctx.params["variant"] == PORTABLE:
+        raise UsageError(
+            "--pdl does not apply to --variant portable: these kernels begin when the one in front has ended"
+        )
 
 
 def require_rest(ctx: click.Context, kinds: Collection[ShapeKind]) -> None:
@@ -223,6 +238,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         metavar="TOKENS",
         help="Token slots of a page.",
+    ),
+    click.option(
+        "--pdl",
+        "enable_pdl",
+        is_flag=True,
+        help="Decode: our launches each begin while the one in front ends (programmatic dependent launch), where their "
+        "kernels can; times are then of launches that overlap.",
     ),
     device_options,
     kernels_option,

@@ -117,6 +117,7 @@ def _planned_record(
             "variant": options.variant,
             "kv_format": options.kv_format,
             "page_size": options.page_size,
+            "enable_pdl": options.enable_pdl,
             **({"asked": options.asked.values()} if options.asked else {}),
         },
         ceilings=run.ceilings,

@@ -48,6 +48,8 @@ class BenchConsole:
         run = record.run
         self._line("device   ", device_text(run))
         self._line("kernels  ", f"{kernels_text(run)}, commit {run.git_commit or 'none'}")
+        if record.settings.get("enable_pdl"):
+            self._line("launches ", "each begins while the one in front ends, where its kernel can (--pdl)")
         if record.ceilings is not None:
             self._line("ceilings ", ceilings_text(record.ceilings))
         if record.burst_ceilings is not None:

@@ -174,6 +174,9 @@ def test_peers_are_listed_with_how_to_get_them() -> None:
     [
         (["--peer", "cudnnx"], "--peer cudnnx: unknown; there are: all, none, torch-sdpa"),
         (["prep", "--batch", "3", "--dry-run"], "--batch, --kv-len and --splits go with g4kv bench decode alone"),
+        (["prefill", "--pdl", "--dry-run"], "--pdl goes with g4kv bench decode alone"),
+        (["--pdl", "--dispatch", "table.json"], "--pdl does not apply to --dispatch"),
+        (["--pdl", "--variant", "portable"], "--pdl does not apply to --variant portable"),
         (["--threshold", "much"], "'much' is no share between 0 and 100 %; write 5% or 0.05"),
         (["--threshold", "0"], "'0' is no share"),
         (["--batch", "1,x"], "'1,x' is no list of counts; write 1,16,64"),

@@ -163,6 +163,17 @@ def test_overrides_belong_to_decode() -> None:
         make_plan(Request("prep", (L12,), "quick", batches=(1,)))
 
 
+def test_pdl_is_for_the_decode_kernels_that_a_call_can_ask_it_of() -> None:
+    for enable_pdl in (False, True):
+        request = Request("decode", (L12, G12), "quick", batches=(1,), kv_lens=(128,), enable_pdl=enable_pdl)
+        plan = make_plan(request)
+        for variants in plan.variants.values():
+            assert {one.form for one in variants.values() if one.enable_pdl} == ({"b", "c"} if enable_pdl else set())
+    for workload in ("prep", "prefill", "all"):
+        with pytest.raises(UsageError, match="--pdl goes with g4kv bench decode alone"):
+            make_plan(Request(workload, (L12,), "quick", enable_pdl=True))
+
+
 def test_a_plan_of_both_formats_has_the_folded_shapes_of_what_folds() -> None:
     request = Request("decode", (L12, G12), "quick", batches=(2,), kv_lens=(64,), kv_formats=("split", "folded"))
     plan = make_plan(request)
