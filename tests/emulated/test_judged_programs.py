@@ -1,4 +1,4 @@
-"""Right programs (judged_right, _waiting, _groups) are not called wrong, and wrong ones are, on both emulators."""
+"""Right programs of the judged_ files are not called wrong, and wrong ones are, on both emulators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from judged_groups import RIGHT_GROUPS, WRONG_GROUPS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
+from judged_scopes import RIGHT_SCOPES, WRONG_SCOPES
 from judged_waiting import SPINNING
 from judged_wrong import WRONG
 from launch_helper import int32, launch_on, pointer, read_as, upload
@@ -14,7 +15,7 @@ from nvrtc_helper import compile_kernel
 
 from g4kv_cli.device.emulated import Fault, LaunchFault, Machine
 
-JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS]
+JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS, *RIGHT_SCOPES, *WRONG_SCOPES]
 
 
 @pytest.fixture(params=["native", "interpreter"])

@@ -1,10 +1,10 @@
 """Accesses of one place that no order keeps apart: what a log of accesses of a launch is searched for.
 
 Two accesses of different threads to one place conflict if one of them writes and neither comes before the other
-(order.py). Atomics do not conflict with each other, nor do accesses that others wait for, nor a read beside atomics of
-which a compare-and-swap makes sure. Two stores of one value do no harm: they are counted. It is enough to hold each
-access against the last store and the last atomic before it, and against the next ones: what lies further away is in
-conflict with those, or ordered by them.
+(order.py). Atomics do not conflict with each other, nor do accesses that others wait for, if the scope of each has both
+threads in it; nor does a read beside atomics of which a compare-and-swap makes sure. Two stores of one value do no
+harm: they are counted. It is enough to hold each access against the last store and the last atomic before it, and
+against the next ones: what lies further away is in conflict with those, or ordered by them.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class _Table:
         self.kind = np.array([access.kind for access in accesses], np.int8)[self.entry]
         self.strength = np.array([access.strength for access in accesses], np.int8)[self.entry]
         self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
+        self.in_block = np.array([manner(access.site.opcode, False).in_block for access in accesses])[self.entry]
         self.is_validated = np.array([access.site.is_validated for access in accesses])[self.entry]
         self.finds = np.array([access.finds for access in accesses])[self.entry]
         self.has_value = np.array([access.data is not None for access in accesses])[self.entry]
@@ -133,7 +134,8 @@ class _Table:
         """(earlier, later) rows that have to be ordered."""
         row = np.arange(self.place.size)
         found: list[tuple[Units, Units]] = []
-        for kind, of in ((WRITE, (READ, WRITE, ATOMIC)), (ATOMIC, (READ, WRITE))):
+        beside = (READ, WRITE, ATOMIC) if (self.in_block & (self.kind == ATOMIC)).any() else (READ, WRITE)
+        for kind, of in ((WRITE, (READ, WRITE, ATOMIC)), (ATOMIC, beside)):
             is_kind = self.kind == kind
             if not is_kind.any():
                 continue
@@ -278,6 +280,7 @@ def spread_places(access: Access, shift: int) -> Units:
 def _may_meet(table: _Table, first: Units, second: Units) -> Flags:
     strength = table.strength[first], table.strength[second]
     both = np.minimum(*strength) >= VOLATILE
+    both &= (table.block[first] == table.block[second]) | ~(table.in_block[first] | table.in_block[second])
     made_sure = table.is_validated[first] & (table.kind[second] == ATOMIC)
     made_sure |= table.is_validated[second] & (table.kind[first] == ATOMIC)
     return np.asarray((both & (np.maximum(*strength) == STRONG)) | made_sure, np.bool_)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..faults import RACED_READ
+from ..ptx.ordering import manner
 from ..ptx.sites import Site
 from ..state.lanes import WARP, Collector, LaneSet
 from ..state.memory import GLOBAL_BASE, DeviceMemory
@@ -107,6 +108,8 @@ class GlobalLog:
                 words = f"block {where} {did} the same location {at}, and nothing orders the two: {place}"
             else:
                 words = f"{conflict.hazard} race with block {where} {at}, which nothing orders: {place}"
+            if any(manner(each.site.opcode, False).in_block for each in (later, earlier)):
+                words += " (.cta orders threads of one block)"
             who = f"this block and block {where}"
         elif not conflict.is_within_warp:
             who = f"warp {one // WARP} and warp {other // WARP} {at}"

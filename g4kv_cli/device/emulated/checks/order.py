@@ -10,6 +10,7 @@ which moment the accesses of others come before what the thread does next:
 * an arrival on an mbarrier, or a releasing one at the cluster's barrier, comes before what follows a wait for it;
 * a volatile, relaxed or acquire load, or an atomic with a result, learns what was published at its address. A fence
   behind it is not asked for;
+* what has the scope ``.cta`` publishes to its block, and learns of its block, alone;
 * ``shfl.sync``, votes and their like order nothing, but hand on what a lane has fenced, and has learnt of other warps;
 * in shared memory no fence is asked for where threads wait for each other there: the stores of a thread arrive in
   their order. Where none waits only atomics publish, and behind a fence.
@@ -418,7 +419,8 @@ class ChunkOrder:
             key = (block if is_shared else -1), place
             before = order.published.get(key)
             if learns and before is not None:
-                learnt = before.known if before.block != block else before.in_block
+                elsewhere = NOTHING if found.in_block else before.known
+                learnt = before.in_block if before.block == block else elsewhere
                 known[lane] = order.join(int(known[lane]), learnt)
             if publishes:
                 self._publish(key, lane, block, found, now, int(known[lane]), asks_fence)
@@ -435,6 +437,8 @@ class ChunkOrder:
         else:
             known = self._fenced_by(lane, "gpu")
             in_block = Known.joined((known, self._fenced_by(lane, "cta")))
+        if found.in_block:
+            known = NOTHING
         if found.is_atomic and before is not None:
             # What was published before goes on through an atomic.
             known = Known.joined((before.known, known))

@@ -43,14 +43,15 @@ GUESSES = frozenset(
         "all wait",
         "copies full",
         "unsure",
+        "accesses of the scope of a block",
     }
 )
 """What is found that may be right after all: the interpreter decides."""
 ORDERLESS = frozenset({"accesses without an order", "trace full"})
 """What that run may come to: then the interpreter decides about what was found before."""
-GUESSED_RACE = "guessed race"
+GUESSED_RACE, BLOCK_SCOPE = "guessed race", "accesses of the scope of a block"
 UNORDERED = frozenset({"stores that meet", "reads and stores of one allocation", "reads of what others store"})
-UNORDERED |= {GUESSED_RACE}
+UNORDERED |= {GUESSED_RACE, BLOCK_SCOPE}
 """What may have an order, which another run writes down."""
 _FRAME_ALIGN = 64
 _MOST_RESIDENT_BYTES = 1 << 29
@@ -228,6 +229,8 @@ class EngineRun:
                 return Detected("accesses without an order")
         elif has_conflict:
             return Detected("stores that meet")
+        elif self.program.has_block_scope and request.blocks > 1:
+            return Detected(BLOCK_SCOPE)
         elif _SEVERAL_USES[state.used].any():
             if self.watched is None or self.watched != state.used_twice():
                 return Detected("reads and stores of one allocation")

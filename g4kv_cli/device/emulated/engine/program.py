@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..interpreter.emit import RESERVED_SHARED, KernelContext
 from ..ptx.flow import Flow
-from ..ptx.ordering import learns
+from ..ptx.ordering import learns, manner
 from .frame import Frame, lay_out
 from .library import Library
 from .lower import Lowering, lower_basic
@@ -87,6 +87,9 @@ class Program:
         self.site_count = kernel.site_count
         self.sites, self.within = kernel.sites, kernel.within
         self.trace_flags = flags_of(kernel.sites)
+        self.has_block_scope = any(
+            manner(site.opcode, site.in_wait).in_block and ".shared" not in site.opcode for site in kernel.sites
+        )
         self.writes_too_much = False
         """Whether there was no room for what orders a launch's accesses."""
         self.granule_shift = kernel.granule_shift

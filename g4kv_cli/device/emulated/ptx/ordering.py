@@ -27,6 +27,8 @@ class Manner:
     is_atomic: bool
     is_ordered: bool
     """Whether it is an atomic that says acquire or release."""
+    in_block: bool
+    """Whether its scope is the thread's own block (``.cta``): for other blocks it is like any plain access."""
 
 
 @lru_cache(maxsize=1024)
@@ -43,7 +45,8 @@ def manner(opcode: str, in_wait: bool) -> Manner:
         strength = VOLATILE
     is_ordered = is_atomic and word in ("acquire", "release", "acq_rel")
     acquires = stem == "atom" or (stem == "ld" and strength > WEAK)
-    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic, is_ordered)
+    in_block = stem in ("ld", "st", "atom", "red") and "cta" in opcode.split(".")
+    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic, is_ordered, in_block)
 
 
 def learns(opcode: str) -> bool:

@@ -1,0 +1,81 @@
+"""Programs whose accesses have the scope of a block: right within it, and nothing between blocks."""
+
+from __future__ import annotations
+
+from judged_programs import ORDERED, Program, each
+
+RELEASE_CTA = """
+__device__ void release_in_block(int* p, int v) {
+  asm volatile("st.release.cta.global.s32 [%0], %1;" :: "l"(p), "r"(v) : "memory");
+}
+__device__ int acquire_in_block(const int* p) {
+  int v; asm volatile("ld.acquire.cta.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
+}
+"""
+HAND_OVER = """
+  if (b == 0) {
+    out[t] = in[t];
+    __syncthreads();
+    if (t == 0) RELEASE(aux, 1);
+  } else {
+    if (t == 0) { while (ACQUIRE(aux) == 0) { } }
+    __syncthreads();
+    out[64 + t] = out[t];
+  }"""
+
+
+def handed_over(release: str, acquire: str) -> str:
+    """A block hands 32 words to another by a flag."""
+    return HAND_OVER.replace("RELEASE", release).replace("ACQUIRE", acquire)
+
+
+RIGHT_SCOPES = (
+    Program(
+        "a counter of each block, and a flag within it",
+        """
+  if (t == 0) out[b] = 0;
+  __syncthreads();
+  if (t == 40) { aux[8 + b] = b; release_in_block(aux + b, 1); }
+  if (t == 3) { while (acquire_in_block(aux + b) == 0) { } atomicAdd_block(out + b, aux[8 + b]); }
+  atomicAdd_block(out + b, 1);""",
+        4,
+        64,
+        RELEASE_CTA,
+        want=lambda grid, block: each(lambda number: number + 64)(grid, 1),
+    ),
+    Program(
+        "a flag of the scope of the GPU between blocks",
+        handed_over("store_release", "load_acquire"),
+        2,
+        32,
+        ORDERED,
+        want=lambda grid, block: each(lambda number: number)(1, 32),
+    ),
+)
+WRONG_SCOPES = (
+    Program(
+        "released to the own block, awaited by another",
+        handed_over("release_in_block", "load_acquire"),
+        2,
+        32,
+        ORDERED + RELEASE_CTA,
+        kinds=("global_race",),
+        words=".cta orders threads of one block",
+    ),
+    Program(
+        "awaited in the scope of a block, released to all",
+        handed_over("store_release", "acquire_in_block"),
+        2,
+        32,
+        ORDERED + RELEASE_CTA,
+        kinds=("global_race",),
+    ),
+    Program(
+        "blocks count in one place with atomics of a block",
+        "atomicAdd_block(aux + (in[t] & 7), 1);",
+        4,
+        32,
+        kinds=("block_write_conflict",),
+        words=".cta orders threads of one block",
+    ),
+)
