@@ -44,6 +44,7 @@ class Request:
     grid: Extent | None
     block: Extent | None
     args: tuple[str, ...]
+    cluster: Extent | None
     shared: int
     symbols: tuple[str, ...]
     saves: tuple[str, ...]
@@ -85,6 +86,7 @@ def _extent(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--grid", callback=_extent, metavar="X[,Y[,Z]]", help="Blocks of the grid.")
 @click.option("--block", callback=_extent, metavar="X[,Y[,Z]]", help="Threads of a block.")
 @click.option("--arg", "args", multiple=True, metavar="[NAME=]SPEC", help="The next argument; see SPEC below.")
+@click.option("--cluster", callback=_extent, metavar="X[,Y[,Z]]", help="Blocks of a thread block cluster.")
 @click.option("--shared", type=click.IntRange(0), default=0, metavar="BYTES", help="Dynamic shared memory of a block.")
 @click.option(
     "--symbol", "symbols", multiple=True, metavar="NAME=SPEC", help="Set a __device__ or __constant__ variable."
@@ -166,6 +168,7 @@ def _run(request: Request, module: emulator.Module, device: Device, policy: Poli
         nvrtc=nvrtc_version() if request.is_source else "",
         grid=request.grid,
         block=request.block,
+        cluster=request.cluster or (1, 1, 1),
         shared_bytes=request.shared,
         seed=request.seed,
         arguments=tuple((argument.name, argument.spec) for argument in arguments),
@@ -181,7 +184,7 @@ def _run(request: Request, module: emulator.Module, device: Device, policy: Poli
             for variable in variables:
                 module.set(variable.name, variable.value)
             kernel = module.kernel(request.kernel)
-            report = kernel.launch(*extents, values, shared=request.shared, policy=policy)
+            report = kernel.launch(*extents, values, shared=request.shared, policy=policy, cluster=request.cluster or 1)
             findings = [str(found["text"]) for found in report.to_json()["findings"]]
         else:
             findings = _run_on_gpu(request, module, symbol, device, extents, values)
@@ -221,7 +224,7 @@ def _run_on_gpu(
         ).data  # fmt: skip
     device.limit_time(request.seconds)
     try:
-        launch_on(device, module, symbol, image, extents, values, request.shared)
+        launch_on(device, module, symbol, image, extents, values, request.shared, request.cluster or (1, 1, 1))
     except DeviceFault as fault:
         return list(fault.reports)
     return []

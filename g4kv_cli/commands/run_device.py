@@ -26,6 +26,7 @@ def launch_on(
     extents: tuple[tuple[int, int, int], tuple[int, int, int]],
     arguments: Mapping[str, Any],
     shared: int,
+    cluster: tuple[int, int, int] = (1, 1, 1),
 ) -> None:
     """Launch and wait; arrays on the host hold what the kernel left in them.
 
@@ -47,7 +48,12 @@ def launch_on(
                 values.append(Argument(kind, item))  # type: ignore[arg-type]
         outputs = tuple(array for buffer, array in placed if buffer.is_output)
         launch = Launch(
-            *extents, tuple(values), shared, must_write=outputs, cooperative=_is_cooperative(module, symbol)
+            *extents,
+            tuple(values),
+            shared,
+            must_write=outputs,
+            cluster=cluster,
+            cooperative=_is_cooperative(module, symbol),
         )
         device.launch(loaded, launch)
         device.synchronize()

@@ -240,12 +240,6 @@ class EmulatedDevice(Device):
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {kernel.name}: {error}") from error
         found = {report_line(item): item.kind for error in faults for item in error.faults}
-        if launch.overlap and not handle.waits_for_the_one_in_front:
-            kind = "overlap_without_wait"
-            found[
-                f"{kind}: the launch may begin before the one in front of it has ended, and the kernel never waits for "
-                f"that (griddepcontrol.wait, cudaGridDependencySynchronize) [kernel {kernel.name}]"
-            ] = kind
         if found:
             fault = DeviceFault(list(found), list(found.values()))
             if faults and faults[-1].fatal is not None:

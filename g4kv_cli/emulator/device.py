@@ -115,6 +115,8 @@ class Emulator:
         seconds: float | None = None,
         reverse_blocks: bool = False,
         cooperative: bool | None = None,
+        cluster: int | Sequence[int] = 1,
+        overlap: bool = False,
     ) -> Report:
         """Run a kernel to its end and report on it.
 
@@ -128,6 +130,12 @@ class Emulator:
         reverse_blocks: run the blocks in descending order; a result that changes depends on their order.
         cooperative: whether the launch is one, with all blocks resident together; if not given, it is where the kernel
             has a barrier of the grid (``cooperative_groups::this_grid().sync()``), which traps in any other.
+        cluster: blocks of a thread block cluster, as of ``grid``, which they have to divide; 1 are those that the
+            kernel was compiled for (``__cluster_dims__``).
+        overlap: the launch may begin before the one in front has ended (programmatic stream serialization). It does
+            not, but a kernel that never waits for that one is a finding, and so is a read of what it wrote before
+            the wait. With an array of NumPy's among ``args``, or a read or write of memory between the launches, the
+            one in front has ended.
 
         Raises ArgumentError and LaunchRefused before anything ran; LaunchFailed for findings, LaunchTimedOut and
         Unsupported, and then every host array is as it was.
@@ -141,7 +149,9 @@ class Emulator:
             raise LaunchRefused(f"shared is {shared!r}; it is a number of bytes")
         prepared = prepare(kernel.name, kernel.parameters, kernel.signature, args)
         together = kernel.handle.synchronises_grid if cooperative is None else bool(cooperative)
-        return self._run(kernel, extents, prepared, int(shared), rules, limit, reverse_blocks, together)
+        how: dict[str, Any] = {"reverse_blocks": reverse_blocks, "cooperative": together, "overlap": bool(overlap)}
+        how["cluster"] = _extent("cluster", cluster)
+        return self._run(kernel, extents, prepared, int(shared), rules, limit, how)
 
     def reset(self) -> None:
         """Begin anew: device arrays are gone and symbols have their first values; modules stay loaded."""
@@ -156,8 +166,7 @@ class Emulator:
         shared: int,
         rules: Policy,
         seconds: float,
-        reverse_blocks: bool,
-        cooperative: bool,
+        how: dict[str, Any],
     ) -> Report:
         machine = self._ready_machine()
         arrays = [item for item in prepared if isinstance(item, DeviceArray)]
@@ -173,8 +182,8 @@ class Emulator:
             fatal = None
             try:
                 counts = machine.launch(
-                    handle, *extents, data, shared, must_write=placed.outputs, reverse_blocks=reverse_blocks,
-                    deadline=time.monotonic() + seconds, cooperative=cooperative,
+                    handle, *extents, data, shared, must_write=placed.outputs, deadline=time.monotonic() + seconds,
+                    **how,
                 )  # fmt: skip
             except LaunchFault as error:
                 faults = [replace(fault, kernel=kernel.name) for fault in error.faults]

@@ -43,6 +43,7 @@ class RunRecord:
     nvrtc: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     shared_bytes: int
     seed: int
     arguments: tuple[tuple[str, str], ...]
@@ -56,6 +57,8 @@ def print_start(record: RunRecord) -> None:
     print_line(out, "device   ", f"{record.device.name}{compiler}, {record.device.reason}")
     print_line(out, "kernel   ", f"{record.kernel} of {record.source}")
     shape = f"grid {_extent(record.grid)}, block {_extent(record.block)}"
+    if record.cluster != (1, 1, 1):
+        shape += f", cluster {_extent(record.cluster)}"
     print_line(out, "launch   ", f"{shape}, {record.shared_bytes:,} bytes of dynamic shared memory, seed {record.seed}")
 
 
@@ -129,6 +132,7 @@ def write_record(
         "kernel": record.kernel,
         "grid": list(record.grid),
         "block": list(record.block),
+        "cluster": list(record.cluster),
         "dynamic_shared_bytes": record.shared_bytes,
         "seed": record.seed,
         "arguments": [_argument(name, spec, stored.get(name)) for name, spec in record.arguments],

@@ -36,6 +36,11 @@ extern "C" __global__ void __launch_bounds__(128) sum(const float* x, float* out
   if (threadIdx.x == 0) *out = part[0] + offset[0];
 }
 extern "C" __global__ void take_struct(int* out, Pair pair) { *out = pair.a * 100 + pair.b; }
+extern "C" __global__ void rank(int* out) {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  out[blockIdx.x] = rank;
+}
 extern "C" __global__ void say(int n) { printf("%d of %d\\n", threadIdx.x, n); }
 extern "C" __global__ void forever(volatile int* flag) { int end = *flag; while (!end) asm volatile(""); }
 """
@@ -97,6 +102,14 @@ def test_what_ends_a_launch_is_shown_with_what_was_stored(source: str, capsys: p
     assert "FOUND  global_out_of_bounds" in shown
     assert "0 bytes past the end of 'args[0]' (3996 bytes)" in shown
     assert "ended by global_out_of_bounds" in shown
+
+
+def test_blocks_form_clusters(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--kernel", "rank", "--grid", "6", "--block", "1", "--arg", "out=i32[6]:out", "--save", "out=out.npy"]
+    assert run(["run", source, BARRIER, *words, "--cluster", "3", "--json", "r.json"]) == 0
+    assert "grid 6, block 1, cluster 3" in capsys.readouterr().out
+    assert np.load("out.npy").tolist() == [0, 1, 2, 0, 1, 2]
+    assert json.loads(Path("r.json").read_text())["cluster"] == [3, 1, 1]
 
 
 def test_bytes_are_a_struct(source: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +181,7 @@ def test_an_endless_launch_is_given_up(source: str, capsys: pytest.CaptureFixtur
     [
         (["--kernel", "sum"], "needs --grid and --block"),
         (["--kernel", "forever", "--grid", "0", "--block", "1", "--arg", "null"], "grid.x is 0"),
+        (["--kernel", "rank", "--grid", "6", "--block", "1", "--cluster", "4", "--arg", "i32[6]:out"], "do not fill"),
         (["--kernel", "sum", "--grid", "a", "--block", "1"], "'a' is no extent"),
         (["--kernel", "smu", "--grid", "1", "--block", "1"], "did you mean sum?"),
         (["--kernel", "scale", "--grid", "1", "--block", "1"], "is a template, and it has no instance scale"),
@@ -272,3 +286,10 @@ def test_a_device_is_told_that_a_kernel_meets_its_grid() -> None:
     module, out = emulator.load(WHERE_THE_GRID_MEETS), np.zeros(2, np.uint32)
     launch_on(EmulatedDevice(), module, "where", module.ptx[0].encode(), ((1, 1, 1), (1, 1, 1)), {"out": out}, 0)
     assert out.any()
+
+
+def test_a_device_is_told_of_clusters(source: str) -> None:
+    module, out = emulator.load(Path(source), options=["-DBARRIER="], names=["scale<float>"]), np.zeros(4, np.int32)
+    extents = ((4, 1, 1), (1, 1, 1))
+    launch_on(EmulatedDevice(), module, "rank", module.ptx[0].encode(), extents, {"out": out}, 0, (2, 1, 1))
+    assert out.tolist() == [0, 1, 0, 1]

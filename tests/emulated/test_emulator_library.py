@@ -119,6 +119,45 @@ def test_a_kernel_that_meets_its_grid_is_launched_cooperatively() -> None:
     assert caught.value.report.kinds == ["trap"], "as on a GPU"
 
 
+CLUSTERS = """
+__global__ void neighbour(int* x) {
+  __shared__ int mine;
+  unsigned rank, there;
+  int value;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  mine = blockIdx.x;
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
+      : "r"((unsigned)__cvta_generic_to_shared(&mine)), "r"(rank ^ 1));
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(there));
+  x[blockIdx.x] = value;
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__global__ void next(const int* x, int* y, int waits) {
+  if (waits) asm volatile("griddepcontrol.wait;" ::: "memory");
+  y[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void never(int* y) { y[threadIdx.x] = 1; }
+"""
+
+
+def test_clusters_and_launches_that_overlap() -> None:
+    device = emulator.Emulator()
+    module = device.load(CLUSTERS)
+    x, y = device.empty(4, np.int32), device.empty(4, np.int32)
+    assert module.launch("neighbour", 4, 1, [x], cluster=2).is_clean
+    assert module.launch("next", 1, 4, [x, y, 1], overlap=True).is_clean
+    assert y.read().tolist() == [1, 0, 3, 2]
+    with pytest.raises(emulator.LaunchRefused, match=r"clusters of \(3, 1, 1\) blocks do not fill the grid"):
+        module.launch("neighbour", 4, 1, [x], cluster=3)
+    assert module.launch("next", 1, 4, [x, y, 0], overlap=True).is_clean, "y was read: the one in front has ended"
+    for name, args, kind in (("next", [x, y, 0], "read_before_wait"), ("never", [y], "overlap_without_wait")):
+        module.launch("neighbour", 4, 1, [x], cluster=(2, 1))
+        with pytest.raises(emulator.LaunchFailed) as caught:
+            module.launch(name, 1, 4, args, overlap=True)
+        assert caught.value.report.kinds == [kind], name
+
+
 def test_vectors_carry_smaller_elements() -> None:
     source = "__global__ void swap(uint4* x, const float2* y) { x[threadIdx.x] = x[threadIdx.x ^ 1]; }"
     x, y = np.arange(16).astype(ml_dtypes.bfloat16), np.zeros(16, np.float16)

@@ -33,6 +33,7 @@ CHECKED_KINDS = UNDEFINED_KINDS | {
     "foreign_local_access",
     "foreign_read",
     "global_race",
+    "overlap_without_wait",
     "read_before_wait",
     "shared_race",
     "shared_variable_overrun",

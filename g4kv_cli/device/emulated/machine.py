@@ -12,6 +12,7 @@ from .checks.owned_reads import OwnedReads
 from .faults import (
     DeadlinePassed,
     EmulatorError,
+    Fault,
     LaunchConfigurationError,
     LaunchFault,
     LaunchInterrupted,
@@ -40,6 +41,10 @@ MAX_CLUSTER_BLOCKS = 16
 """Of compute capability 9.0, where more than 8 are allowed."""
 
 _WORKSPACE_BYTES = 8
+_NEVER_WAITS = (
+    "the launch may begin before the one in front of it has ended, and the kernel never waits for that "
+    "(griddepcontrol.wait, cudaGridDependencySynchronize)"
+)
 
 Extent = tuple[int, int, int]
 
@@ -240,8 +245,11 @@ class Machine:
             kernel.contracted,
             outcome.notes,
         )
-        if outcome.faults:
-            error = LaunchFault(outcome.faults, report)
+        faults = list(outcome.faults)
+        if overlap and not kernel.waits_for_the_one_in_front:
+            faults.append(Fault("overlap_without_wait", _NEVER_WAITS, kernel.name))
+        if faults:
+            error = LaunchFault(faults, report)
             if error.fatal is not None:
                 self.poisoned_by = error
             raise error
