@@ -234,8 +234,8 @@ FAULTS = (
           "oldest, rows.newest[i] + 1, first_key", "large-tile/group/2"),
     Fault("pairs: blocks at the window's edge not masked", PAIRS, "task.oldest_whole = first_visible(tile, "
           "position_of(tile, Shape::kRows - 1));", "task.oldest_whole = 0;", "large-tile/needle/window333"),
-    Fault("pairs: the last row's newest key for the whole tile", PAIRS, "newest_whole = task.newest_whole;",
-          "newest_whole = task.newest_whole + task.newer[Shape::kRows - 1];", "large-tile/needle/window333"),
+    Fault("pairs: the last row's newest key for the whole tile", PAIRS, "same_in_warp(task.newest_whole);",
+          "same_in_warp(task.newest_whole + task.newer[Shape::kRows - 1]);", "large-tile/needle/window333"),
     Fault("pairs: V of nobody kept", PAIRS, "if (key >= walk.oldest && key < walk.kv_len) continue;", "continue;",
           "large-tile/group/2"),
     Fault("pairs: V at the window's edge kept", PAIRS, "const bool is_whole = first_key >= walk.oldest && first_key",
