@@ -29,9 +29,10 @@ class _Contents:
             return [text for _, text in sorted(self.ptx, key=lambda item: -item[0])]
         if self.compressed:
             raise CompileError(f"{name} has its PTX compressed; build it with nvcc --no-compress")
+        lacks = "machine code and no PTX" if self.machine_code else "no PTX"
         raise CompileError(
-            f"{name} has machine code for {self.machine_code} architectures and no PTX, which the emulated device "
-            "needs; build it with -gencode arch=compute_90,code=compute_90, or run it on a GPU"
+            f"{name} has {lacks}, which the emulated device needs; build it with -gencode "
+            "arch=compute_90,code=compute_90 and without -rdc=true, which links machine code alone, or run it on a GPU"
         )
 
 

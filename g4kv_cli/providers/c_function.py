@@ -45,13 +45,14 @@ def call(target: Any, arguments: Sequence[Any], returns: Returns, library: ctype
     target.restype = _STATUSES[returns] if returns in _STATUSES else C_TYPES[returns]
     target.argtypes = [type(argument) for argument in arguments]
     is_status = returns in ("int", "bool")
-    if not is_status:
-        _last_runtime_error(library)  # what others left there is not this call's
+    _last_runtime_error(library)  # what others left there is not this call's
     with running(f"{getattr(target, '__name__', 'a function')} of the library"):
         returned = target(*arguments)
     if is_status:
-        is_good = bool(returned) if returns == "bool" else returned == 0
-        return Returned("" if is_good else f"returned {returned}")
+        if bool(returned) if returns == "bool" else returned == 0:
+            return Returned("")
+        left = _last_runtime_error(library)
+        return Returned(f"returned {returned}" + (f" and {left}" if left else ""))
     refusal = _last_runtime_error(library)
     if returns == "ptr" and returned is None:
         refusal = " and ".join(part for part in ("returned null", refusal) if part)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from g4kv_cli.compiler.fatbin import ptx_of_library
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
@@ -62,6 +63,7 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
         if image.kind == "library" and image.path is not None and not image.is_compiled:
             try:
                 stand_in_for(image.path)
+                ptx_of_library(image.path)
             except G4kvError as error:
                 notes.append(f"image {image.name} runs on a GPU only: {error}")
         elif image.kind == "python":

@@ -81,6 +81,9 @@ def test_the_runtime_is_asked_behind_a_function_without_a_result() -> None:
     assert call(launch(lambda: None), [], "void", library).refusal == ""
     says = call(launch(lambda: errors.append(98)), [], "void", library).refusal
     assert says == "left the runtime's error 98 (invalid device function)"
+    fails = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: errors.append(98) or 1)
+    errors.append(98)
+    assert call(fails, [], "int", library).refusal == f"returned 1 and {says}"
     without: Any = SimpleNamespace()
     assert call(launch(lambda: None), [], "void", without).refusal == "", "a library that shows no runtime is not asked"
 

@@ -108,3 +108,33 @@ def test_what_is_no_library(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_nothing_is_wrong_with_the_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = _check(Path(__file__).resolve().parents[2] / "docs" / "examples" / name, capsys)
     assert (code, shown.splitlines()[-1].split(", ")[-1]) == (0, "0 problems")
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [("1, 0x101, 8, 0x11111111", "has its PTX compressed"), ("2, 0x101, 8, 0", "has machine code and no PTX")],
+)
+def test_a_library_without_ptx_runs_on_a_gpu_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], payload: str, says: str
+) -> None:
+    """A container (magic, version, 16 bytes, size) of one entry (kind, version, 64 bytes, size), as nvcc makes it."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler on the PATH")
+    kind, version, size, word = payload.split(", ")
+    source = (
+        f'__attribute__((section(".nv_fatbin"), used)) static const unsigned data[] = {{0xBA55ED50, 0x100001, 72, 0, '
+        f"{kind} | {version} << 16, 64, {size}, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, {word}, 0}};\n"
+        "void **__cudaRegisterFatBinary(void *);\n"
+        "int attention(void) { return __cudaRegisterFatBinary((void *)data) == 0; }\n"
+    )
+    (tmp_path / "engine.c").write_text(source)
+    subprocess.run([compiler, "-shared", "-fPIC", "engine.c", "-o", "libengine.so"], cwd=tmp_path, check=True)
+    (tmp_path / "engine.toml").write_text(
+        'provider = "p"\n[image.engine]\nlibrary = "libengine.so"\n[[entry]]\nname = "batch_decode_paged_*"\n'
+        '[[entry.launch]]\nimage = "engine"\ncall = "attention"\narguments = []\n'
+    )
+    code, shown = _check(tmp_path / "engine.toml", capsys)
+    (note,) = [line for line in shown.splitlines() if line.startswith("note")]
+    assert code == 0
+    assert note.startswith(f"note     image engine runs on a GPU only: libengine.so {says}"), note

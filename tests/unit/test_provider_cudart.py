@@ -14,7 +14,7 @@ from cudart_caller import PTX, Caller
 
 from g4kv_cli.device.emulated import TensorMap
 from g4kv_cli.device.emulated_device import EmulatedDevice
-from g4kv_cli.errors import CompileError, ContractError
+from g4kv_cli.errors import CompileError, ContractError, DeviceFault
 from g4kv_cli.providers.cudart.runtime import StandInRuntime, _Call
 
 
@@ -124,7 +124,7 @@ def test_a_cards_properties_lie_where_each_cuda_reads_them(
     everywhere = {"warpSize": 32, "regsPerBlock": 65536, "regsPerMultiprocessor": 65536, "maxThreadsPerBlock": 1024,
                   "maxThreadsDim": [1024, 1024, 64], "maxGridSize": [2**31 - 1, 65535, 65535],
                   "sharedMemPerBlock": 48 * 1024, "reservedSharedMemPerBlock": 1024, "totalConstMem": 65536,
-                  "unifiedAddressing": 1, "cooperativeLaunch": 1, "memoryPoolsSupported": 1,
+                  "unifiedAddressing": 1, "cooperativeLaunch": 1, "memoryPoolsSupported": 1, "concurrentKernels": 1,
                   "managedMemory": 0, "integrated": 0, "l2CacheSize": 0,
                   "totalGlobalMem": caller.device.limits.memory_bytes}  # fmt: skip
     assert {name: found[name] for name in everywhere | want} == everywhere | want
@@ -191,13 +191,67 @@ def test_rows_with_a_pitch(caller: Caller) -> None:
     assert caller.read(at, 2) == [1, 2]
 
 
+def test_pinned_memory_of_the_launcher_is_known_as_such(caller: Caller) -> None:
+    block, answer = ctypes.create_string_buffer(64), ctypes.create_string_buffer(96)
+    assert caller.cudaHostRegister(block, ctypes.c_size_t(64), 0) == 0
+    assert caller.cudaHostRegister(ctypes.byref(block, 8), ctypes.c_size_t(8), 0) == 712
+    assert caller.cudaPointerGetAttributes(answer, ctypes.byref(block, 60)) == 0
+    assert struct.unpack("<i", answer.raw[:4]) == (1,)
+    assert caller.cudaHostUnregister(block) == 0
+    assert caller.cudaHostUnregister(block) == 713
+    assert caller.cudaPointerGetAttributes(answer, block) == 0
+    assert struct.unpack("<i", answer.raw[:4]) == (0,)
+
+
+def test_a_kernel_that_reaches_pinned_memory_is_not_blamed(caller_13: Caller) -> None:
+    """On a GPU it may; a store past the pinned bytes is its own fault."""
+    host, at = caller_13.registered(PTX.replace(b"DIRECTIVES", b"")), ctypes.c_void_p()
+    assert caller_13.cudaMallocHost(ctypes.byref(at), ctypes.c_size_t(32)) == 0
+    assert at.value is not None
+    assert caller_13.launch_ex(host, at, None) != 0
+    said = "libengine.so: ranks reaches pinned memory of the host, which no kernel of the emulated device does;"
+    assert isinstance(caller_13.state.error, CompileError)
+    assert str(caller_13.state.error).startswith(said)
+    caller_13.state.error = None
+    caller_13.device.close()
+    caller_13.state.device = caller_13.device = EmulatedDevice()
+    assert caller_13.launch_ex(host, ctypes.c_void_p(at.value + 4096), None) != 0
+    assert isinstance(caller_13.state.error, DeviceFault)
+
+
+def test_hints_change_nothing(caller: Caller) -> None:
+    host, kernel = caller.registered(PTX.replace(b"DIRECTIVES", b"")), ctypes.c_void_p()
+    window = ctypes.create_string_buffer(64)
+    assert caller.cudaDeviceSetCacheConfig(2) == caller.cudaDeviceSetLimit(0, ctypes.c_size_t(4096)) == 0
+    assert caller.cudaDeviceSetSharedMemConfig(2) == caller.cudaFuncSetSharedMemConfig(host, 2) == 0
+    assert caller.cudaProfilerStart() == caller.cudaProfilerStop() == caller.cudaCtxResetPersistingL2Cache() == 0
+    assert caller.cudaStreamSetAttribute(None, 1, window) == 0
+    assert caller.cudaGetKernel(ctypes.byref(kernel), host) == 0
+    assert kernel.value == host.value
+    assert caller.cudaGetKernel(ctypes.byref(kernel), window) == 98
+    assert caller.cudaStreamSetAttribute(None, 4, window) != 0
+    assert "calls cudaStreamSetAttribute, which" in str(caller.state.error)
+
+
+def test_an_attribute_of_the_card_that_is_not_known_is_named(caller_13: Caller) -> None:
+    pytest.importorskip("cuda.bindings.runtime")
+    assert caller_13.cudaDeviceGetAttribute(ctypes.byref(ctypes.c_int()), 38, 0) != 0
+    said = "for device attribute 38 (cudaDevAttrL2CacheSize), which the stand-in for libcudart has not; run it"
+    assert said in str(caller_13.state.error)
+
+
 def test_streams_have_one_priority_and_host_functions_run(caller: Caller) -> None:
-    least, greatest, seen = ctypes.c_int(7), ctypes.c_int(7), []
+    least, greatest = ctypes.c_int(7), ctypes.c_int(7)
+    seen: list[Any] = []
     assert caller.cudaDeviceGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest)) == 0
     assert (least.value, greatest.value) == (0, 0)
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(seen.append)
     assert caller.cudaLaunchHostFunc_ptsz(None, function, ctypes.c_void_p(42)) == 0
     assert seen == [42]
+    stream = ctypes.c_void_p(2)
+    told = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(lambda *given: seen.append(given))
+    assert caller.cudaStreamAddCallback(stream, told, ctypes.c_void_p(7), 0) == 0
+    assert seen[1:] == [(2, 0, 7)]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +263,7 @@ def test_streams_have_one_priority_and_host_functions_run(caller: Caller) -> Non
         ),
         ("cudaEventElapsedTime_v2", "what a GPU takes cannot be told"),
         ("cudaOccupancyMaxActiveClusters", "how a chip groups its multiprocessors"),
-        ("cudaStreamGetCaptureInfo_v3", "which the stand-in for libcudart has not; run it on a GPU"),
+        ("cudaGraphAddKernelNode", "which the stand-in for libcudart has not; run it on a GPU"),
         ("cudaThreadSynchronize", "which the stand-in for libcudart has not; run it on a GPU"),
     ],
 )

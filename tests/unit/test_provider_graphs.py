@@ -164,6 +164,26 @@ def test_other_streams_go_on_while_one_captures(streams_13: Streams) -> None:
     assert streams_13.value == 4, "nothing was captured"
 
 
+def test_what_is_told_of_a_capture(streams: Streams) -> None:
+    stream, status, number = streams.stream(), ctypes.c_int(9), ctypes.c_uint64(9)
+    nothing = [None] * (4 if streams.major >= 13 else 0)
+    asked = (stream, ctypes.byref(status), ctypes.byref(number), *nothing)
+    streams.of("cudaStreamGetCaptureInfo", *asked)
+    assert (status.value, number.value) == (0, 0)
+    found = []
+    for _ in range(2):
+        assert streams.begin(stream) == 0
+        streams.of("cudaStreamGetCaptureInfo", *asked)
+        assert streams.cudaStreamAddCallback(stream, None, None, 0) == 900
+        found.append((status.value, number.value))
+        assert streams.end(stream)[0] == 901
+    assert [one for one, _ in found] == [1, 1]
+    assert len({0, *(number for _, number in found)}) == 3
+    at = ctypes.byref(ctypes.c_void_p())
+    assert streams.cudaStreamGetCaptureInfo_v2(*asked[:3], at, None, None) != 0
+    assert "calls cudaStreamGetCaptureInfo for a graph or its nodes, which" in str(streams.state.error)
+
+
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_streams_join_a_capture_by_events(streams_13: Streams, is_joined: bool) -> None:
     one, two, fork, join = streams_13.stream(), streams_13.stream(), streams_13.event(), streams_13.event()

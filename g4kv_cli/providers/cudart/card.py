@@ -29,6 +29,7 @@ _FIELDS = (
     (75, "i", 360, 360),  # major
     (76, "i", 364, 364),  # minor
     (16, "i", 388, 384),  # multiProcessorCount
+    (31, "i", 576, 560),  # concurrentKernels
     (41, "i", 604, 588),  # unifiedAddressing
     (THREADS_OF_MULTIPROCESSOR, "i", 624, 604),  # maxThreadsPerMultiProcessor
     (81, "Q", 640, 624),  # sharedMemPerMultiprocessor
@@ -63,9 +64,11 @@ def attributes_of(device: EmulatedDevice) -> dict[int, int]:
         10: 32,  # warp size
         12: 65536,  # registers of a block
         16: limits.multiprocessors,
+        17: 0,  # a limit of kernels' time
         18: 0,  # integrated
         20: 0,  # the compute mode: the default one
         THREADS_OF_MULTIPROCESSOR: threads,
+        31: 1,  # concurrent kernels
         41: 1,  # one address space with the host
         75: major,
         76: minor,
@@ -73,6 +76,8 @@ def attributes_of(device: EmulatedDevice) -> dict[int, int]:
         81: limits.max_shared_bytes_per_block + RESERVED_SHARED_BYTES,  # of a multiprocessor
         82: 65536,  # registers of a multiprocessor
         83: 0,  # managed memory
+        88: 0,  # pageable memory of the host
+        89: 0,  # the same managed
         95: 1,  # cooperative launches
         97: limits.max_shared_bytes_per_block,
         BLOCKS_OF_MULTIPROCESSOR: blocks,

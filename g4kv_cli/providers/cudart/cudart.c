@@ -17,7 +17,8 @@
 #define OPERATIONS(X)                                                                                                  \
   X(launch) X(absent) X(malloc) X(free) X(copy) X(fill) X(device_attribute) X(function_attribute)                    \
   X(function_attributes) X(occupancy) X(symbol) X(tensor_map) X(entry_point) X(host_malloc) X(host_free)               \
-  X(device_properties) X(pointer_attributes) X(memory_info) X(host_function) X(captures) X(graphs)
+  X(device_properties) X(pointer_attributes) X(memory_info) X(host_function) X(captures) X(graphs)                   \
+  X(host_register) X(host_unregister)
 
 enum operation {
 #define X(name) OPERATION_##name,
@@ -295,6 +296,16 @@ EXPORT int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, si
   return fill_rows(to, pitch, value, width, height, ADDRESS(stream));
 }
 SAME(cudaMemset2DAsync, cudaMemset2DAsync_ptsz);
+EXPORT int cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
+  (void)flags;
+  REQUIRE(pointer && bytes);
+  uint64_t values[] = {ADDRESS(pointer), bytes};
+  return ask(OPERATION_host_register, values);
+}
+EXPORT int cudaHostUnregister(void *pointer) {
+  uint64_t values[] = {ADDRESS(pointer)};
+  return ask(OPERATION_host_unregister, values);
+}
 EXPORT int cudaMemGetInfo(size_t *unused, size_t *total) {
   REQUIRE(unused && total);
   uint64_t values[2] = {0, 0};
@@ -404,6 +415,23 @@ EXPORT int cudaDriverGetVersion(int *version) {
   return 0;
 }
 
+// Of caches, heaps and profilers: no result depends on them.
+EXPORT int cudaDeviceSetCacheConfig(int config) {
+  (void)config;
+  return 0;
+}
+EXPORT int cudaDeviceSetSharedMemConfig(int config) {
+  (void)config;
+  return 0;
+}
+EXPORT int cudaDeviceSetLimit(int limit, size_t value) {
+  (void)limit, (void)value;
+  return 0;
+}
+EXPORT int cudaCtxResetPersistingL2Cache(void) { return 0; }
+EXPORT int cudaProfilerStart(void) { return 0; }
+EXPORT int cudaProfilerStop(void) { return 0; }
+
 // What runtime.py is asked of streams that capture; where none does, nothing is asked.
 enum capture_step { BEGIN, END, STATUS, RECORD, WAIT, LOOK_AT_STREAM, LOOK_AT_EVENT, LOOK_AT_DEVICE, EXCHANGE_MODE };
 static unsigned open_captures;
@@ -424,6 +452,35 @@ EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
   return capturing(STATUS, ADDRESS(stream), ADDRESS(status));
 }
 SAME(cudaStreamIsCapturing, cudaStreamIsCapturing_ptsz);
+// What is asked of the nodes that a capture has so far, which are none of the runtime's here, is not there.
+static int capture_info(void *stream, int *status, uint64_t *id, int asks_for_nodes) {
+  REQUIRE(status);
+  if (asks_for_nodes) return absent("cudaStreamGetCaptureInfo for a graph or its nodes");
+  *status = 0;
+  if (id) *id = 0;
+  uint64_t values[] = {STATUS, ADDRESS(stream), ADDRESS(status)};
+  const int error = open_captures ? ask(OPERATION_captures, values) : 0;
+  if (id && *status) *id = values[2];
+  return error;
+}
+EXPORT int cudaStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id, void **graph, void **nodes, void **edges,
+                                       size_t *count) {
+  return capture_info(stream, status, id, graph || nodes || edges || count);
+}
+SAME(cudaStreamGetCaptureInfo_v3, cudaStreamGetCaptureInfo_v3_ptsz);
+EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void **nodes, size_t *count) {
+  return capture_info(stream, status, id, graph || nodes || count);
+}
+SAME(cudaStreamGetCaptureInfo_v2, cudaStreamGetCaptureInfo_v2_ptsz);
+#if CUDART_MAJOR >= 13
+SAME(cudaStreamGetCaptureInfo_v3, cudaStreamGetCaptureInfo);
+SAME(cudaStreamGetCaptureInfo_v3, cudaStreamGetCaptureInfo_ptsz);
+#else
+EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, uint64_t *id) {
+  return capture_info(stream, status, id, 0);
+}
+SAME(cudaStreamGetCaptureInfo, cudaStreamGetCaptureInfo_ptsz);
+#endif
 EXPORT int cudaStreamBeginCapture(void *stream, int mode) {
   uint64_t values[] = {BEGIN, ADDRESS(stream), (uint64_t)mode};
   const int error = ask(OPERATION_captures, values);
@@ -481,6 +538,13 @@ EXPORT int cudaStreamGetPriority(void *stream, int *priority) {
   return 0;
 }
 SAME(cudaStreamGetPriority, cudaStreamGetPriority_ptsz);
+EXPORT int cudaStreamSetAttribute(void *stream, int attribute, const void *value) {
+  (void)stream;
+  REQUIRE(value);
+  // Where rows stay in the L2 cache, how the host waits, priorities: no result depends on them.
+  return attribute == 1 || attribute == 3 || attribute == 8 ? 0 : absent("cudaStreamSetAttribute");
+}
+SAME(cudaStreamSetAttribute, cudaStreamSetAttribute_ptsz);
 EXPORT int cudaStreamDestroy(void *stream) {
   if (ADDRESS(stream) <= 2) return noted(INVALID_HANDLE);  // cudaStreamLegacy, cudaStreamPerThread
   free(stream);
@@ -500,6 +564,13 @@ EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data
   return ask(OPERATION_host_function, values);
 }
 SAME(cudaLaunchHostFunc, cudaLaunchHostFunc_ptsz);
+EXPORT int cudaStreamAddCallback(void *stream, void (*function)(void *, int, void *), void *data, unsigned flags) {
+  (void)flags;
+  const int error = capturing(LOOK_AT_STREAM, ADDRESS(stream), 0);
+  if (!error) function(stream, 0, data);
+  return error;
+}
+SAME(cudaStreamAddCallback, cudaStreamAddCallback_ptsz);
 EXPORT int cudaEventCreateWithFlags(void **event, unsigned flags) {
   REQUIRE(event);
   (void)flags;
@@ -661,6 +732,13 @@ EXPORT int cudaFuncSetCacheConfig(const void *host, int config) {
   (void)config;
   return function_of(host, values);
 }
+EXPORT int cudaFuncSetSharedMemConfig(const void *host, int config) { return cudaFuncSetCacheConfig(host, config); }
+EXPORT int cudaGetKernel(const void **kernel, const void *host) {
+  REQUIRE(kernel);
+  if (!find(functions, function_count, host)) return noted(INVALID_DEVICE_FUNCTION);
+  *kernel = host;
+  return 0;
+}
 EXPORT int cudaFuncGetAttributes(void *attributes, const void *host) {
   REQUIRE(attributes);
   uint64_t values[4] = {0, 0, ADDRESS(attributes)};
@@ -730,6 +808,8 @@ static const struct {
     {98, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
+    {712, "cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"},
+    {713, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {401, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},

@@ -45,6 +45,7 @@ Clock = dict[int, int]
 
 @dataclass(slots=True)
 class _Capture:
+    number: int
     origin: int
     mode: int
     nodes: list[Node] = field(default_factory=list)
@@ -157,6 +158,7 @@ class StreamCaptures:
         if step == _STATUS:
             status = 0 if capture is None else 1 + capture.is_invalid
             ctypes.c_int.from_address(second).value = status
+            values[2] = 0 if capture is None else capture.number
             return SUCCESS
         if step == _RECORD:
             if capture is None:
@@ -186,7 +188,7 @@ class StreamCaptures:
             return UNSUPPORTED
         if self._of(stream) is not None:
             return ILLEGAL_STATE
-        self._open.append(_Capture(stream, mode, clocks={stream: {}}))
+        self._open.append(_Capture(next(self._numbers), stream, mode, clocks={stream: {}}))
         return SUCCESS
 
     def _end(self, stream: int, values: Values) -> int:

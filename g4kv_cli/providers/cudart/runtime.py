@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from g4kv_cli.compiler.fatbin import ptx_texts
 from g4kv_cli.device.arguments import MAX_TENSOR_RANK, SWIZZLE_BYTES, Argument, ArgumentKind, TensorMapShape
 from g4kv_cli.device.interface import Launch, LoadedKernel
-from g4kv_cli.errors import CompileError, ContractError, DeviceUnavailable
+from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable
 from g4kv_cli.providers.c_function import LauncherRefused, function_of, last_error_of
 from g4kv_cli.providers.c_function import call as call_function
 from g4kv_cli.providers.cudart.card import (
@@ -39,7 +39,8 @@ from g4kv_cli.records.run import KernelImage
 if TYPE_CHECKING:
     from g4kv_cli.device.emulated_device import EmulatedDevice
 
-OUT_OF_MEMORY, LAUNCH_FAILURE = 2, 719
+OUT_OF_MEMORY, ALREADY_REGISTERED, NOT_REGISTERED, LAUNCH_FAILURE = 2, 712, 713, 719
+_NEAR_NOTHING = re.compile(r"address (0x[0-9a-f]+), near no allocation")
 _STAND_IN = "the stand-in for libcudart"
 _WHY_ABSENT = {
     **dict.fromkeys(
@@ -103,12 +104,16 @@ class StandInRuntime:
             "pointer_attributes": self._pointer_attributes,
             "memory_info": self._memory_info,
             "host_function": self._host_function,
+            "host_register": self._host_register,
+            "host_unregister": self._host_unregister,
         }
         self._captures = StreamCaptures(lambda address: self._now.device.free_address(address))
         self._by_name |= {"captures": self._captures.capture_step, "graphs": self._captures.graph_step}
         self._call: _Call | None = None
         self._opted_in: dict[str, int] = {}
         self._host: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._registered: dict[int, int] = {}
+        """Pinned memory: what was allocated here, and the bytes of what the launcher has itself, by address."""
 
     def call(
         self,
@@ -204,10 +209,26 @@ class StandInRuntime:
 
         def do() -> int:
             # A graph may be launched in a later call, of which everything is asked anew: its device too.
-            self._now.launch(self._kernel(name, fatbin), launch)
+            try:
+                self._now.launch(self._kernel(name, fatbin), launch)
+            except DeviceFault as fault:
+                self._require_no_host_memory(name, fault)
+                raise
             return SUCCESS
 
         return self._captures.queue(stream, Node("kernel", do, name))
+
+    def _require_no_host_memory(self, name: str, fault: DeviceFault) -> None:
+        """What is good on a GPU must not be told as a kernel's fault. Raises CompileError."""
+        if any(self._is_pinned(int(found, 16)) for line in fault.reports for found in _NEAR_NOTHING.findall(line)):
+            raise CompileError(
+                f"{self._now.image_name}: {name} reaches pinned memory of the host, which no kernel of the emulated "
+                "device does; run it on a GPU"
+            ) from fault
+
+    def _is_pinned(self, address: int) -> bool:
+        begins = {begin: len(block) for begin, block in self._host.items()} | self._registered
+        return any(begin <= address < begin + nbytes for begin, nbytes in begins.items())
 
     def _attributes(self, name: str, at: int, count: int) -> tuple[tuple[int, int, int], bool, bool]:
         cluster, overlap, is_cooperative = (1, 1, 1), False, False
@@ -288,6 +309,16 @@ class StandInRuntime:
     def _host_free(self, values: Values) -> int:
         return SUCCESS if self._host.pop(int(values[0]), None) is not None else INVALID_VALUE
 
+    def _host_register(self, values: Values) -> int:
+        address, nbytes = (int(value) for value in values[:2])
+        if self._is_pinned(address):
+            return ALREADY_REGISTERED
+        self._registered[address] = nbytes
+        return SUCCESS
+
+    def _host_unregister(self, values: Values) -> int:
+        return SUCCESS if self._registered.pop(int(values[0]), None) is not None else NOT_REGISTERED
+
     def _copy(self, values: Values) -> int:
         to, source, nbytes, kind, stream = (int(value) for value in values[:5])
 
@@ -327,7 +358,8 @@ class StandInRuntime:
     def _device_attribute(self, values: Values) -> int:
         known, number = attributes_of(self._now.device), int(values[0])
         if number not in known:
-            raise CompileError(f"{self._now.image_name} asks for device attribute {number}, which {_STAND_IN} has not")
+            what = f"device attribute {number}{_attribute_name(number)}"
+            raise CompileError(f"{self._now.image_name} asks for {what}, which {_STAND_IN} has not; run it on a GPU")
         values[0] = known[number]
         return SUCCESS
 
@@ -349,7 +381,7 @@ class StandInRuntime:
         at = int(values[1])
         if self._now.device.owns_address(at):
             found = (_OF_DEVICE, 0, at, 0)
-        elif any(begin <= at < begin + len(block) for begin, block in self._host.items()):
+        elif self._is_pinned(at):
             found = (_OF_HOST, 0, 0, at)
         else:
             found = (_UNREGISTERED, _INVALID_DEVICE_ID, 0, at)
@@ -456,6 +488,16 @@ def _kind_of(parameter: Any) -> ArgumentKind:
         return parameter.kind  # type: ignore[no-any-return]
     kinds: dict[int, ArgumentKind] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     return kinds[parameter.nbytes]
+
+
+def _attribute_name(number: int) -> str:
+    """`` (cudaDevAttrL2CacheSize)`` of 38, as NVIDIA's bindings have it; empty for none."""
+    try:
+        from cuda.bindings.runtime import cudaDeviceAttr
+
+        return f" ({cudaDeviceAttr(number).name})"
+    except (ImportError, ValueError):
+        return ""
 
 
 @functools.cache
