@@ -66,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read manifests and choose cases, where cases are asked for: what is wrong with them ends the run in one line."""
     config.addinivalue_line("markers", f"{ROOT}: a case of g4kv smoke (collected by the --g4kv options)")
+    if hasattr(config, "workerinput"):  # of xdist: the other cores have workers of their own
+        os.environ.setdefault("G4KV_EMULATOR_THREADS", "1")
     asked = config.option
     if not (asked.g4kv_provider or asked.g4kv_geometry or asked.g4kv_case or asked.g4kv_workload or asked.g4kv_shape):
         return

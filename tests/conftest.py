@@ -56,6 +56,7 @@ def _own_environment(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("G4KV_")]:
             patch.delenv(name)
+        patch.setenv("G4KV_EMULATOR_THREADS", "1")  # as in all workers: the other core has one of its own
         patch.delenv("COLUMNS", raising=False)  # a caller's terminal
         patch.setenv("G4KV_CACHE_DIR", str(request.config.cache.mkdir("g4kv-kernels")))
         yield

@@ -21,6 +21,7 @@ from g4kv_cli.cases.standing import answer_requests, ask
 from g4kv_cli.providers.host_code import now_running
 from g4kv_cli.records.run import CaseResult
 
+THREADS_VARIABLE = "G4KV_EMULATOR_THREADS"
 SECONDS_TO_END = 5
 SECONDS_OVERDUE = 5.0
 """How long behind a case's time a provider's host function may still be at work before its process is ended."""
@@ -115,6 +116,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 def _start_worker(settings: RunSettings, answers: Connection) -> None:
     global _runner
+    os.environ.setdefault(THREADS_VARIABLE, "1")  # the other cores have workers of their own
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
     _end_with_parent()
     if settings.calls_host_code:

@@ -281,7 +281,8 @@ def test_help_says_the_exit_codes_and_the_environment(run_g4kv) -> None:  # type
     codes = {line.split()[0] for line in shown.splitlines() if line.split() and line.split()[0].isdigit()}
     want = {0, EXIT_FINDINGS, EXIT_FAILURE, main_module.EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
     assert {int(code) for code in codes} == want
-    for variable in (CACHE_DIRECTORY_VARIABLE, "G4KV_DEVICE", "G4KV_EMULATOR", "G4KV_REQUIRE_GPU", "G4KV_TRACEBACK"):
+    names = ("DEVICE", "EMULATOR", "EMULATOR_THREADS", "REQUIRE_GPU", "TRACEBACK")
+    for variable in (CACHE_DIRECTORY_VARIABLE, *(f"G4KV_{name}" for name in names)):
         assert f"  {variable} " in shown
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert all(f"\n| {code} | " in readme for code in codes)

@@ -14,6 +14,7 @@ from .engine.launch import (
     GUESSES,
     ORDERLESS,
     UNORDERED,
+    USED_TWICE,
     Detected,
     Engine,
     EngineRun,
@@ -26,7 +27,7 @@ from .engine.program import Program
 from .faults import EmulatorError, Fault, Standing
 from .interpreter.chunk import unravel
 from .interpreter.run import Run
-from .mode import Mode, emulator_mode
+from .mode import Mode, emulator_mode, emulator_threads
 from .request import LaunchOutcome, LaunchRequest
 from .state.heap import Heap, Mark
 from .state.lanes import WARP
@@ -54,6 +55,7 @@ class LaunchCounts:
 def emulator_words() -> str:
     """How launches run, where that is not the usual way, the engine alone. Raises EmulatorError (see mode.py)."""
     mode = emulator_mode()
+    emulator_threads()
     if mode is Mode.INTERPRETER:
         return "interpreted"
     if library() is None:
@@ -70,11 +72,12 @@ def _engine() -> Engine | None:
 class Launcher:
     """Runs the launches of one device memory."""
 
-    def __init__(self, memory: DeviceMemory, mode: Mode) -> None:
+    def __init__(self, memory: DeviceMemory, mode: Mode, threads: int = 1) -> None:
         self.counts = LaunchCounts()
         self._memory = memory
         self._heap = Heap(memory)
         self._mode = mode
+        self._threads = threads
         self._active: Run | EngineRun | None = None
 
     def standing(self) -> Standing | None:
@@ -96,12 +99,12 @@ class Launcher:
         if engine is None or program is None or not program.pays(warps) or not can_run(program, request):
             counts.interpreted += 1
             return self._interpret(request)
-        self._active = run = EngineRun(engine, self._memory, program, request)
+        self._active = run = EngineRun(engine, self._memory, program, request, threads=self._threads)
         found = run.execute()
-        if isinstance(found, Detected) and found.kind == "reads and stores of one allocation" and not program.shares:
+        if isinstance(found, Detected) and found.kind == USED_TWICE and not program.shares:
             watched = engine.state.used_twice()
             if watched is not None:  # each thread its own, perhaps: kernels work in place
-                self._active = run = EngineRun(engine, self._memory, program, request, watched)
+                self._active = run = EngineRun(engine, self._memory, program, request, watched, threads=self._threads)
                 found = run.execute()
         traced = None
         if isinstance(found, Detected) and found.kind in UNORDERED and not program.writes_too_much:

@@ -25,7 +25,7 @@ from .kernel import Kernel, Module
 from .launcher import LaunchCounts, Launcher
 from .memory.allocation import keep_freed_memory
 from .memory.tensor_map import TensorMap, contiguous_strides
-from .mode import emulator_mode
+from .mode import emulator_mode, emulator_threads
 from .request import LaunchRequest
 from .residency import resident_blocks
 from .state.memory import GLOBAL_BASE, Bytes, DeviceMemory
@@ -73,7 +73,7 @@ class Machine:
         self._grid_workspace = 0
         self._in_front: Ranges = NO_RANGES
         """What launches wrote that may not have ended when the next begins, if it overlaps them."""
-        self._launcher = Launcher(self._memory, emulator_mode())
+        self._launcher = Launcher(self._memory, emulator_mode(), emulator_threads())
         self.poisoned_by: LaunchFault | DeadlinePassed | LaunchInterrupted | None = None
 
     def allocate(self, nbytes: int, label: str = "", sparse: bool = False) -> int:

@@ -1,13 +1,16 @@
-"""Which emulator runs kernels: the environment variable G4KV_EMULATOR."""
+"""Which emulator runs kernels, and on how many threads: the environment's G4KV_EMULATOR and G4KV_EMULATOR_THREADS."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from enum import Enum
 
 from .faults import EmulatorError
 
 VARIABLE = "G4KV_EMULATOR"
+THREADS_VARIABLE = "G4KV_EMULATOR_THREADS"
+MOST_THREADS = 1024
 
 
 class Mode(Enum):
@@ -27,3 +30,18 @@ def emulator_mode() -> Mode:
     except ValueError:
         known = ", ".join(mode.value for mode in Mode)
         raise EmulatorError(f"{VARIABLE} is {word!r}; it can be {known}") from None
+
+
+def emulator_threads() -> int:
+    """Threads that may run the blocks of a launch: as many as asked for, else one a core that this process may use.
+
+    Raises EmulatorError for what is no number of threads.
+    """
+    word = os.environ.get(THREADS_VARIABLE, "")
+    if not word:
+        with suppress(AttributeError):  # not on macOS
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+    if not (word.isascii() and word.isdigit()) or not 1 <= int(word) <= MOST_THREADS:
+        raise EmulatorError(f"{THREADS_VARIABLE} is {word!r}; it can be 1 to {MOST_THREADS}")
+    return int(word)

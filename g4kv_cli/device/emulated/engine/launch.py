@@ -18,6 +18,7 @@ from ..request import LaunchOutcome, LaunchRequest
 from ..residency import chunk_blocks
 from ..state.memory import GLOBAL_BASE, DeviceMemory
 from ..state.store_log import Ranges, gaps, merge_ranges
+from .apart import OVER, blocks_left, run_apart
 from .callbacks import Caller
 from .library import Library
 from .order_trace import has_conflicts
@@ -28,6 +29,8 @@ from .structures import FAULT_KINDS, MOST_AGENTS, RUN_CLOCKS_FULL, RUN_LOGS_FULL
 
 SLICE = 1 << 20
 """Instructions of warps between two returns to Python, where signals are handled: some 50 ms."""
+FIRST_SLICE = 1 << 17
+"""Those of a launch that is over before other threads have begun."""
 BLOCK_STEPS = 20_000_000
 """Basic blocks that the warps of one thread block may run before it looks endless, where no deadline ends it."""
 _NO_LIMIT = (1 << 63) - 1
@@ -50,8 +53,8 @@ GUESSES = frozenset(
 ORDERLESS = frozenset({"accesses without an order", "trace full"})
 """What that run may come to: then the interpreter decides about what was found before."""
 GUESSED_RACE, BLOCK_SCOPE = "guessed race", "accesses of the scope of a block"
-UNORDERED = frozenset({"stores that meet", "reads and stores of one allocation", "reads of what others store"})
-UNORDERED |= {GUESSED_RACE, BLOCK_SCOPE}
+USED_TWICE = "reads and stores of one allocation"
+UNORDERED = frozenset({"stores that meet", USED_TWICE, "reads of what others store", GUESSED_RACE, BLOCK_SCOPE})
 """What may have an order, which another run writes down."""
 _FRAME_ALIGN = 64
 _MOST_RESIDENT_BYTES = 1 << 29
@@ -74,6 +77,7 @@ class Engine:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.state = EngineState()
+        self._others: list[EngineState] = []
         self.caller = Caller()
         self.state.point("called", self.caller.places)
         self.state.launch.call = ctypes.cast(self.caller.entry, ctypes.c_void_p).value
@@ -82,13 +86,19 @@ class Engine:
         """Take the last launch back; or, called again, do it once more."""
         self.library.exchange(ctypes.addressof(self.state.launch))
 
-    def settle(self) -> None:
+    def settle(self, state: EngineState) -> None:
         """Later launches begin behind all marks of a block that did not end."""
-        self.library.settle(ctypes.addressof(self.state.launch))
+        self.library.settle(ctypes.addressof(state.launch))
+
+    def others(self, count: int) -> list[EngineState]:
+        """States for more threads."""
+        self._others += [EngineState() for _ in range(count - len(self._others))]
+        return self._others[:count]
 
 
 class EngineRun:
-    """One launch on the engine; ``watched`` are addresses of which it also sees which thread reads what."""
+    """One launch on the engine; ``watched`` are addresses of which it also sees which thread reads what, ``threads``
+    those that may run it."""
 
     def __init__(
         self,
@@ -99,35 +109,53 @@ class EngineRun:
         watched: tuple[int, int] | None = None,
         traced: tuple[int, int] | None = None,
         traces_shared: bool = False,
+        threads: int = 1,
     ) -> None:
         self.traces_shared = traces_shared
+        self.threads = threads if program.runs_apart and traced is None else 1
         self.watched = watched
         self.traced = traced
         self.engine = engine
         self.memory = memory
         self.program = program
         self.request = request
+        self._states = [engine.state]
 
     def execute(self) -> LaunchOutcome | Detected:
         """Run the launch. If a rule was broken, or is not known to the engine, memory is as it was before.
 
         Raises DeadlinePassed, and LaunchInterrupted where it meets a KeyboardInterrupt.
         """
+        found = self._execute()
+        if len(self._states) > 1 and isinstance(found, Detected) and not self._may_be_in_place(found):
+            self.program.runs_apart &= found.kind not in UNORDERED
+            self.threads = 1
+            found = self._execute()
+        return found
+
+    def _may_be_in_place(self, found: Detected) -> bool:
+        """Whether the launch is run again, watched, before anybody knows what is wrong with it."""
+        is_first = self.watched is None and not self.program.shares
+        return found.kind == USED_TWICE and is_first and self.engine.state.used_twice() is not None
+
+    def _execute(self) -> LaunchOutcome | Detected:
+        self._states = [self.engine.state]
         try:
-            self._prepare()
+            self._prepare(self.engine.state)
             self._run()
             found = self._judge()
         except KeyboardInterrupt as interrupt:
             raise LaunchInterrupted(self.standing()) from interrupt
         finally:
-            self.engine.settle()
+            for state in self._states:
+                self.engine.settle(state)
         if isinstance(found, Detected):
             self.engine.exchange()
         return found
 
-    def standing(self) -> Standing:
-        """The basic block and warp that ran last."""
-        launch, where = self.engine.state.launch, self.program.stands_at
+    def standing(self, state: EngineState | None = None) -> Standing:
+        """The basic block and warp that ran last, on the caller's thread or that of a state."""
+        launch, where = (state or self.engine.state).launch, self.program.stands_at
         instruction = where[launch.at_block] if 0 <= launch.at_block < len(where) else None
         location = instruction.location if instruction is not None else Location()
         x, y, z = launch.coordinates
@@ -145,10 +173,9 @@ class EngineRun:
         """Ranges of the arena that it has stored to."""
         return stored_ranges(self.engine.state.stores, ())[0]
 
-    def _prepare(self) -> None:
+    def _prepare(self, state: EngineState) -> None:
         memory, program, request = self.memory, self.program, self.request
-        state, library = self.engine.state, self.engine.library
-        launch = state.launch
+        library, launch = self.engine.library, state.launch
         shared_bytes = request.kernel.shared_total(request.dynamic_shared_bytes)
         state.set_memory(memory, program.site_count)
         launch.base = GLOBAL_BASE
@@ -179,11 +206,13 @@ class EngineRun:
         launch.dynamic_shared_bytes, launch.total_shared_bytes = request.dynamic_shared_bytes, shared_bytes
         order = request.order
         launch.next, launch.last, launch.step = order.start, order.start + len(order) * order.step, order.step
-        launch.order = None
+        launch.order = launch.cursor = None
         if ranks > 1:
-            self.order = by_cluster(np.array(order), request.grid, request.cluster)
-            state.point("order", self.order)
-            launch.next, launch.last, launch.step = 0, self.order.size, ranks
+            in_clusters = by_cluster(np.array(order), request.grid, request.cluster)
+            kept = state.buffers.get("order", in_clusters.size, np.int64)
+            kept[: in_clusters.size] = in_clusters
+            state.point("order", kept)
+            launch.next, launch.last, launch.step = 0, in_clusters.size, ranks
         state.point("pool", program.pool)
         limit = request.max_instructions
         launch.instructions, launch.instruction_limit = 0, _NO_LIMIT if limit is None else limit
@@ -199,31 +228,51 @@ class EngineRun:
         return self.program.most_stores if self.watched is None else self.program.most_accesses
 
     def _run(self) -> None:
-        state, library, caller = self.engine.state, self.engine.library, self.engine.caller
-        deadline = self.request.deadline
-        address = ctypes.addressof(state.launch)
-        caller.calls = self.program.calls
-        while True:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlinePassed(self.standing())
-            with np.errstate(all="ignore"):
-                why = library.run(address)  # between two calls Python handles signals
-            caller.settle()
-            if why == RUN_LOGS_FULL:
-                state.grow_logs(self._most_logged)
-            elif why == RUN_CLOCKS_FULL:
-                state.forget_marks()
-            elif why != RUN_SLICE_OVER:
+        state = self.engine.state
+        self.engine.caller.calls = self.program.calls
+        if self.threads > 1:
+            state.launch.slice = FIRST_SLICE
+        while (why := self._advance(state)) not in OVER:
+            if self.threads > 1 and why == RUN_SLICE_OVER:
+                state.launch.slice = SLICE
+                self._run_apart(state)
                 return
+
+    def _run_apart(self, state: EngineState) -> None:
+        others = self.engine.others(min(self.threads - 1, blocks_left(state)))
+        for other in others:
+            self._prepare(other)
+        self._states += others
+        run_apart(state, others, self._advance)
+        for other in others:
+            state.absorb(other)
+
+    def _advance(self, state: EngineState) -> int:
+        """Run for a while: why it stopped."""
+        caller, deadline = self.engine.caller, self.request.deadline
+        if deadline is not None and time.monotonic() >= deadline:
+            raise DeadlinePassed(self.standing(state))
+        with np.errstate(all="ignore"):
+            why: int = self.engine.library.run(ctypes.addressof(state.launch))  # Python handles signals between two
+        caller.settle()
+        if why == RUN_LOGS_FULL:
+            state.grow_logs(self._most_logged)
+        elif why == RUN_CLOCKS_FULL:
+            state.forget_marks()
+        return why
 
     def _judge(self) -> LaunchOutcome | Detected:
         state, request = self.engine.state, self.request
-        if state.launch.fault_count:
-            first = state.faults[0]
-            return Detected(FAULT_KINDS[first["kind"]], int(first["site"]), int(first["block"]), int(first["warp"]))
+        for each in self._states:
+            if each.launch.fault_count:
+                first = each.faults[0]
+                return Detected(FAULT_KINDS[first["kind"]], int(first["site"]), int(first["block"]), int(first["warp"]))
+        is_in_order = len(self._states) == 1
         stores = state.stores
-        ranges, has_conflict = stored_ranges(stores, request.may_collide)
+        ranges, has_conflict = stored_ranges(stores, request.may_collide if is_in_order else ())
         instructions = state.launch.instructions
+        if instructions > state.launch.instruction_limit:  # of all threads together
+            return Detected("watchdog")
         if self.traced is not None:
             if has_conflicts(state.trace, self.program.sites, request, self.memory):
                 return Detected("accesses without an order")
@@ -233,7 +282,7 @@ class EngineRun:
             return Detected(BLOCK_SCOPE)
         elif _SEVERAL_USES[state.used].any():
             if self.watched is None or self.watched != state.used_twice():
-                return Detected("reads and stores of one allocation")
+                return Detected(USED_TWICE)
             begin, end = (address - GLOBAL_BASE for address in self.watched)
             inside = stores[(stores["begin"] < end) & (stores["begin"] + stores["bytes"] > begin)]
             uses = state.used[_SEVERAL_USES[state.used]]

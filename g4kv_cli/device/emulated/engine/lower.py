@@ -106,6 +106,8 @@ class Lowering:
         self.granule_shift = 4
         self.calls: dict[str, Call] = {}
         """Opcodes without a handler, in the order of their numbers."""
+        self.atomic_forms: set[tuple[str, int]] = set()
+        """(operation, bytes) of the atomics on global memory."""
         self.missing: dict[str, None] = {}
         """What the engine does not know of the kernel."""
         self.is_asynchronous = False

@@ -60,6 +60,8 @@ def lower_atomic(lowering: Lowering, instruction: Instruction) -> bool:
     where, fields = access(lowering, opcode, space, operands[0], nbytes * count)
     if where == "local":
         raise NotLowered(opcode)
+    if where != "shared":
+        lowering.atomic_forms.add((name, nbytes))
     if where != "global":
         lowering.granule_shift = min(lowering.granule_shift, nbytes.bit_length() - 1)
     base, offset, site, is_wide = fields

@@ -124,5 +124,7 @@ class Lowered:
     local_bytes: int
     calls: list[Call]
     """Opcodes that have no handler."""
+    atomic_forms: set[tuple[str, int]]
+    """(operation, bytes) of the atomics on global memory."""
     constants: dict[Slot, None] = field(default_factory=dict)
     """Slots filled before the launch: constants, parameters and addresses of variables."""

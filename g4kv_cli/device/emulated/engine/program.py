@@ -70,6 +70,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         together,
         context.local_bytes,
         list(lowering.calls.values()),
+        lowering.atomic_forms,
         lowering.constants,
     )
 
@@ -100,6 +101,9 @@ class Program:
         self.is_asynchronous = kernel.is_asynchronous
         self.learns = kernel.learns
         self.runs_together = kernel.runs_together
+        is_ordered = kernel.runs_together or self.has_block_scope
+        self.runs_apart = not is_ordered and not kernel.calls and len(kernel.atomic_forms) < 2
+        """Whether several threads may run its blocks."""
         self.local_bytes = kernel.local_bytes
         self.calls = kernel.calls
         operations = [operation.handler for block in kernel.blocks for operation in block.operations]

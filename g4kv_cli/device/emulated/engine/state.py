@@ -32,7 +32,7 @@ TRANSFERS = 1 << 15
 """Bulk copies and st.async that may be on their way."""
 BULK_STORES = 1 << 12
 """Bulk stores that may be on their way."""
-_READ_AND_STORED, _LOADED = 3, 2
+_READ_AND_STORED = 3
 _CHANGES = 6
 _KEPT_BYTES = 1 << 26
 """Logs larger than this are given back after the launch."""
@@ -125,7 +125,7 @@ class EngineState:
         setattr(self.launch, name, array.ctypes.data)
 
     def set_memory(self, memory: DeviceMemory, site_count: int) -> None:
-        """Device memory, its allocations, and a first guess for each site."""
+        """Device memory, its allocations, and a first guess for each site. ``set_logs`` comes after."""
         launch = self.launch
         self.point("data", memory.data.of[0])
         self.point("state", memory.state.of[0])
@@ -258,7 +258,7 @@ class EngineState:
     def _drop_equal_stores(self) -> None:
         """Keep one of a block's equal stores; their order does not matter to the checks at the end."""
         stores = self._logged
-        fields = ("block", "begin", "bytes", "silent", "first", "each")
+        fields = ("block", "begin", "bytes", "is_load", "first", "each")
         keys = np.stack([stores[name].astype(np.int64) for name in fields])
         order = np.lexsort(keys[::-1])
         fresh = np.ones(order.size, np.bool_)
@@ -274,6 +274,29 @@ class EngineState:
         self.point("saved", buffers.grow("saved", pages * 2 * PAGE_BYTES))
         launch.store_capacity, launch.saved_capacity = stores, pages
 
+    def follow(self, first: EngineState, cursor: npt.NDArray[np.int64]) -> None:
+        """Run blocks of another state's launch beside it, from the next one on that nobody has begun."""
+        launch = self.launch
+        launch.saved_in, launch.launch_number = first.launch.saved_in, first.launch.launch_number
+        launch.next = int(cursor[0])
+        cursor[0] += launch.step
+        self.point("cursor", cursor)
+
+    def absorb(self, other: EngineState) -> None:
+        """Take over what another state that has followed this one did and wrote down."""
+        launch, theirs = self.launch, other.launch
+        stores, pages = launch.store_count + theirs.store_count, launch.saved_count + theirs.saved_count
+        self._set_log_capacity(max(stores, launch.store_capacity), max(pages, launch.saved_capacity))
+        self.buffers.get("stores", stores, STORE)[launch.store_count : stores] = other._logged
+        numbers, saved = other.saved_pages()
+        self.buffers.get("saved_pages", pages, np.int64)[launch.saved_count : pages] = numbers
+        begin, end = launch.saved_count * 2 * PAGE_BYTES, pages * 2 * PAGE_BYTES
+        self.buffers.get("saved", end)[begin:end] = saved.reshape(-1)
+        launch.store_count, launch.saved_count = stores, pages
+        launch.instructions += theirs.instructions
+        self.used |= other.used
+        other.release_logs()
+
     def release_logs(self) -> None:
         """Give the memory of a large launch back."""
         self.buffers.release("stores", "saved_pages", "saved")
@@ -282,13 +305,13 @@ class EngineState:
     def stores(self) -> npt.NDArray[Any]:
         """Stores of the launch so far."""
         logged = self._logged
-        return logged[logged["silent"] != _LOADED] if self.launch.watch_end else logged
+        return logged[logged["is_load"] == 0] if self.launch.watch_end else logged
 
     @property
     def loads(self) -> npt.NDArray[Any]:
         """Loads of the launch so far from the addresses that are watched."""
         logged = self._logged
-        loads: npt.NDArray[Any] = logged[logged["silent"] == _LOADED]
+        loads: npt.NDArray[Any] = logged[logged["is_load"] != 0]
         return loads
 
     @property

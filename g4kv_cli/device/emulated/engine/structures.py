@@ -30,7 +30,9 @@ BLOCK = np.dtype(
     ],
     align=True,
 )
-STORE = np.dtype([("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "silent", "first", "each"))])
+STORE = np.dtype(
+    [("begin", "<i8"), *((name, "<i4") for name in ("bytes", "site", "block", "is_load", "first", "each"))]
+)
 FAULT = np.dtype(
     [
         *((name, "<i4") for name in ("kind", "site", "warp", "block")),
@@ -130,6 +132,7 @@ class Launch(ctypes.Structure):
         *((name, c_int32) for name in ("clear_frames", "threads")),
         *((name, c_int32 * 3) for name in ("grid", "extent")),
         *((name, c_int64) for name in ("next", "last", "step")),
+        ("cursor", c_void_p),
         *((name, c_int64) for name in ("instructions", "instruction_limit", "steps", "step_limit", "slice", "spent")),
         *((name, c_int32) for name in ("is_running", "stop", "current")),
         ("coordinates", c_int32 * 3),

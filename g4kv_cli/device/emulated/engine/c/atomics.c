@@ -126,15 +126,31 @@ INLINE u64 value_of(const char *frame, i32 field, int lane, int bytes) {
   return bytes == 2 ? value & 0xffffu : value;
 }
 
+// Puts a value in the place of the old one; 0 where another thread of the launch came before. The bytes are aligned.
+INLINE int put_back(const Launch *c, void *at, u64 old, u64 now, int bytes, int is_shared) {
+  if (is_shared || !c->cursor) {
+    COPY(at, &now, bytes);
+    return 1;
+  }
+  u16 half = (u16)old;
+  u32 word = (u32)old;
+  switch (bytes) {
+    case 2: return __atomic_compare_exchange_n((u16 *)at, &half, (u16)now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    case 4: return __atomic_compare_exchange_n((u32 *)at, &word, (u32)now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    default: return __atomic_compare_exchange_n((u64 *)at, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  }
+}
+
 // One lane's turn. Fields: address, offset, site, address is 64 bits wide, result, operand, second operand, operation,
 // bytes that the address is a multiple of.
 INLINE void take_turn(const Instruction *i, char *frame, Launch *c, u8 *at, int lane, int bytes, int is_shared) {
-  u64 old = 0;
-  COPY(&old, at, bytes);  // the low bytes: all processors here are little-endian
+  u64 old = 0, now;
   const u64 b = value_of(frame, i->field[5], lane, bytes), other = value_of(frame, i->field[6], lane, bytes);
-  const u64 now = updated(i->field[7], old, b, other, bytes, is_shared);
+  do {
+    COPY(&old, at, bytes);  // the low bytes: all processors here are little-endian
+    now = updated(i->field[7], old, b, other, bytes, is_shared);
+  } while (UNLIKELY(!put_back(c, at, old, now, bytes, is_shared)));
   if (__builtin_memcmp(&now, &old, (size_t)bytes)) c->changes++;
-  COPY(at, &now, bytes);
   if (bytes == 8)
     ((u64 *)(frame + i->field[4]))[lane] = old;
   else

@@ -96,12 +96,12 @@ typedef struct {
   i64 *last, words;
 } OwnedRange;
 
-// Bytes of the arena that consecutive lanes of a warp stored to, `each` bytes a lane from lane `first` on (warp * 32 +
-// lane); silent: they were there already, or 2 for bytes that were loaded (first is -1 for those of several lanes). each
-// is 0 for what atomics changed, whose threads do not matter.
+// Bytes of the arena that consecutive lanes of a warp stored to, or loaded where that is watched, `each` bytes a lane from
+// lane `first` on (warp * 32 + lane; -1 for loads of several lanes). each is 0 for what atomics changed, whose threads do
+// not matter.
 typedef struct {
   i64 begin;
-  i32 bytes, site, block, silent, first, each;
+  i32 bytes, site, block, is_load, first, each;
 } Store;
 
 // One executed cp.async of a warp: it takes effect when its lanes wait for its group.
@@ -252,7 +252,7 @@ struct Launch {
   Store *stores;
   i64 store_count, store_capacity;
   u64 watch_begin, watch_end;  // addresses of which loads are logged too
-  u32 *saved_in;  // for each page the number of the launch that saved it
+  u32 *saved_in;  // for each page the number of the launch that saved it; of all threads that run the launch
   u8 *saved;
   i64 *saved_pages;
   i64 saved_count, saved_capacity;
@@ -275,8 +275,9 @@ struct Launch {
   const char *image;  // the first frame of every warp: constants and parameters
   i32 clear_frames, threads;
   i32 grid[3], extent[3];
-  // Progress: linear number of the thread block, of the first one not to run, and the step; limits.
-  i64 next, last, step;
+  // Progress: linear number of the thread block, of the first one not to run, and the step; limits. cursor: the next block
+  // that no thread has begun, where several run the launch, each with a Launch of its own.
+  i64 next, last, step, *cursor;
   i64 instructions, instruction_limit, steps, step_limit, slice, spent;
   i32 is_running, stop, current, coordinates[3], at_warp, at_block;  // the two that ran last
   u32 dynamic_shared_bytes, total_shared_bytes;

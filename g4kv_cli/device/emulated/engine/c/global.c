@@ -51,12 +51,6 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   }
 }
 
-// Whether a page was stored to before in this launch, so that a store may meet another.
-INLINE int may_meet(const Launch *c, i64 begin, i64 bytes) {
-  return c->saved_in[begin >> PAGE_SHIFT] == c->launch_number ||
-         c->saved_in[(begin + bytes - 1) >> PAGE_SHIFT] == c->launch_number;
-}
-
 INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, int count) {
   Launch *c = w->launch;
   const int size = bytes * count, site = i->field[2];
@@ -79,11 +73,10 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     i64 begin = (i64)(first - c->base);
     u8 row[LANES * 16];
     for (int l = 0; l < LANES; l++) put_lane(i, frame, row + l * size, l, bytes, count);
-    const int silent = may_meet(c, begin, LANES * size) && !__builtin_memcmp(row, c->data + begin, (size_t)(LANES * size));
     save_old(c, begin, LANES * size);
     __builtin_memcpy(c->data + begin, row, (size_t)(LANES * size));
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)(LANES * size));
-    log_run(c, begin, LANES * size, site, silent, LANES * w->number, size);
+    log_run(c, begin, LANES * size, site, 0, LANES * w->number, size);
     return;
   }
   u64 at[LANES];
@@ -94,11 +87,10 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     i64 begin = (i64)(at[l] - c->base);
     u8 item[16];
     put_lane(i, frame, item, l, bytes, count);
-    const int silent = may_meet(c, begin, size) && !__builtin_memcmp(item, c->data + begin, (size_t)size);
     save_old(c, begin, size);
     COPY(c->data + begin, item, size);
     if (hint->state == 0) __builtin_memset(c->state + begin, 1, (size_t)size);
-    log_run(c, begin, size, site, silent, LANES * w->number + l, size);
+    log_run(c, begin, size, site, 0, LANES * w->number + l, size);
   }
 }
 

@@ -108,15 +108,14 @@ INLINE void put_lane(const Instruction *i, const char *frame, u8 *to, int lane, 
   for (int k = 0; k < count; k++) COPY(to + k * bytes, frame + i->field[4 + k] + (bytes == 8 ? 8 : 4) * lane, bytes);
 }
 
-// Runs of bytes that threads stored to, or loaded where that is watched (silent is then LOADED). Warps that run together
-// may do so in other company the next time, so that their runs are kept apart.
-#define LOADED 2
+// Runs of bytes that threads stored to, or loaded where that is watched. Warps that run together may do so in other
+// company the next time, so that their runs are kept apart.
 #define SEVERAL_THREADS (-1)
-INLINE void log_run(Launch *c, i64 begin, int bytes, int site, int silent, int first, int each) {
+INLINE void log_run(Launch *c, i64 begin, int bytes, int site, int is_load, int first, int each) {
   if (c->store_count) {
     Store *last = &c->stores[c->store_count - 1];
     if (last->site == site && last->block == c->current && last->begin + last->bytes == begin &&
-        last->silent == silent && last->each == each && last->first + last->bytes / each == first &&
+        last->is_load == is_load && last->each == each && last->first + last->bytes / each == first &&
         !(c->together && first % LANES == 0)) {
       last->bytes += bytes;
       return;
@@ -127,14 +126,14 @@ INLINE void log_run(Launch *c, i64 begin, int bytes, int site, int silent, int f
   store->bytes = bytes;
   store->site = site;
   store->block = c->current;
-  store->silent = silent;
+  store->is_load = is_load;
   store->first = first;
   store->each = each;
 }
 INLINE void watch_load(Warp *w, u64 address, int bytes, int site, int first, int each) {
   Launch *c = w->launch;
   if (UNLIKELY(address < c->watch_end && address + (u64)bytes > c->watch_begin))
-    log_run(c, (i64)(address - c->base), bytes, site, LOADED, first, each);
+    log_run(c, (i64)(address - c->base), bytes, site, 1, first, each);
 }
 
 // Loads and stores of every space, as FORM(name, bytes, count); registers of signed ones are extended by the sign.
@@ -160,5 +159,5 @@ INLINE void watch_load(Warp *w, u64 address, int bytes, int site, int first, int
 void save_page(Launch *c, i64 page);
 INLINE void save_old(Launch *c, i64 begin, i64 bytes) {
   for (i64 page = begin >> PAGE_SHIFT; page <= (begin + bytes - 1) >> PAGE_SHIFT; page++)
-    if (UNLIKELY(c->saved_in[page] != c->launch_number)) save_page(c, page);
+    if (UNLIKELY(__atomic_load_n(&c->saved_in[page], __ATOMIC_ACQUIRE) != c->launch_number)) save_page(c, page);
 }

@@ -251,6 +251,13 @@ static int run_blocks(Launch *c) {
   }
 }
 
+// The next block of this thread.
+static i64 following(const Launch *c) {
+  if (!c->cursor) return c->next + c->step;
+  const i64 next = __atomic_fetch_add(c->cursor, c->step, __ATOMIC_RELAXED);
+  return (c->step > 0 ? next < c->last : next > c->last) ? next : c->last;
+}
+
 static int run_grid(Launch *c) {
   while (c->next != c->last) {
     if (!c->is_running) {
@@ -260,7 +267,7 @@ static int run_grid(Launch *c) {
     const int why = run_blocks(c);
     if (why != RUN_ENDED) return why;
     engine_settle(c);
-    c->next += c->step;
+    c->next = following(c);
   }
   return RUN_ENDED;
 }
