@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from judged_atomics import RIGHT_ATOMICS, WRONG_ATOMICS
+from judged_copies import WRONG_COPIES
 from judged_groups import RIGHT_GROUPS, WRONG_GROUPS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
-from judged_scopes import RIGHT_SCOPES, WRONG_SCOPES
 from judged_waiting import SPINNING
 from judged_wrong import WRONG
 from launch_helper import int32, launch_on, pointer, read_as, upload
@@ -15,7 +16,7 @@ from nvrtc_helper import compile_kernel
 
 from g4kv_cli.device.emulated import Fault, LaunchFault, Machine
 
-JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS, *RIGHT_SCOPES, *WRONG_SCOPES]
+JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS, *RIGHT_ATOMICS, *WRONG_ATOMICS, *WRONG_COPIES]
 
 
 @pytest.fixture(params=["native", "interpreter"])

@@ -3,13 +3,14 @@
 Two accesses of different threads to one place conflict if one of them writes and neither comes before the other
 (order.py). Atomics do not conflict with each other, nor do accesses that others wait for, if the scope of each has both
 threads in it; nor does a read beside atomics of which a compare-and-swap makes sure. Two stores of one value do no
-harm: they are counted. It is enough to hold each access against the last store and the last atomic before it, and
-against the next ones: what lies further away is in conflict with those, or ordered by them.
+harm: they are counted. It is enough to hold each access against the last store before it and the next one: what lies
+further away is in conflict with those, or ordered by them; and against the last and next atomics, of any thread and of
+another block and warp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,10 +150,34 @@ class _Table:
             others = concerned & (self.kind != WRITE) & (after < row.size)
             others[others] = self.place[after[others]] == self.place[others]
             found.append((row[others], after[others]))
+            if kind == ATOMIC:
+                found.extend(self._beyond(row[is_kind], before, after, concerned & ~is_kind))
         if not found:
             return row[:0], row[:0]
         keys = _distinct(np.concatenate([first * row.size + second for first, second in found]))
         return keys // row.size, keys % row.size
+
+    def _beyond(self, atomics: Units, before: Units, after: Units, concerned: Flags) -> Iterator[tuple[Units, Units]]:
+        """The same where the nearest atomic is of the access's own block or warp, with the nearest of another: atomics
+        do not order each other."""
+        rows = np.flatnonzero(concerned)
+        for group in (self.block, self.thread // WARP):
+            is_new = np.ones(atomics.size + 1, np.bool_)
+            is_new[1:-1] = group[atomics[1:]] != group[atomics[:-1]]
+            is_new[1:-1] |= self.place[atomics[1:]] != self.place[atomics[:-1]]
+            edges = np.flatnonzero(is_new)
+            for nearest, step in ((before, 0), (after, 1)):
+                here = rows[(nearest[rows] >= 0) & (nearest[rows] < self.place.size)]
+                near = nearest[here]
+                here = here[(group[near] == group[here]) & (self.place[near] == self.place[here])]
+                # The run of atomics of one block or warp that the nearest is in, and the one beside it.
+                at = np.searchsorted(atomics, nearest[here])
+                beside = edges[np.searchsorted(edges, at, "right") - 1 + step] - 1 + step
+                good = (beside >= 0) & (beside < atomics.size)
+                here, other = here[good], atomics[beside[good]]
+                good = (self.place[other] == self.place[here]) & (group[other] != group[here])
+                pair = (other[good], here[good]) if step == 0 else (here[good], other[good])
+                yield pair
 
 
 def _distinct(values: Units) -> Units:

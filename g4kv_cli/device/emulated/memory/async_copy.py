@@ -56,9 +56,12 @@ class CopyQueue:
         if units.shape[0] == 1 and data.shape[0] > 1:
             units = np.repeat(units, data.shape[0])
         self.pending.append(PendingCopy(lanes, self.committed.take(lanes.index), units, shift, data, site))
-        shared = self.chunk.shared
-        shared.races.add(WRITE, units, shift, lanes, site, data)
-        shared.state.of[0].reshape(-1, 1 << shift)[units] = IN_FLIGHT
+        self.chunk.shared.races.add(WRITE, units, shift, lanes, site, data)
+        self._mark(units, shift)
+
+    def _mark(self, units: Units, shift: int) -> None:
+        """The bytes have a copy in flight to them."""
+        self.chunk.shared.state.of[0].reshape(-1, 1 << shift)[units] = IN_FLIGHT
 
     def line_of(self, begin: int, nbytes: int) -> str:
         """The copy in flight to any of these bytes of the chunk's shared memory, in words."""
@@ -82,8 +85,10 @@ class CopyQueue:
         else:
             limit[lanes.index] = self.committed[lanes.index] - open_groups
         kept: list[PendingCopy] = []
+        has_arrived = False
         for copy in self.pending:
             done = copy.group < limit.take(copy.lanes.index)
+            has_arrived |= bool(done.any())
             if done.all():
                 self._apply(copy)
                 continue
@@ -91,6 +96,8 @@ class CopyQueue:
             if going.size:
                 self._apply(_part(copy, going))
             kept.append(_part(copy, staying))
+        for copy in kept if has_arrived else ():
+            self._mark(copy.units, copy.shift)  # what has arrived may lie where they go, too
         self.pending = kept
 
     def _apply(self, copy: PendingCopy) -> None:

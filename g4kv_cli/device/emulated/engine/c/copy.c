@@ -78,10 +78,12 @@ HANDLER(copy_wait) {
   const Marks marks = marks_of(w);
   const int open = i->field[0];
   i64 kept = 0;
+  Mask arrived = 0;
   for (i64 number = 0; number < w->copy_count; number++) {
     Copy *copy = &w->copies[number];
     Mask ready = copy->lanes & w->mask;
     if (open >= 0) ready &= pack32((U32)((I32)copy->group < (I32)(w->committed - (u32)open)));
+    arrived |= ready;
     u32 to[LANES];
     COPY(to, &copy->to, sizeof to);
     for (int l = 0; l < LANES; l++) {
@@ -95,6 +97,12 @@ HANDLER(copy_wait) {
       if (kept != number) w->copies[kept] = *copy;
       kept++;
     }
+  }
+  // What has arrived may lie where another copy goes that is still in flight.
+  for (i64 number = 0; arrived && number < kept; number++) {
+    const Copy *copy = &w->copies[number];
+    for (int l = 0; l < LANES; l++)
+      if (copy->lanes >> l & 1) __builtin_memset(s.state + copy->to[l], 0, 16);
   }
   w->copy_count = kept;
   return done(i);

@@ -1,8 +1,9 @@
-"""Programs whose accesses have the scope of a block: right within it, and nothing between blocks."""
+"""Programs with accesses of the scope of a block, which order nothing between blocks; and with plain reads beside
+atomics of their own block or warp and of others."""
 
 from __future__ import annotations
 
-from judged_programs import ORDERED, Program, each
+from judged_programs import ORDERED, Program, each, filled
 
 RELEASE_CTA = """
 __device__ void release_in_block(int* p, int v) {
@@ -29,7 +30,7 @@ def handed_over(release: str, acquire: str) -> str:
     return HAND_OVER.replace("RELEASE", release).replace("ACQUIRE", acquire)
 
 
-RIGHT_SCOPES = (
+RIGHT_ATOMICS = (
     Program(
         "a counter of each block, and a flag within it",
         """
@@ -51,8 +52,22 @@ RIGHT_SCOPES = (
         ORDERED,
         want=lambda grid, block: each(lambda number: number)(1, 32),
     ),
+    Program(
+        "a sum read by the last block that counts",
+        """
+  __shared__ bool is_last;
+  atomicAdd(aux, in[t]);
+  __threadfence();
+  __syncthreads();
+  if (t == 0) is_last = atomicAdd(aux + 1, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (is_last && t == 0) out[0] = aux[0];""",
+        5,
+        32,
+        want=filled(lambda grid, block: grid * 496),
+    ),
 )
-WRONG_SCOPES = (
+WRONG_ATOMICS = (
     Program(
         "released to the own block, awaited by another",
         handed_over("release_in_block", "load_acquire"),
@@ -77,5 +92,30 @@ WRONG_SCOPES = (
         32,
         kinds=("block_write_conflict",),
         words=".cta orders threads of one block",
+    ),
+    Program(
+        "a sum read behind the block's own atomics",
+        """
+  atomicAdd(aux, in[t]);
+  __syncthreads();
+  if (b == 1 && t == 0) out[0] = aux[0];""",
+        2,
+        32,
+        kinds=("global_race",),
+        words="read-after-atomic",
+    ),
+    Program(
+        "a shared sum read behind the warp's own atomics",
+        """
+  __shared__ int sum;
+  if (t == 0) sum = 0;
+  __syncthreads();
+  atomicAdd(&sum, in[t]);
+  __syncwarp();
+  if (t == 40) out[0] = sum;""",
+        1,
+        64,
+        kinds=("shared_race",),
+        words="read-after-atomic",
     ),
 )
