@@ -8,6 +8,7 @@ reads the output any more.
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import os
 import sys
@@ -25,6 +26,10 @@ from g4kv_cli import __version__
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, CompileError, G4kvError, UsageError
 from g4kv_cli.interrupts import InterruptEndsProcess
 from g4kv_cli.report.output import EXIT_BROKEN_PIPE, OutputLost, StandardStream, exit_code_of, lost_output_text
+
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""What lives long here are cases and translations, by the hundred thousand; by Python's own (700, 10, 10) they are
+looked through again and again. Worker processes have these too where they are forked."""
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -184,6 +189,7 @@ def main() -> None:
     """The console script."""
     # Arrays here are small: more threads of NumPy's linear algebra only spin beside the worker processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     sys.exit(run(sys.argv[1:]))
 
 

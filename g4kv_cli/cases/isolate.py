@@ -35,20 +35,24 @@ SECONDS_TO_START_AND_ANSWER = 120.0
 
 
 def run_cases(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
-    """Run all cases and yield their results in order. ``device`` is open and serves this process.
+    """Run all cases; their results in order. ``device`` is open and serves this process.
 
-    ``jobs``: worker processes on the emulated device; on a GPU traps at once, which mostly wait for a context.
+    ``jobs``: worker processes on the emulated device; on a GPU traps at once, which mostly wait for a context. Workers
+    that are forked are so here, before the caller has threads that would not be in them.
     """
     is_long = sum(case.weight for case in cases) >= jobs * MIN_CASES_PER_JOB
     if device.info.kind == "emulated" and settings.calls_host_code:
-        yield from _Lanes(settings, jobs if is_long else 1).run(cases)
-        return
+        return _Lanes(settings, jobs if is_long else 1).run(cases)
     if device.info.kind == "emulated" and jobs > 1 and is_long:
-        yield from _in_workers(cases, settings, jobs)
-        return
+        started = _in_workers(cases, settings, jobs)
+        next(started)
+        return (result for result in started if result is not None)
     if device.info.kind == "cuda" and math.isfinite(settings.case_timeout_seconds):
-        yield from _in_lanes(cases, settings, jobs)
-        return
+        return _in_lanes(cases, settings, jobs)
+    return _in_this_process(cases, settings, device, jobs)
+
+
+def _in_this_process(cases: Sequence[Case], settings: RunSettings, device: Device, jobs: int) -> Iterator[CaseResult]:
     runner = CaseRunner(settings, device)
     try:
         for index, case in enumerate(cases):
@@ -121,12 +125,14 @@ def _died(settings: RunSettings, case: Case, pool: WorkerPool) -> CaseResult:
     return settings.without_result(case, f"{WORKER_DIED}{f' of {death}' if death else ''} {WHY_IT_DIES}")
 
 
-def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult]:
+def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult | None]:
+    """None once the workers are at work, and the results."""
     done = 0
-    pool = WorkerPool(settings, jobs)
+    pool = WorkerPool(settings, jobs, may_fork=True)
     with interrupts_ignored():  # as the workers do from their first moment on: they inherit it
         futures: deque[Future[tuple[CaseResult, bool]]] = deque(pool.submit(case) for case in cases)
     try:
+        yield None
         while futures:
             result, _ = futures.popleft().result()
             done += 1

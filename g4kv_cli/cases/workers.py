@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,11 +36,15 @@ _runner: CaseRunner | None = None
 
 
 class WorkerPool:
-    """Worker processes, and the pipe on which they say where they are."""
+    """Worker processes, and the pipe on which they say where they are.
 
-    def __init__(self, settings: RunSettings, workers: int) -> None:
-        # Spawned, not forked: a CUDA context and the threads of a progress bar do not survive a fork.
-        context = multiprocessing.get_context("spawn")
+    ``may_fork``: where that is safe they begin as copies of this process, with all that it has imported, which must
+    have no threads then. Else they are spawned: a CUDA context and the threads of a progress bar or of somebody's host
+    code do not survive a fork, nor do macOS's own libraries.
+    """
+
+    def __init__(self, settings: RunSettings, workers: int, *, may_fork: bool = False) -> None:
+        context = multiprocessing.get_context("fork" if may_fork and sys.platform == "linux" else "spawn")
         self._answers, sender = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(
             workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)

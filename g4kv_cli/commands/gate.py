@@ -118,9 +118,9 @@ def run_gate(
             seconds_between_records=seconds_between, settings=settings, shard=options.shard,
         )  # fmt: skip
         results: list[CaseResult] = []
-        console.start(run)
         jobs = _jobs(options.jobs, opened.info.kind, cases)
         running = run_here(cases, how, opened) if options.here else run_cases(cases, how, opened, jobs)
+        console.start(run)
         interrupted_at = ""
         try:
             for result in map(judge, running):

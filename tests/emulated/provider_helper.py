@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,12 @@ def compile_engine(folder: Path) -> Path:
 
 def run_cases_of(manifests: Sequence[Path], ids: Sequence[str], geometry: str = "12b-local") -> list[CaseResult]:
     """The results of smoke's cases over a provider, in the table's order."""
-    return run_these(manifests, select_cases(gate_cases(select_geometries(geometry, 1), every_trap=True), ids))
+    return run_these(manifests, select_cases(_table(geometry), ids))
+
+
+@cache
+def _table(geometry: str) -> list[Case]:
+    return gate_cases(select_geometries(geometry, 1), every_trap=True)
 
 
 def run_these(manifests: Sequence[Path], cases: Sequence[Case]) -> list[CaseResult]:

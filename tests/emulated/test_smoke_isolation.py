@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,24 @@ def test_cases_in_a_worker_of_their_own() -> None:
     results = list(_in_lanes(cases, settings, 1))
     assert [result.id for result in results] == [case.id for case in cases]
     assert {result.status for result in results} == {"passed"}
+
+
+def test_workers_begin_before_the_first_result_is_asked_for_and_end_with_whoever_asks(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress bar's thread that begins behind the call is in no worker, and an error before the first result leaves
+    none behind."""
+    cases = _cases("prep/e2b-local/contiguous/closed-form", "prep/e2b-local/prefill/start/zero")
+    monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)
+    results = run_cases(cases, RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), device, 2)
+    workers = active_children()
+    assert len(workers) == 2
+    del results
+    for worker in workers:
+        worker.join(20)
+        assert worker.exitcode is not None
+    results = run_cases(cases, RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), device, 2)
+    assert [result.status for result in results] == ["passed", "passed"]
 
 
 def test_a_worker_that_dies_is_an_error_of_its_case() -> None:
