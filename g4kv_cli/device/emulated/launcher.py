@@ -153,7 +153,7 @@ class Launcher:
             thread=unravel(thread, run.request.block),
             lanes=WARP,
         )
-        outcome = LaunchOutcome(run.stored(), engine.state.launch.instructions, [fault])
+        outcome = LaunchOutcome(run.stored(), engine.state.launch.instructions, [fault], "".join(run.printed))
         engine.state.release_logs()
         return outcome
 
@@ -276,6 +276,8 @@ class Launcher:
         if outcome.thread_instructions != native.thread_instructions:
             counted = f"{native.thread_instructions} and {outcome.thread_instructions}"
             raise _differ(request, f"{counted} thread instructions (engine, interpreter)")
+        if outcome.printed != native.printed:
+            raise _differ(request, "other texts were printed")
         if not np.array_equal(outcome.ranges, native.ranges):
             raise _differ(request, "other bytes were stored to")
         pages, saved = engine.state.saved_pages()

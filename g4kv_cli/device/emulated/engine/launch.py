@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from .apart import OVER, blocks_left, run_apart
 from .callbacks import Caller
 from .library import Library
 from .order_trace import has_conflicts
+from .printing import PRINT, print_to
 from .program import Program
 from .same_threads import reads_of_others
 from .state import EngineState, agents_each
@@ -120,6 +121,7 @@ class EngineRun:
         self.program = program
         self.request = request
         self._states = [engine.state]
+        self.printed: list[str] = []
 
     def execute(self) -> LaunchOutcome | Detected:
         """Run the launch. If a rule was broken, or is not known to the engine, memory is as it was before.
@@ -229,7 +231,9 @@ class EngineRun:
 
     def _run(self) -> None:
         state = self.engine.state
-        self.engine.caller.calls = self.program.calls
+        prints = print_to(self.printed, self.memory, self.program.local_bytes)
+        calls = self.program.calls
+        self.engine.caller.calls = [replace(call, function=prints) if call is PRINT else call for call in calls]
         if self.threads > 1:
             state.launch.slice = FIRST_SLICE
         while (why := self._advance(state)) not in OVER:
@@ -293,7 +297,7 @@ class EngineRun:
             begin = address - GLOBAL_BASE
             if nbytes and gaps(ranges, begin, begin + nbytes).size:
                 return Detected("unwritten output")
-        return LaunchOutcome(ranges, instructions, [])
+        return LaunchOutcome(ranges, instructions, [], "".join(self.printed))
 
 
 def blocks_together(request: LaunchRequest) -> int:

@@ -213,6 +213,17 @@ class Lowering:
             last = following
         return result
 
+    def call(self, call: Call, results: Sequence[Slot], sources: Sequence[Slot]) -> None:
+        """Append a call of a function in Python."""
+        missing = [MOST_RESULTS - len(results), MOST_OPERANDS - len(sources)]
+        if min(missing) < 0:
+            raise NotLowered(f"{call.opcode} with these operands")
+        self.calls.setdefault(call.opcode, call)
+        places: list[int | Slot] = [*results, *[0] * missing[0], *sources, *[0] * missing[1]]
+        sizes = [SLOT_BYTES[place.kind] if isinstance(place, Slot) else 0 for place in places]
+        number = list(self.calls).index(call.opcode)
+        self.emit("call", *places, number, self.site(), *sizes, outs=tuple(range(len(results))))
+
     def finish(self) -> None:
         """Append what is left to do for targets."""
         self.out.extend(self.after)
@@ -428,16 +439,8 @@ def _lower_call(lowering: Lowering, instruction: Instruction, operation: Op) -> 
         results.append(lowering.register(CARRY))
     if complement is not None:
         lowering.after.append(Operation("not_pred", [lowering.register(complement), results[0]]))
-    if opcode not in lowering.calls:
-        passed = _passed(operation.results), _passed(operation.operands)
-        lowering.calls[opcode] = Call(opcode, operation.function, *passed)
-    missing = [MOST_RESULTS - len(results), MOST_OPERANDS - len(sources)]
-    if min(missing) < 0:
-        raise NotLowered(f"{opcode} with these operands")
-    places: list[int | Slot] = [*results, *[0] * missing[0], *sources, *[0] * missing[1]]
-    sizes = [SLOT_BYTES[place.kind] if isinstance(place, Slot) else 0 for place in places]
-    number = list(lowering.calls).index(opcode)
-    lowering.emit("call", *places, number, lowering.site(), *sizes, outs=tuple(range(len(results))))
+    passed = _passed(operation.results), _passed(operation.operands)
+    lowering.call(Call(opcode, operation.function, *passed), results, sources)
 
 
 def _targets(operand: Operand | None) -> tuple[Register | None, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow, compute_liveness
 from ..ptx.instruction import Instruction, Register
+from ..ptx.link import PRINTF
 from ..ptx.ordering import VOLATILE, WEAK, manner
 from .lower_atomics import commutes
 
@@ -44,8 +45,10 @@ def cut_pieces(flow: Flow) -> None:
 
 
 def _is_strong(instruction: Instruction, block: BasicBlock) -> bool:
-    """Whether it is an access by which threads may meet."""
+    """Whether it is an access by which threads may meet, or else shows who comes first."""
     opcode = instruction.opcode
+    if opcode == PRINTF:  # whose texts have an order
+        return True
     return opcode.split(".", 1)[0] in _ACCESSES and manner(opcode, block.in_wait).strength > WEAK
 
 

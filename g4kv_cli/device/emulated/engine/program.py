@@ -15,6 +15,7 @@ from .frame import Frame, lay_out
 from .library import Library
 from .lower import Lowering, lower_basic
 from .lower_atomics import lower_atomic
+from .lower_calls import lower_calls
 from .lower_hopper import lower_clusters, lower_hopper
 from .lower_memory import lower_memory
 from .lower_warp import lower_warp
@@ -23,7 +24,7 @@ from .order_trace import flags_of
 from .pieces import cut_pieces, runs_together
 from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
-FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp, lower_hopper, lower_clusters)
+FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp, lower_hopper, lower_clusters, lower_calls)
 COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""
 
@@ -107,7 +108,7 @@ class Program:
         self.local_bytes = kernel.local_bytes
         self.calls = kernel.calls
         operations = [operation.handler for block in kernel.blocks for operation in block.operations]
-        self._calls_each = operations.count("call")
+        self._calls_each = operations.count("call") - operations.count("local_memory")  # not those of printf
         self._instructions = sum(block.size for block in kernel.blocks)
         self.clears_frames = kernel.reads_unset_registers
         self.most_stores = max(block.store_count for block in kernel.blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
+from ..state.memory import DeviceMemory
 from .generic_memory import GLOBAL_SPACE, space_of
 
 Array = npt.NDArray[Any]
@@ -23,36 +25,32 @@ _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t|
 _WIDE = frozenset({"l", "ll", "j", "z", "t"})
 
 
-class _Reader:
-    """Reads one lane's memory for a call."""
+class Reader(ABC):
+    """Reads the memory of one thread for a call; its local memory begins at the generic address ``window``."""
 
-    def __init__(self, lanes: LaneSet, position: int, site: Site) -> None:
-        self.lanes = lanes
-        self.position = position
-        self.site = site
+    def __init__(self, memory: DeviceMemory, window: int, local_bytes: int) -> None:
+        self.memory = memory
+        self.window = window
+        self.local_bytes = local_bytes
+
+    @abstractmethod
+    def local(self, begin: int, nbytes: int) -> bytes:
+        """Bytes of the thread's local memory, in which they lie."""
+
+    @abstractmethod
+    def refuse(self, address: int) -> None:
+        """There is nothing at an address."""
 
     def bytes_at(self, address: int, nbytes: int) -> bytes:
-        """Up to ``nbytes`` from a generic address, fewer at the end of an allocation; a fault if there is nothing."""
-        run, chunk = self.lanes.chunk.run, self.lanes.chunk
-        space = space_of(address)
-        window = int(self.lanes.local_window[self.position])
-        if space == _LOCAL_SPACE and 0 <= address - window < chunk.local.nbytes:
-            begin = int(self.lanes.index[self.position]) * chunk.local.stride
-            first = begin + address - window
-            return bytes(chunk.local.data.of[0][first : min(first + nbytes, begin + chunk.local.nbytes)])
+        """Up to ``nbytes`` from a generic address, fewer at the end of an allocation, none where it was refused."""
+        space, begin = space_of(address), address - self.window
+        if space == _LOCAL_SPACE and 0 <= begin < self.local_bytes:
+            return self.local(begin, min(nbytes, self.local_bytes - begin))
         if space == GLOBAL_SPACE:
-            allocation = run.memory.find(address)
+            allocation = self.memory.find(address)
             if allocation is not None and address < allocation.end and not allocation.is_freed:
-                return run.memory.read(address, min(nbytes, allocation.end - address)).tobytes()
-        self.lanes.chunk.run.collector.add(
-            "global_out_of_bounds",
-            f"the text or the arguments of a printf or assert at {address:#x} lie outside every allocation",
-            self.site,
-            self.lanes,
-            self.position,
-            1,
-            address,
-        )
+                return self.memory.read(address, min(nbytes, allocation.end - address)).tobytes()
+        self.refuse(address)
         return b""
 
     def text(self, address: int) -> str:
@@ -66,10 +64,37 @@ class _Reader:
         return found.split(b"\0", 1)[0].decode(errors="replace")
 
 
-class _Arguments:
+class _LaneReader(Reader):
+    """Of the interpreter's lanes; what is not there is a fault."""
+
+    def __init__(self, lanes: LaneSet, position: int, site: Site) -> None:
+        chunk = lanes.chunk
+        super().__init__(chunk.run.memory, int(lanes.local_window[position]), chunk.local.nbytes)
+        self.lanes = lanes
+        self.position = position
+        self.site = site
+
+    def local(self, begin: int, nbytes: int) -> bytes:
+        chunk = self.lanes.chunk
+        first = int(self.lanes.index[self.position]) * chunk.local.stride + begin
+        return bytes(chunk.local.data.of[0][first : first + nbytes])
+
+    def refuse(self, address: int) -> None:
+        self.lanes.chunk.run.collector.add(
+            "global_out_of_bounds",
+            f"the text or the arguments of a printf or assert at {address:#x} lie outside every allocation",
+            self.site,
+            self.lanes,
+            self.position,
+            1,
+            address,
+        )
+
+
+class Arguments:
     """The packed arguments of a printf, each aligned to its size."""
 
-    def __init__(self, reader: _Reader, address: int) -> None:
+    def __init__(self, reader: Reader, address: int) -> None:
         self.reader = reader
         self.address = address
         self.count = 0
@@ -84,7 +109,7 @@ class _Arguments:
         return struct.unpack("<" + code, raw)[0]
 
 
-def format_text(text: str, arguments: _Arguments) -> str:
+def format_text(text: str, arguments: Arguments) -> str:
     """What C's printf makes of a text."""
 
     def convert(match: re.Match[str]) -> str:
@@ -138,8 +163,8 @@ def print_text(site: Site) -> Callable[..., Array]:
         counts = np.zeros(lanes.count, np.int32)
         texts, packed = (np.broadcast_to(value, (lanes.count,)) for value in (texts, packed))
         for position in range(lanes.count):
-            reader = _Reader(lanes, position, site)
-            arguments = _Arguments(reader, int(packed[position]))
+            reader = _LaneReader(lanes, position, site)
+            arguments = Arguments(reader, int(packed[position]))
             lanes.chunk.run.printed.append(format_text(reader.text(int(texts[position])), arguments))
             counts[position] = arguments.count
         return counts.view(np.uint32)
@@ -151,7 +176,7 @@ def fail_assert(site: Site) -> Callable[..., None]:
     """__assertfail: (lanes, condition, file, line, function): a trap that says which."""
 
     def run(lanes: LaneSet, condition: Array, file: Array, line: Array, function: Array) -> None:
-        reader = _Reader(lanes, 0, site)
+        reader = _LaneReader(lanes, 0, site)
         words = [reader.text(int(value[0])) for value in (condition, file, function)]
         lanes.chunk.run.collector.add(
             "trap",

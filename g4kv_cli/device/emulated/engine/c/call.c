@@ -7,6 +7,13 @@ enum { CALL_RESULTS = 2, CALL_PLACES = 7, CALL_BYTES = 9, PLACE_BYTES = 256 };
 // How many handlers run in the time of a call, so that a run pauses as often with calls as without.
 #define HANDLERS_A_CALL 400
 
+// A failed assert, or a call of no function: the interpreter says which. Field: site.
+HANDLER(fail) {
+  (void)frame;
+  raise_fault(w, FAULT_TRAP, i->field[0], w->mask, 0);
+  return done(i);
+}
+
 HANDLER(call) {
   Launch *c = w->launch;
   if (UNLIKELY(c->stop)) return done(i);  // the lanes may hold anything

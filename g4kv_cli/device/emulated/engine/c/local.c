@@ -49,6 +49,13 @@ INLINE void store_local(const Instruction *i, char *frame, Warp *w, int bytes, i
   }
 }
 
+// Where each lane's bytes lie. Field: result.
+HANDLER(local_memory) {
+  u64 *places = &AT(u64, 0);
+  for (int l = 0; l < LANES; l++) places[l] = (u64)(uintptr_t)(w->local + l * w->launch->local_stride);
+  return done(i);
+}
+
 #define LOCAL(name, bytes, count)             \
   HANDLER(load_local_##name) {                \
     load_local(i, frame, w, bytes, count, 0); \
