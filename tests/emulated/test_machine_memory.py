@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from launch_helper import faults_of, int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 
 from g4kv_cli.device.emulated import EmulatorError, LaunchConfigurationError, Machine, shared_limit
+from g4kv_cli.device.emulated.state import spare_pages
 
 STORE = """
 extern "C" __global__ void kernel(int* out, const long long* where, int value) {
@@ -226,3 +229,48 @@ def test_a_freed_one_among_several_allocations() -> None:
     out = machine.allocate(128, "out")
     (fault,) = faults_of(machine, compile_kernel(MIXED), pointer(out), pointer(first), pointer(second), int32(0))
     assert (fault.kind, fault.thread, fault.label, fault.lanes) == ("use_after_free", (0, 0, 0), "b", 16)
+
+
+def _one_after_another(machine: Machine, sizes: list[int]) -> int:
+    """New pages that allocations of these sizes cost, each written as a whole, read and freed before the next."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for number, nbytes in enumerate(sizes):
+        address = machine.allocate(nbytes, f"block {number}")
+        machine.fill(address, nbytes, number % 251)
+        assert machine.read(address + nbytes - 9, 9).tolist() == [number % 251] * 9
+        assert machine.read(address, 9).tolist() == [number % 251] * 9
+        machine.free(address)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are moved on Linux alone")
+def test_what_is_written_as_a_whole_gets_the_pages_of_what_was_freed() -> None:
+    machine = Machine()
+    sizes = [3 << 20, 1 << 20, (2 << 20) + 77, 200_000, 5 << 20, 3 << 20] * 10
+    pages = sum(sizes) // resource.getpagesize()
+    assert _one_after_another(machine, sizes) < pages / 4
+    several = [machine.allocate(nbytes, "kept") for nbytes in sizes[:6]]
+    for number, (address, nbytes) in enumerate(zip(several, sizes, strict=False)):
+        machine.write(address, np.full(nbytes, number, np.uint8))
+    for number, (address, nbytes) in enumerate(zip(several, sizes, strict=False)):
+        assert (machine.read(address, nbytes) == number).all()
+    other = machine.allocate(1 << 20, "written in part")
+    machine.fill(other, 100, 1)
+    assert np.flatnonzero(machine.initialised(other, 1 << 20)).tolist() == list(range(100))
+    assert not machine.read(other + 100, (1 << 20) - 100).any(), "moved pages under what is not written"
+
+
+@pytest.mark.parametrize("takes_away", [False, True], ids=["refused", "refused, and the old mapping gone"])
+def test_where_the_system_moves_no_pages_memory_is_as_ever(monkeypatch: pytest.MonkeyPatch, takes_away: bool) -> None:
+    _, mmap_at = spare_pages._library()
+    asked = []
+
+    def refuse(_source: int, nbytes: int, _new: int, _flags: int, target: int) -> int | None:
+        asked.append(target)
+        if takes_away:
+            ctypes.CDLL(None).munmap(ctypes.c_void_p(target), ctypes.c_size_t(nbytes))
+        return spare_pages._FAILED
+
+    monkeypatch.setattr(spare_pages, "_library", lambda: (refuse, mmap_at))
+    _one_after_another(Machine(), [1 << 20] * 5)
+    assert len(asked) == (1 if sys.platform == "linux" else 0), "it was asked again"

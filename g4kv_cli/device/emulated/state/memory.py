@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..faults import EmulatorError
+from .spare_pages import SparePages
 
 GLOBAL_BASE = 0x7F00_0000_0000
 SHARED_WINDOW = 0x7E00_0000_0000
@@ -106,6 +107,7 @@ class DeviceMemory:
         self.allocations: list[Allocation] = []
         self._begins: list[int] = []
         self._next = ALIGNMENT_BYTES
+        self._spare_pages = SparePages(self.data.of[0].ctypes.data)
         self._ranges = np.zeros(64, RANGE)
 
     @property
@@ -176,7 +178,9 @@ class DeviceMemory:
         allocation = self.block(address)
         allocation.is_freed = True
         self._set_state(allocation, RANGE_FREED)
-        self._advise("MADV_DONTNEED", address - GLOBAL_BASE, allocation.nbytes)
+        offset = address - GLOBAL_BASE
+        if not (allocation.fully_initialised and self._spare_pages.keep(offset, allocation.nbytes)):
+            self._advise("MADV_DONTNEED", offset, allocation.nbytes)
 
     def end(self, address: int) -> None:
         """Free an allocation whose bytes may be asked for again (``revive``)."""
@@ -195,19 +199,27 @@ class DeviceMemory:
         number = bisect_right(self._begins, address - 1)
         if number < len(self._begins):
             self._next = self._begins[number] - GLOBAL_BASE
+            self._spare_pages.stop()
             del self._begins[number:], self.allocations[number:]
 
     def write(self, address: int, values: Bytes) -> None:
         """Copy host bytes in and mark them initialised."""
         allocation, offset = self.span(address, values.size)
+        self._bring_pages(allocation, offset, values.size)
         self.data.of[0][offset : offset + values.size] = values
         self._mark(allocation, offset, values.size)
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set bytes to one value and mark them initialised."""
         allocation, offset = self.span(address, nbytes)
+        self._bring_pages(allocation, offset, nbytes)
         self.data.of[0][offset : offset + nbytes] = byte
         self._mark(allocation, offset, nbytes)
+
+    def _bring_pages(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Pages that others were freed of, for an allocation that is written as a whole, the first time."""
+        if nbytes == allocation.nbytes and not allocation.fully_initialised:
+            self._spare_pages.bring(offset, nbytes)
 
     def _mark(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         if nbytes == allocation.nbytes:
