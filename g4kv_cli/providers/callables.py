@@ -7,24 +7,26 @@ the function changed goes back: an implementation in NumPy, or in torch on the C
 from __future__ import annotations
 
 import importlib.util
+import math
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from g4kv_cli.device.interface import Device, DeviceArray
+from g4kv_cli.device.interface import Allocation, Device, DeviceArray, contiguous_strides
 from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import CompileError, G4kvError
 from g4kv_cli.oracle.compare import POISON_BYTE
 from g4kv_cli.providers.host_code import running
 from g4kv_cli.providers.said import one_line
-from g4kv_cli.providers.tensors import DeviceTensor, host_tensor, let_go_of_unused
+from g4kv_cli.providers.tensors import CPU, DeviceTensor, GivenTensor, given_tensor, host_tensor, let_go_of_unused
 
 MAX_COPIED_BYTES = 1 << 30
 """An array that is larger is not copied to the host and back."""
@@ -82,26 +84,32 @@ def load_function(function: str, folder: Path) -> Callable[..., Any]:
 
 def call_function(
     function: Callable[..., Any], name: str, tensors: Mapping[str, TensorArgument], values: Mapping[str, Any],
-    device: Device,
+    device: Device, outputs: Mapping[str, DeviceArray | None] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Call it. Raises CallableFailed if it raises, returns something, changes an input or writes nothing, NotCovered
-    for arrays that are too large to be copied, DeviceFault if the device faulted meanwhile."""
+    """Call it. ``outputs``: what it may return by the array's name, of which the call has not those that are None.
+
+    Raises CallableFailed if it raises, returns something else, changes an input or writes nothing, NotCovered for
+    arrays that are too large to be copied, DeviceFault if the device faulted meanwhile.
+    """
     if device.is_capturing:
         raise NotCovered("a Python function is not recorded into a graph")
     device.launch_count += 1
+    known = {**outputs, **{key: one.array for key, one in tensors.items() if one.is_output}}
     if device.info.kind == "emulated":
-        _call_on_host(function, name, tensors, values, device)
+        _call_on_host(function, name, tensors, values, device, known)
         return
     device.synchronize_context(f"run what came before {name}")
     ordinal = int(getattr(device, "ordinal", 0))
     given = {key: DeviceTensor(one.array, ordinal) for key, one in tensors.items()}
-    _called(function, name, {**values, **given})
+    returned = _called(function, name, {**values, **given}, known)
     device.synchronize_context(f"run {name}")
+    for array, tensor in returned.values():
+        device.write(array, _on_host(tensor, device))
 
 
 def _call_on_host(
     function: Callable[..., Any], name: str, tensors: Mapping[str, TensorArgument], values: Mapping[str, Any],
-    device: Device,
+    device: Device, outputs: Mapping[str, DeviceArray | None],
 ) -> None:  # fmt: skip
     before: dict[str, npt.NDArray[Any]] = {}
     given: dict[str, Any] = {}
@@ -112,17 +120,23 @@ def _call_on_host(
             )
         before[key] = device.read(one.array)
         given[key] = host_tensor(before[key].copy())
-    _called(function, name, {**values, **given})
+    returned = _called(function, name, {**values, **given}, outputs)
     for key, one in tensors.items():
-        old, new = (np.asarray(held).reshape(-1).view(np.uint8) for held in (before[key], given[key]))
-        changed = old != new
+        changed = _bytes_of(before[key]) != _bytes_of(given[key])
         if not changed.any():
-            if one.is_output and old.size and (old == POISON_BYTE).all():
+            if one.is_output and changed.size and key not in returned and (_bytes_of(before[key]) == POISON_BYTE).all():
                 raise CallableFailed(f"{name} wrote nothing to {key}")
             continue
         if not one.is_output:
             raise CallableFailed(f"{name} changed {key}, which is an input: it has to write to its outputs alone")
-        store_changed(device, one.array, new, changed)
+        store_changed(device, one.array, _bytes_of(given[key]), changed)
+    for array, tensor in returned.values():
+        new = _bytes_of(_on_host(tensor, device))
+        store_changed(device, array, new, _bytes_of(device.read(array)) != new)
+
+
+def _bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.asarray(values).reshape(-1).view(np.uint8)
 
 
 def store_changed(
@@ -137,18 +151,55 @@ def store_changed(
         write(array.address + begin, new[begin:end].tobytes())
 
 
-def _called(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> None:
+def _called(
+    function: Callable[..., Any], name: str, arguments: Mapping[str, Any], outputs: Mapping[str, DeviceArray | None]
+) -> dict[str, tuple[DeviceArray, GivenTensor]]:
+    """Its outputs that it returned, by name, and where they belong: libraries without assignment have no other way."""
     try:
         with running(f"python {name!r}"):
             returned = function(**arguments)
     except ENDED as error:  # whatever somebody's function raises is told, with its place
-        raise CallableFailed(f"{name} {_place(error)}: {_last_line(error)}") from error
+        raise CallableFailed(f"{name} {_place(error, function)}: {_last_line(error)}") from error
     finally:
         let_go_of_unused()
-    if returned is not None:
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
         raise CallableFailed(
-            f"{name} returned {type(returned).__name__}: it has to write into the tensors that it gets, and return None"
+            f"{name} returned {type(returned).__name__}: it has to write into the tensors that it gets and return "
+            "None, or to return its outputs by name, {'out': ...}"
         )
+    found = {}
+    for key, value in returned.items():
+        if key not in outputs:
+            raise CallableFailed(f"{name} returned {key!r}, which is none of its outputs ({', '.join(outputs)})")
+        array = outputs[key]
+        if array is not None:
+            found[key] = array, _output(key, value, name, array)
+    return found
+
+
+def _output(key: str, value: Any, name: str, wanted: DeviceArray) -> GivenTensor:
+    """A returned output. Raises CallableFailed for what is none of this shape and type."""
+    try:
+        tensor = given_tensor(value)
+    except ENDED as error:  # another library's code runs
+        raise CallableFailed(f"{name} returned {key} as something else than a tensor: {_last_line(error)}") from error
+    if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+        raise CallableFailed(
+            f"{name} returned {key} as {tensor.dtype} {list(tensor.shape)}, not as {wanted.dtype} {list(wanted.shape)}"
+        )
+    return tensor
+
+
+def _on_host(tensor: GivenTensor, device: Device) -> npt.NDArray[Any]:
+    """A copy of what was returned, wherever it lies."""
+    if tensor.device_type == CPU:
+        return tensor.on_host()
+    strides = contiguous_strides(tensor.shape, tensor.dtype.itemsize)
+    nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
+    allocation = Allocation(device, tensor.address, nbytes, "what a function returned", owner=tensor.owner)
+    return device.read(DeviceArray(allocation, 0, tensor.shape, tensor.dtype, strides))
 
 
 def _beside(module: str, folder: Path) -> Path:
@@ -178,12 +229,18 @@ def _import_file(file: Path, name: str, folder: Path) -> Any:
 def _last_line(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         raise error
-    return one_line(traceback.format_exception_only(error)[-1])
+    # Behind the text come notes that others have added (PEP 678); in front of a SyntaxError's, its place.
+    lines = traceback.format_exception_only(error)
+    return one_line(lines[-1 - len(getattr(error, "__notes__", ()))])
 
 
-def _place(error: BaseException) -> str:
-    """Where it was raised, by the innermost line of the traceback; without one of its own the call did not fit."""
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
+    """Where it was raised: the innermost line of the function's own file, and that of another's below it; without any
+    line the call did not fit."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     if not frames:
         return "cannot be called with the arguments of 'named'"
-    return f"raised at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    own = [frame for frame in frames if frame.filename == own_file] or frames
+    shown = dict.fromkeys(f"{Path(frame.filename).name}:{frame.lineno}" for frame in (own[-1], frames[-1]))
+    return f"raised at {' in '.join(reversed(shown))}"

@@ -338,8 +338,10 @@ class PreparedCall:
         shape = pool_shape(request)
         # Of an index array a function sees what is in use, as the host knows it.
         shapes = {name: self._scope[name].shape for name in request.arrays if name in self._scope}
-        if shape is not None and self._made.staged is None:
-            shapes["pool"] = provider.pool_order.physical_shape(shape)
+        if shape is not None:
+            shapes |= (
+                self._made.staged.shapes if self._made.staged else {"pool": provider.pool_order.physical_shape(shape)}
+            )
         outputs = {*request.outputs, *(array.name for array in self._spec.workspace), *step.writes}
         outputs |= {name for _, expression in self._spec.results for name in expression.names}
         outputs |= {"pool", "k_pool", "v_pool"} if request.entry.writes_pool else set()
@@ -351,7 +353,12 @@ class PreparedCall:
         )
         function = provider.images.function(image)
         name = provider.images.image(image).function
-        call_function(function, name, tensors, values, request.device)
+        returnable: dict[str, DeviceArray | None] = {
+            each: self._arrays[each].view(shapes.get(each, self._arrays[each].shape))
+            for each in sorted(outputs & self._arrays.keys())
+        }
+        returnable |= {name: None for name in absent if name not in input_arrays(request.entry)}
+        call_function(function, name, tensors, values, request.device, returnable)
 
     def _launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         try:

@@ -231,6 +231,12 @@ class StagedPool:
             device.free_all(list(self.arrays.values()))
             raise
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The extents of the parts' axes, of those without gaps."""
+        parts = {part: part.extents(self._shape) for part in self._form.parts}
+        return {part.name: each for part, each in parts.items() if math.prod(each) == part.elements(self._shape)}
+
     def pieces_of_page(self, page: int) -> tuple[DeviceArray, ...]:
         """The stretches of memory that a page lies in."""
         found = []

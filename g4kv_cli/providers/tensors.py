@@ -7,7 +7,9 @@ The structures are those of dlpack.h (dmlc/dlpack, version 1.0).
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import ml_dtypes
@@ -18,7 +20,9 @@ from g4kv_cli.device.interface import DeviceArray
 
 CPU, CUDA = 1, 2  # DLDeviceType
 _CODES = {"i": 0, "u": 1, "f": 2}  # DLDataTypeCode
-_BFLOAT = 4
+_BFLOAT, _BOOL = 4, 6
+_LEGACY_STREAM = 1
+"""In which a producer's GPU work is waited for, as ``__dlpack__`` takes it."""
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 VERSION = (1, 0)
 
@@ -75,6 +79,8 @@ _release = _Deleter(_let_go)
 _python = ctypes.pythonapi
 _python.PyCapsule_New.restype = ctypes.py_object
 _python.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+_python.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _python.PyCapsule_IsValid.restype = ctypes.c_int
 _python.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _PLAIN_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
@@ -151,6 +157,46 @@ class DeviceTensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         """The GPU."""
         return CUDA, self._ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTensor:
+    """Somebody else's contiguous tensor. ``owner`` has to live as long as its memory is read."""
+
+    address: int
+    device_type: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    owner: object
+
+    def on_host(self) -> npt.NDArray[Any]:
+        """A copy of one that lies on the host."""
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        raw = ctypes.string_at(self.address, nbytes) if nbytes else b""
+        return np.frombuffer(raw, self.dtype).reshape(self.shape)
+
+
+def given_tensor(value: Any) -> GivenTensor:
+    """What any library's array says of itself by DLPack. Raises TypeError for what is none, BufferError for a tensor
+    with gaps or of a type that kernels have not."""
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(f"{type(value).__name__} is no array (it has no __dlpack__)")
+    device_type = int(value.__dlpack_device__()[0])
+    capsule = value.__dlpack__() if device_type == CPU else value.__dlpack__(stream=_LEGACY_STREAM)
+    tensor = _Managed.from_address(_python.PyCapsule_GetPointer(capsule, _PLAIN_NAME)).dl_tensor
+    shape = tuple(tensor.shape[at] for at in range(tensor.ndim))
+    code, width, lanes = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    letters = {number: letter for letter, number in _CODES.items()}
+    if lanes != 1 or width % 8 or not (code in letters or (code, width) in ((_BFLOAT, 16), (_BOOL, 8))):
+        raise BufferError(f"its elements are of DLPack's type {code} with {width} bits, which no array here has")
+    kind = _BFLOAT16 if code == _BFLOAT else np.dtype(bool if code == _BOOL else f"{letters[code]}{width // 8}")
+    strides = [tensor.strides[at] for at in range(tensor.ndim)] if tensor.strides and 0 not in shape else []
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=False):
+        if extent > 1 and stride != step:
+            raise BufferError("it has gaps between its elements: give a contiguous one")
+        step *= extent
+    return GivenTensor((tensor.data or 0) + tensor.byte_offset, device_type, shape, kind, (value, capsule))
 
 
 def host_tensor(values: npt.NDArray[Any]) -> HostTensor:

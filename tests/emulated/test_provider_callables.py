@@ -15,7 +15,7 @@ from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import CompileError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.oracle.bfloat16 import BF16
-from g4kv_cli.providers import tensors
+from g4kv_cli.providers import callables, tensors
 from g4kv_cli.providers.callables import TensorArgument, call_function, find_module
 
 PREP = ("prep/12b-local/prefill/closed-form", "prep/12b-local/decode/closed-form")
@@ -57,6 +57,63 @@ def test_a_wrong_function_turns_red(tmp_path: Path, change: Change, case: str, s
     assert any(says in mismatch.operation for mismatch in result.mismatches), result.mismatches
 
 
+FUNCTIONAL = (
+    ("reference.toml", 'out = "bf16 out"\nlse = "f32 lse"\n', ""),
+    ("reference.py", "def attention(q, pool, out, lse, page_indices", "def attention(q, pool, page_indices"),
+    ("reference.py", "    page_size = pool.shape[3]\n",
+     "    page_size, out, lse = pool.shape[3], np.empty_like(q), np.empty(q.shape[:2], np.float32)\n"),
+    ("reference.py", "        if lse is not None:\n            lse[token] = (top + np.log(total))[:, 0]",
+     "        lse[token] = (top + np.log(total))[:, 0]\n    return {'out': out, 'lse': lse}"),
+)  # fmt: skip
+"""As a library without assignment has it: the outputs are no arguments, and are returned by name."""
+
+
+def test_outputs_may_be_returned_by_name(tmp_path: Path) -> None:
+    manifest = engine_in(tmp_path, *FUNCTIONAL) / "reference.toml"
+    cases = ("attention/12b-local/decode/lse/not-wanted", "attention/12b-local/decode/padding/poisoned-page", NEEDLE)
+    results = run_cases_of([manifest], [*ATTENTION, *cases])
+    assert [result.status for result in results] == ["passed"] * 4, results
+    (tmp_path / "in_place").mkdir()
+    (own,) = run_cases_of([engine_in(tmp_path / "in_place") / "reference.toml"], ATTENTION)
+    assert own.output_digest in {result.output_digest for result in results}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("{'out': out, 'lse': lse}", "out, lse", "returned tuple: it has to write into the tensors .* by name"),
+        ("'out': out", "'o': out", r"returned 'o', which is none of its outputs \(lse, out\)$"),
+        ("'out': out", "'out': out[:, 1:].copy()", r"returned out as bfloat16 \[(\d), 15, 256\], not as .* \[\1, 16,"),
+        ("'out': out", "'out': out.astype(np.float32)", r"returned out as float32 \[\d, 16, 256\], not as bfloat16"),
+        ("'out': out", "'out': out.tolist()", "returned out as something else than a tensor: TypeError: list is no"),
+        ("'lse': lse", "'lse': np.stack([lse] * 2, -1)[..., 0]", "returned lse as .*: BufferError: it has gaps"),
+        ("{'out': out, 'lse': lse}", "{'out': out}", ""),
+    ],
+)  # fmt: skip
+def test_what_is_returned_has_to_be_outputs(tmp_path: Path, old: str, new: str, says: str) -> None:
+    (result,) = run_cases_of(
+        [engine_in(tmp_path, *FUNCTIONAL, ("reference.py", old, new)) / "reference.toml"], ATTENTION
+    )
+    assert result.status == ("error" if says else "failed"), result
+    assert re.search(says, result.reason), result.reason
+    assert says or any("lse" in one.operation for one in result.mismatches), "what was never written is poison"
+
+
+def test_a_pool_in_another_form_has_its_axes(tmp_path: Path) -> None:
+    """K and V apart: each a tensor [layer][page][head][slot][dim]."""
+    changes = (
+        ("reference.toml", "[image.prep]", '[pool.k]\naxes = "layer page head slot dim"\n[pool.v]\n'
+         'axes = "layer page slot head dim"\n\n[image.prep]'),
+        ("reference.toml", 'pool = "bf16 pool"', 'k_pool = "bf16 k_pool"\nv_pool = "bf16 v_pool"'),
+        ("reference.py", "def attention(q, pool,", "def attention(q, k_pool, v_pool,"),
+        ("reference.py", "pool.shape[3]", "v_pool.shape[2]"),
+        ("reference.py", "(pool[pages, layer, kv, keys % page_size].astype(np.float32) for kv in (0, 1))",
+         "(side[layer, pages, keys % page_size].astype(np.float32) for side in (k_pool.swapaxes(2, 3), v_pool))"),
+    )  # fmt: skip
+    results = run_cases_of([engine_in(tmp_path, *changes) / "reference.toml"], [*ATTENTION, NEEDLE])
+    assert [result.status for result in results] == ["passed"] * 2, results
+
+
 BEGIN = "    page_size = pool.shape[3]\n"
 
 
@@ -81,6 +138,12 @@ GROUP = 'group = "i32 group"'
         ),
         (_first("raise SystemExit(0)"), r"^reference:attention raised at reference\.py:3\d: SystemExit: 0$"),
         (_first("return q"), r"^reference:attention returned HostTensor: it has to write"),
+        (
+            _first("e = KeyError('seen'); e.add_note('a note of a library'); raise e"),
+            r"reference\.py:3\d: KeyError: 'seen'$",
+        ),
+        (_first("np.asarray(object(), np.float32)"), r"^reference:attention raised at reference\.py:3\d: TypeError: "),
+        (_first("np.stack([])"), r"raised at \w+\.py:\d+ in reference\.py:3\d: ValueError: "),
         (_first("return"), r"^reference:attention wrote nothing to out$"),
         (_first("q[0] = 1"), r"^reference:attention changed q, which is an input"),
         (_toml('lse = "f32 lse"', 'lse = "bf16 lse"'), r"reference\.toml:\d+: lse: lse is of f32, not of bf16$"),
@@ -195,6 +258,31 @@ def test_bfloat16_is_a_type_of_dlpack(device: Device) -> None:
         assert (made.dtype.code, made.dtype.bits, made.dtype.lanes) == (4, 16, 1)
         assert (list(made.shape[:2]), list(made.strides[:2])) == ([2, 3], [3, 1])
         assert (made.device.device_type, made.device.device_id) == place
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int64, np.float32, np.float64, np.bool_, BF16])
+def test_a_tensor_of_another_library_is_read(kind: np.dtype) -> None:
+    values = np.arange(24).reshape(2, 3, 4).astype(kind)
+    own = values if kind is not BF16 else tensors.host_tensor(values)
+    taken = tensors.given_tensor(own[1:])
+    assert (taken.shape, taken.dtype, taken.device_type) == ((1, 3, 4), np.dtype(kind), tensors.CPU)
+    assert (taken.on_host() == values[1:]).all()
+    assert tensors.given_tensor(own[:, :0]).on_host().shape == (2, 0, 4)
+    with pytest.raises(BufferError, match="gaps"):
+        tensors.given_tensor(own[..., :3])
+    with pytest.raises(TypeError, match="int is no array"):
+        tensors.given_tensor(3)
+
+
+def test_what_lies_on_a_device_is_read_from_there(device: Device) -> None:
+    array = device.upload(np.arange(6, dtype=np.int32).reshape(2, 3), "a result")
+    there = tensors.GivenTensor(array.address + 4, tensors.CUDA, (5,), np.dtype(np.int32), None)
+    assert callables._on_host(there, device).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_type_that_no_array_has_is_refused() -> None:
+    with pytest.raises(BufferError, match="of DLPack's type 5 with 64 bits"):
+        tensors.given_tensor(np.zeros(2, np.complex64))
 
 
 def test_torch_takes_every_tensor() -> None:
