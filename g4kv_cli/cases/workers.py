@@ -38,13 +38,14 @@ _runner: CaseRunner | None = None
 class WorkerPool:
     """Worker processes, and the pipe on which they say where they are.
 
-    ``may_fork``: where that is safe they begin as copies of this process, with all that it has imported, which must
-    have no threads then. Else they are spawned: a CUDA context and the threads of a progress bar or of somebody's host
-    code do not survive a fork, nor do macOS's own libraries.
+    ``may_fork``: where that is safe they begin as copies of this process, with all that it has imported. Else, and in a
+    process that has threads, they are spawned: these and a CUDA context do not survive a fork, nor do macOS's own
+    libraries.
     """
 
     def __init__(self, settings: RunSettings, workers: int, *, may_fork: bool = False) -> None:
-        context = multiprocessing.get_context("fork" if may_fork and sys.platform == "linux" else "spawn")
+        forks = may_fork and sys.platform == "linux" and threading.active_count() == 1
+        context = multiprocessing.get_context("fork" if forks else "spawn")
         self._answers, sender = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(
             workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from collections.abc import Iterator
 from multiprocessing import active_children
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from provider_helper import engine_in
 
-from g4kv_cli.cases import isolate
+from g4kv_cli.cases import isolate, workers
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.isolate import OneByOne, _in_lanes, run_cases
@@ -54,15 +56,27 @@ def test_workers_begin_before_the_first_result_is_asked_for_and_end_with_whoever
     none behind."""
     cases = _cases("prep/e2b-local/contiguous/closed-form", "prep/e2b-local/prefill/start/zero")
     monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     results = run_cases(cases, RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), device, 2)
-    workers = active_children()
-    assert len(workers) == 2
+    children = active_children()
+    assert len(children) == 2
     del results
-    for worker in workers:
+    for worker in children:
         worker.join(20)
         assert worker.exitcode is not None
     results = run_cases(cases, RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), device, 2)
     assert [result.status for result in results] == ["passed", "passed"]
+
+
+def test_a_process_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that holds a lock would be missing in the copy, and the lock held for ever."""
+    methods: list[str] = []
+    get_context = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda name: methods.append(name) or get_context(name))
+    for threads in (1, 2):  # the test's own process may have some
+        monkeypatch.setattr(threading, "active_count", lambda count=threads: count)
+        workers.WorkerPool(RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), 1, may_fork=True).shutdown()
+    assert methods == ["fork", "spawn"]
 
 
 def test_a_worker_that_dies_is_an_error_of_its_case() -> None:
