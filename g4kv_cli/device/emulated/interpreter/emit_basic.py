@@ -39,8 +39,6 @@ NO_OPERATION = frozenset(
         "applypriority.L2::evict_normal",
         "nanosleep.u32",
         "griddepcontrol.launch_dependents",
-        "pmevent",
-        "pmevent.mask",
         "createpolicy.cvt.L2.b64",
         *(
             f"createpolicy.{word}.L2::{policy}{second}.b64"
