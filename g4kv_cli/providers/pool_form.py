@@ -177,6 +177,15 @@ class PartForm:
         return sorted(self.axes, key=lambda piece: (POOL_AXES.index(piece.axis), piece.piece == "%"))
 
 
+def shared_strides(strides: Mapping[str, int]) -> dict[str, int]:
+    """What expressions see of strides that K and V share: each also as K's own and V's, as they have where they lie
+    apart."""
+    sides = ("", *(f"{side}_" for side in "kv"))
+    return {
+        f"{side}stride_{name}": step for side in sides for name, step in strides.items() if not (side and name == "kv")
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PoolForm:
     """One part, or one for K and one for V."""
@@ -192,12 +201,12 @@ class PoolForm:
         """What expressions see of it: where K and V of the layer begin, and strides (elements)."""
         found: dict[str, int] = {}
         for part in self.parts:
-            strides = part.strides_elems(shape)
-            prefix = f"{part.name[0]}_" if self.is_apart else ""
-            found |= {f"{prefix}stride_{name}": step for name, step in strides.items()}
+            strides, side = part.strides_elems(shape), part.name[0]
             if self.is_apart:
-                found[f"{prefix}offset"] = layer * strides["layer"]
+                found |= {f"{side}_stride_{name}": step for name, step in strides.items()}
+                found[f"{side}_offset"] = layer * strides["layer"]
             else:
+                found |= shared_strides(strides)
                 found["k_offset"] = layer * strides["layer"]
                 found["v_offset"] = found["k_offset"] + strides["kv"]
         return found

@@ -20,7 +20,7 @@ from g4kv_cli.entries.prep_parameters import PrepParameters
 from g4kv_cli.entries.provider import CheckedRequest, NotCovered, numbers_of
 from g4kv_cli.model.kv_format import SPLIT, format_of
 from g4kv_cli.model.pool_order import POOL_AXES, PoolOrder, PoolShape
-from g4kv_cli.providers.pool_form import PoolForm
+from g4kv_cli.providers.pool_form import PoolForm, shared_strides
 
 Array = npt.NDArray[Any]
 BUILT_NAMES = frozenset(("built_threads", "built_shared"))
@@ -32,10 +32,7 @@ TOKEN_WORDS = ("token_positions", "token_slots")
 """Words of the prep entries that write a pool, whatever index arrays they take."""
 
 _OF_ANY_ENTRY = frozenset(("tokens", "head_dim", "group", "k_eq_v", "has_lse", "multiprocessors", "arch", "inf"))
-_ROW_STRIDES = ("k_stride_slot", "k_stride_head", "v_stride_slot", "v_stride_head")
-_OF_OWN_POOL = frozenset(
-    ("k_offset", "v_offset", *(f"stride_{axis}" for axis in POOL_AXES if axis != "dim"), *_ROW_STRIDES)
-)
+_OF_OWN_POOL = frozenset(("k_offset", "v_offset", *shared_strides(dict.fromkeys(POOL_AXES, 0))))
 _OF_A_MERGE = frozenset(("num_qo_heads", "num_kv_heads", "num_splits", "sm_scale", "scale_log2"))
 _ROWS = ("page_indices", "page_indptr", "page_origins")
 _PLAN = ("kv_lens", "last_page_len", "q_indptr", "positions", "token_requests", *_ROWS)
@@ -122,9 +119,7 @@ def _own_pool(order: PoolOrder, shape: PoolShape, layer: int) -> dict[str, int]:
     """Where K and V of the layer begin in a pool of whole axes, and strides (elements)."""
     strides = order.strides_elems(shape)
     begin = layer * strides["layer"]
-    found = {f"stride_{axis}": stride for axis, stride in strides.items() if axis != "dim"}
-    found |= {name: strides[name.rpartition("_")[2]] for name in _ROW_STRIDES}
-    return {**found, "k_offset": begin, "v_offset": begin + strides["kv"]}
+    return {**shared_strides(strides), "k_offset": begin, "v_offset": begin + strides["kv"]}
 
 
 def _folded_pool(request: CheckedRequest, layer: int) -> dict[str, int]:
@@ -134,8 +129,8 @@ def _folded_pool(request: CheckedRequest, layer: int) -> dict[str, int]:
     rows = {"k": int(request.numbers["k_dim"]), "v": request.entry.head_dim}
     found = {f"{side}_stride_head": columns for side, columns in rows.items()}
     found |= {f"{side}_stride_slot": heads * columns for side, columns in rows.items()}
-    found["stride_layer"] = page_size * heads * sum(rows.values())
-    found["stride_page"] = layers * found["stride_layer"]
+    of_layer = page_size * heads * sum(rows.values())
+    found |= shared_strides({"page": layers * of_layer, "layer": of_layer, "dim": 1})
     found["num_pages"] = request.arrays["pool"].size // found["stride_page"]
     found["k_offset"] = layer * found["stride_layer"]
     found["v_offset"] = found["k_offset"] + page_size * found["k_stride_slot"]

@@ -298,6 +298,12 @@ def test_the_form_of_a_pool(folder: Path) -> None:
         "k_stride_dim_mod": 1, "k_offset": 960, "v_stride_layer": 1200, "v_stride_page": 400, "v_stride_head": 80,
         "v_stride_dim": 4, "v_stride_slot": 1, "v_offset": 1200,
     }  # fmt: skip
+    gaps = '[pool]\naxes = "layer page head slot dim"\n[pool.strides]\nslot = 24\n'
+    shared = read_manifest(_write(folder, f"{GOOD}\n{gaps}")).pool_form
+    assert shared is not None
+    strides = {"layer": 1440, "page": 480, "head": 96, "slot": 24, "dim": 1}
+    each = {f"{side}stride_{axis}": step for side in ("", "k_", "v_") for axis, step in strides.items()}
+    assert shared.numbers(shape, 1) == each | {"stride_kv": 2880, "k_offset": 1440, "v_offset": 1440 + 2880}
     logical = np.arange(3 * 2 * 4 * 5 * 16).reshape(3, 2, 4, 5, 16)
     for part in form.parts:
         flat = np.full(part.elements(shape), -1)

@@ -36,4 +36,7 @@ def test_the_names_that_are_known_are_those_of_a_call(entry: Entry) -> None:
     assert geometry is not None
     RejectBench(KernelLibrary(device, provider=spy), entry, geometry, device).draft().call()
     assert names_of(entry) == (spy.numbers, spy.arrays)
+    if entry.has_pool:
+        sides = {f"{side}_stride_{axis}" for side in "kv" for axis in ("page", "layer", "slot", "head", "dim")}
+        assert sides | {"stride_page", "stride_kv", "stride_dim"} <= spy.numbers
     device.close()
