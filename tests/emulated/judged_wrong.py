@@ -453,4 +453,19 @@ WRONG = (
         VOLATILE,
         kinds=("endless_wait",),
     ),
+    Program(
+        "a shared flag that is not volatile, so that it is read once",
+        """
+  __shared__ int ready;
+  if (t == 0) ready = 0;
+  __syncthreads();
+  if (t == 40) { __threadfence_block(); ready = 1; }
+  if (t < 32) { while (ready == 0) { } }
+  __syncthreads();
+  out[t] = 1;""",
+        1,
+        64,
+        kinds=("endless_wait",),
+        words="a loop without an exit; was what it waits for to be volatile?",
+    ),
 )

@@ -194,6 +194,8 @@ def test_the_heap(arch: str) -> None:
     assert [program.machine.read(int(at), 4).view(np.int32)[0] for at in out] == list(range(0, 96, 3))
     (out,) = run("calls", "heap_mistake", arch, ints(32), 5, block=1)
     assert out[:4].tolist() == [1, 1, 1, 1]
+    (out,) = run("calls", "heap_aligned", arch, ints(32))
+    assert out.tolist() == list(range(32))
 
 
 @pytest.mark.parametrize(

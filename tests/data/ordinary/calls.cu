@@ -174,5 +174,12 @@ extern "C" __global__ void heap_mistake(int* out, int which) {
   if (which == 5) { out[0] = malloc(9 << 20) == nullptr; void* half = malloc(5 << 20); out[1] = half != nullptr;
                     out[2] = malloc(5 << 20) == nullptr; free(half); out[3] = malloc(5 << 20) != nullptr; }
 }
+struct alignas(64) Line { int words[16]; };
+extern "C" __global__ void heap_aligned(int* out) {
+  Line* line = new Line;
+  line->words[3] = threadIdx.x;
+  out[threadIdx.x] = (unsigned long long)line % 64 == 0 ? line->words[3] : -1;
+  delete line;
+}
 
 extern "C" __global__ void clean(int* out) { out[threadIdx.x] = 3 * threadIdx.x; }

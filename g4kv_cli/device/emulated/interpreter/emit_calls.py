@@ -25,7 +25,7 @@ def emit_calls(emitter: BlockEmitter, number: int, instruction: Instruction) -> 
         emitter.effect(number, instruction, [], fail_assert(site), values)
     elif opcode == MALLOC:
         target = operands[0] if isinstance(operands[0], Register) else None
-        values = [emitter.source(operands[1], "b64", instruction)]
+        values = [emitter.source(operand, "b64", instruction) for operand in operands[1:]]
         emitter.effect(number, instruction, [target], allocate_bytes(site), values)
     elif opcode == FREE:
         emitter.effect(number, instruction, [], free_bytes(site), [emitter.source(operands[0], "b64", instruction)])

@@ -16,6 +16,7 @@ from ..checks.owned_reads import OwnedReads
 from ..checks.undefined import FILLS, Fill
 from ..faults import DeadlinePassed, EmulatorError, LaunchInterrupted, Standing
 from ..memory.access import SIGNED, UNSIGNED, fresh_hints
+from ..ptx.flow import BRANCHES
 from ..ptx.ordering import learns
 from ..ptx.sites import Site
 from ..residency import chunk_blocks
@@ -220,6 +221,8 @@ class Run:
             others.extend(chunk.barriers.places())
         site, lanes, count = next(iter(places.values()))
         words = f"{count} threads wait here for what no thread does any more"
+        if site.opcode in BRANCHES:
+            words = f"{count} threads go round a loop without an exit; was what it waits for to be volatile?"
         if others:
             words += f"; besides wait {', '.join(dict.fromkeys(others))}"
         self.collector.add("endless_wait", words, site, lanes, 0, count)

@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..faults import EmulatorError
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
+from ..state.memory import ALIGNMENT_BYTES
 
 Array = npt.NDArray[Any]
 
 
 def allocate_bytes(site: Site) -> Callable[..., Array]:
-    """malloc: (lanes, bytes) -> address, 0 where the heap has not so much."""
+    """malloc: (lanes, bytes, alignment if one is asked for) -> address, 0 where the heap has not so much."""
     line = f":{site.location.line}" if site.location.line else ""
     label = f"malloc at {site.location.file or 'PTX line'}{line or f' {site.ptx_line}'}"
 
-    def run(lanes: LaneSet, nbytes: Array) -> Array:
+    def run(lanes: LaneSet, nbytes: Array, alignment: Array | None = None) -> Array:
         heap = lanes.chunk.run.heap
+        if alignment is not None and int(alignment.max()) > ALIGNMENT_BYTES:
+            raise EmulatorError(f"{label} asks for more than {ALIGNMENT_BYTES} bytes of alignment")
         sizes = np.broadcast_to(nbytes, (lanes.count,)).tolist()
         return np.array([heap.allocate(size, label) for size in sizes], np.uint64)
 

@@ -226,11 +226,13 @@ def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
 
 
 def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
-    """Set ``in_wait`` and ``waits``; whether any loop may wait for other threads."""
+    """Set ``in_wait`` and ``waits``; whether any loop may wait for other threads. One without an exit waits, too: the
+    compiler may have taken what it waits for out of it, as something that is not volatile."""
     found = False
     for header, body in _loop_bodies(blocks, entry).items():
         members = [block for number, block in enumerate(blocks) if body >> number & 1]
-        blocks[header].waits = _waits_at(members)
+        has_exit = any(not body >> target & 1 for block in members for target in block.successors)
+        blocks[header].waits = _waits_at(members) if has_exit else _waits_at(members) or members[-1].final
         if blocks[header].waits is not None:
             found = True
             for block in members:

@@ -42,6 +42,8 @@ PRINTF, ASSERT, WILD_CALL = "vprintf", "assertfail", "wild_call"
 
 MALLOC, FREE = "malloc", "free"
 """The device's heap, where the module does not define them."""
+ALIGNED_MALLOC = "__cuda_syscall_aligned_malloc"
+"""What ``new`` of an over-aligned type calls: malloc with an alignment."""
 
 
 def link(module: ParsedModule, kernel: ParsedKernel, source_name: str | None) -> ParsedKernel:
@@ -264,7 +266,7 @@ class _Linker:
             return
         function = self.module.functions.get(name)
         if function is None or function.body is None:
-            if name in (MALLOC, FREE):
+            if name in (MALLOC, FREE, ALIGNED_MALLOC):
                 self._use_heap(instance, call, name)
             else:
                 self.out.refuse(f"function {name} is not defined in this module", f"call {name}")
@@ -341,7 +343,9 @@ class _Linker:
 
     def _use_heap(self, instance: Instance, call: Call, name: str) -> None:
         sources = [next(iter(instance.pieces.get(argument, {}).values()), None) for argument in call.arguments]
-        if len(sources) != 1 or len(call.results) != (name == MALLOC):
+        takes = 2 if name == ALIGNED_MALLOC else 1
+        name = MALLOC if takes == 2 else name
+        if len(sources) != takes or len(call.results) != (name == MALLOC):
             self.out.refuse(f"{name} with these operands")
             return
         self.out.emit(name, *(instance.piece(result, (0, 8)) for result in call.results), *sources)
