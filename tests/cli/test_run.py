@@ -42,7 +42,9 @@ extern "C" __global__ void rank(int* out) {
   out[blockIdx.x] = rank;
 }
 extern "C" __global__ void say(int n) { printf("%d of %d\\n", threadIdx.x, n); }
-extern "C" __global__ void forever(volatile int* flag) { int end = *flag; while (!end) asm volatile(""); }
+extern "C" __global__ void forever(volatile int* flag) {
+  for (unsigned i = *flag; i != 1; i += 2) asm volatile("" : "+r"(i));
+}
 """
 BARRIER = "--option=-DBARRIER=__syncthreads()"
 NO_BARRIER = "--option=-DBARRIER=(void)0"

@@ -46,7 +46,9 @@ extern "C" __global__ void shared_sum(const int* x, int* out) {
   __syncthreads();
   if (threadIdx.x == 0) { int sum = 0; for (int i = 0; i < blockDim.x; ++i) sum += tile[i]; *out = sum; }
 }
-extern "C" __global__ void forever(volatile int* flag) { int end = *flag; while (!end) asm volatile(""); }
+extern "C" __global__ void forever(volatile int* flag) {
+  for (unsigned i = *flag; i != 1; i += 2) asm volatile("" : "+r"(i));
+}
 extern "C" __global__ void through_both(float* a, float* b) { a[0] = 7.f; b[1] = b[0]; }
 """
 SQUARE = (
