@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_value_row(bf16_bits* out, const Row<kHeadD
 // The rotation of one token for the columns that this lane holds, kept packed across the rows of a warp.
 template <int kHeadDim, int kLanes>
 struct Rotation {
-  Row<kHeadDim, kLanes> cos;  // loaded only where rotary_dim == head_dim
+  Row<kHeadDim, kLanes> cos;
   Row<kHeadDim, kLanes> sin;
 };
 
@@ -146,12 +146,10 @@ __device__ __forceinline__ Rotation<kHeadDim, kLanes> load_folded_rotation(const
 template <int kHeadDim, int kLanes>
 __device__ __forceinline__ Rotation<kHeadDim, kLanes> load_rotation(const PrepParams& p, int position, int lane) {
   Rotation<kHeadDim, kLanes> rotation;
-  // cos[position][rotary_dim], sin[position][rotary_dim]
-  const long long row = (long long)position * p.rotary_dim;
-  if (p.rotary_dim == kHeadDim) {
-    rotation.cos = load_row<kHeadDim, kLanes>(p.cos + row, lane);
-    rotation.sin = load_row<kHeadDim, kLanes>(p.sin + row, lane);
-  }
+  // cos[position][rotary_dim], sin[position][rotary_dim]: rotary_dim is head_dim
+  const long long first = (long long)position * kHeadDim;
+  rotation.cos = load_row<kHeadDim, kLanes>(p.cos + first, lane);
+  rotation.sin = load_row<kHeadDim, kLanes>(p.sin + first, lane);
   return rotation;
 }
 
@@ -248,59 +246,82 @@ struct PageRow {
   int origin;
 };
 
-// A token's request: itself, unless the plan names another.
-template <Form kForm>
-__device__ __forceinline__ int load_request(const PrepParams& p, int token) {
-  return kForm != Form::paged_decode || p.token_requests == nullptr ? token : p.token_requests[token];
+// A number of the metadata. kEarly: by a load that no store or trap before it holds back.
+template <bool kEarly>
+__device__ __forceinline__ int load_number(const int* number) {
+  return kEarly ? __ldg(number) : *number;
 }
 
-template <Form kForm>
+// A token's request: itself, unless the plan names another.
+template <Form kForm, bool kEarly>
+__device__ __forceinline__ int load_request(const PrepParams& p, int token) {
+  const bool is_own = kForm != Form::paged_decode || p.token_requests == nullptr;
+  return is_own ? token : load_number<kEarly>(p.token_requests + token);
+}
+
+template <Form kForm, bool kEarly>
 __device__ __forceinline__ PageRow load_page_row(const PrepParams& p, int request) {
   PageRow row = {0, p.page_row_len, p.page_origin};
   if constexpr (kForm == Form::paged_decode) {
     if (request < 0 || request >= p.num_requests) __trap();  // no such row
-    row.begin = p.page_indptr[request];
-    row.end = p.page_indptr[request + 1];
-    row.origin = p.page_origins[request];
+    row.begin = load_number<kEarly>(p.page_indptr + request);
+    row.end = load_number<kEarly>(p.page_indptr + (request + 1));
+    row.origin = load_number<kEarly>(p.page_origins + request);
   }
   return row;
 }
 
 // The second layer of defence behind the host's checks; every trap comes before the first store to the pool. The page is
 // not checked yet: there is work to do while it is on the way.
-template <Form kForm>
+template <Form kForm, bool kEarly>
 __device__ __forceinline__ int load_page(const PrepParams& p, const PageRow& row, int logical_page) {
   if constexpr (kForm == Form::paged_decode) {
     if (row.begin < 0 || row.end < row.begin || row.end > p.page_row_len) __trap();  // a row outside the array
   }
   if (row.origin < 0 || logical_page < row.origin) __trap();           // a page before the resident ones
   if (logical_page - row.origin >= row.end - row.begin) __trap();  // the row ends before the token's page
-  return p.page_indices[row.begin + (logical_page - row.origin)];
+  return load_number<kEarly>(p.page_indices + (row.begin + (logical_page - row.origin)));
+}
+
+// This warp's number in its block. kUniform: by a shuffle, of which the compiler knows that it is one in all lanes, so
+// that no branch on it has to bring lanes together again; it takes a while, and registers.
+template <bool kUniform>
+__device__ __forceinline__ int warp_of_block() {
+  const int warp = threadIdx.x / kWarpSize;
+  return kUniform ? __shfl_sync(kAllLanes, warp, 0) : warp;
 }
 
 __host__ __device__ constexpr int divide_up(int value, int by) { return (value + by - 1) / by; }
 
-// Rows of K have kKeyDim columns: all of the head (split), or those that turn (folded).
-template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue, int kKeyDim = kHeadDim>
-__device__ __forceinline__ void prep(const PrepParams& p) {
+// Rows of K have kKeyDim columns: all of the head (split), or those that turn (folded). kWholeHead: rotary_dim is
+// head_dim.
+template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue, int kKeyDim, bool kWholeHead>
+__device__ __forceinline__ void prep_rows(const PrepParams& p) {
   constexpr bool kFolded = kKeyDim != kHeadDim;
   constexpr int kLanes = PrepShape<kHeadDim, kRowsPerWarp>::kLanes;
   constexpr int kAtOnce = kWarpSize / kLanes;  // rows
   constexpr int kSteps = kRowsPerWarp / kAtOnce;
+  constexpr bool kOneRow = kRowsPerWarp == 1;
+  // Four rows of 512 columns come first and keep the rest busy: with metadata ahead of them 8192 tokens by a plan took
+  // 83 us on an H200 in place of 79.
+  constexpr bool kEarly = kOneRow || kHeadDim == 256;
   const int warp_lane = threadIdx.x % kWarpSize;
   const int lane = warp_lane % kLanes;
   const int token = blockIdx.x;
   const int q_groups = divide_up(p.num_qo_heads, kRowsPerWarp);
   const int kv_groups = divide_up(p.num_kv_heads, kRowsPerWarp);
   const int groups = q_groups + (kValue == ValueSource::raw_v ? 2 : 1) * kv_groups;
-  const int group = blockIdx.y * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
+  const int group = blockIdx.y * (blockDim.x / kWarpSize) + warp_of_block<kOneRow>();
   if (group >= groups) return;
   allow_next_launch();  // attention may begin: it waits before it reads what this launch writes
 
-  const bool is_q = group < q_groups;
-  const bool is_v = kValue == ValueSource::raw_v && group >= q_groups + kv_groups;
+  // K waits longest, for its page: of few tokens it begins first. Of many, whose blocks take turns, it is best last.
+  const int first_q = kOneRow ? groups - q_groups : 0;
+  const int first_k = kOneRow ? 0 : q_groups;
+  const bool is_q = kOneRow ? group >= first_q : group < q_groups;
+  const bool is_v = kValue == ValueSource::raw_v && !is_q && group >= first_k + kv_groups;
   const bool takes_page = kForm != Form::contiguous && !is_q;
-  const int first_head = (is_q ? group : is_v ? group - q_groups - kv_groups : group - q_groups) * kRowsPerWarp;
+  const int first_head = (group - (is_q ? first_q : is_v ? first_k + kv_groups : first_k)) * kRowsPerWarp;
   const int num_heads = is_q ? p.num_qo_heads : p.num_kv_heads;
   const int rows = min(kRowsPerWarp, num_heads - first_head);
   const bf16_bits* raw = is_q ? p.q : is_v ? p.v : p.k;
@@ -308,31 +329,30 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
   const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;
 
   // Loads that wait for no other come first, and then those that wait for one: every wait is part of the launch's time.
-  // Of many rows what others wait for comes before them; rows of 512 columns keep the rest busy long enough without.
+  // Of many rows what others wait for comes before them, where kEarly.
   Row<kHeadDim, kLanes> raw_rows[kSteps];
   const auto load_raw_rows = [&] {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int r = step * kAtOnce + warp_lane / kLanes;
       if (kAtOnce > 1) raw_rows[step] = {};  // half a warp may have no row
-      if (r < rows) raw_rows[step] = load_row<kHeadDim, kLanes>(raw + rows_offset + r * kHeadDim, lane);
+      if (kOneRow || r < rows) raw_rows[step] = load_row<kHeadDim, kLanes>(raw + rows_offset + r * kHeadDim, lane);
     }
   };
-  if constexpr (kRowsPerWarp == 1) load_raw_rows();
-  const int position = kForm == Form::paged_decode ? p.positions[token] : p.start_pos + token;
-  constexpr bool kAsksEarly = kRowsPerWarp == 1 || kHeadDim == 256;
+  if constexpr (kWholeHead && kOneRow) load_raw_rows();
+  const int position = kForm == Form::paged_decode ? load_number<kEarly>(p.positions + token) : p.start_pos + token;
   int request = token;
-  if (kAsksEarly && takes_page) request = load_request<kForm>(p, token);
-  if constexpr (kRowsPerWarp > 1) load_raw_rows();
+  if (kEarly && takes_page) request = load_request<kForm, kEarly>(p, token);
+  if constexpr (kWholeHead && !kOneRow) load_raw_rows();
   // Four rows of 512 columns and a V of their own leave no registers for weights and RoPE rows that early.
-  constexpr bool kRoom = kRowsPerWarp == 1 || kHeadDim == 256 || kValue == ValueSource::raw_k;
+  constexpr bool kRoom = kWholeHead && (kOneRow || kHeadDim == 256 || kValue == ValueSource::raw_k);
   const bf16_bits* weight = is_q ? p.q_weight : p.k_weight;
   Row<kHeadDim, kLanes> packed_weight;
   if (kRoom && !is_v) packed_weight = load_row<kHeadDim, kLanes>(weight, lane);
   PageRow page_row;
   if (takes_page) {
-    if (!kAsksEarly) request = load_request<kForm>(p, token);
-    page_row = load_page_row<kForm>(p, request);
+    if (!kEarly) request = load_request<kForm, kEarly>(p, token);
+    page_row = load_page_row<kForm, kEarly>(p, request);
   }
   if (position < 0 || position >= p.cos_max_pos) __trap();  // no such row in the RoPE tables
   Rotation<kHeadDim, kLanes> rotation;
@@ -344,16 +364,10 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     }
   };
   if (kRoom && !is_v) load_rope_rows();
-  const int logical_page = takes_page ? position / p.layout.page_size : 0;
+  const int logical_page = takes_page ? (int)((unsigned)position / (unsigned)p.layout.page_size) : 0;
   int page = 0;
-  if (takes_page) page = load_page<kForm>(p, page_row, logical_page);
-  // Of one row, while its page is on the way; of more there are no registers.
-  float first_inv_rms = 0.0f;
-  if constexpr (kRowsPerWarp == 1) first_inv_rms = inverse_rms<kHeadDim, kLanes>(raw_rows[0], p.eps);
-  const auto inv_rms_of = [&](int step) {
-    return kRowsPerWarp == 1 ? first_inv_rms : inverse_rms<kHeadDim, kLanes>(raw_rows[step], p.eps);
-  };
-
+  if (takes_page) page = load_page<kForm, kEarly>(p, page_row, logical_page);
+  // Where the first row goes: into the pool but for the page, which is on the way.
   bf16_bits* out;
   bf16_bits* value_out = nullptr;
   if (is_q) {
@@ -364,11 +378,38 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     out = p.k_out + rows_offset;
   } else {
     const int slot = position - logical_page * p.layout.page_size;
-    if (page < 0 || page >= p.num_pages) __trap();  // no such page in the pool
-    out = p.pool + kv_row_offset(p.layout, page, p.layer, is_v, slot, first_head);
+    out = p.pool + kv_row_offset(p.layout, 0, p.layer, is_v, slot, first_head);
     if constexpr (kValue == ValueSource::raw_k) {
-      value_out = p.pool + kv_row_offset(p.layout, page, p.layer, true, slot, first_head);
+      value_out = p.pool + kv_row_offset(p.layout, 0, p.layer, true, slot, first_head);
     }
+  }
+  // Of one row meanwhile; of more there are no registers.
+  float first_inv_rms = 0.0f;
+  if constexpr (kWholeHead && kOneRow) first_inv_rms = inverse_rms<kHeadDim, kLanes>(raw_rows[0], p.eps);
+  const auto inv_rms_of = [&](int step) {
+    return kOneRow ? first_inv_rms : inverse_rms<kHeadDim, kLanes>(raw_rows[step], p.eps);
+  };
+  if (takes_page) {
+    if (page < 0 || page >= p.num_pages) __trap();  // no such page in the pool
+    out += kv_layer_k_offset(p.layout, page, 0);
+    if constexpr (kValue == ValueSource::raw_k) value_out += kv_layer_k_offset(p.layout, page, 0);
+  }
+
+  const bool writes_v = kValue == ValueSource::raw_k && !is_q;  // K=V: V from the same raw K and the same inverse RMS
+  if constexpr (!kWholeHead) {
+    if (is_v) value_out = out;
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r) {
+      const bf16_bits* raw_row = raw + rows_offset + r * kHeadDim;
+      const auto row = load_row<kHeadDim, kWarpSize>(raw_row, warp_lane);
+      const float inv_rms = inverse_rms<kHeadDim, kWarpSize>(row, p.eps);
+      if (is_v || writes_v) {
+        store_value_row<kHeadDim, kWarpSize>(value_out + r * kHeadDim, row, inv_rms, warp_lane);
+      }
+      if (is_v) continue;
+      store_partly_rotated_row<kHeadDim>(out + r * kHeadDim, raw_row, inv_rms, weight, p, position, warp_lane);
+    }
+    return;
   }
 
   if (is_v) {
@@ -387,35 +428,36 @@ __device__ __forceinline__ void prep(const PrepParams& p) {
     packed_weight = load_row<kHeadDim, kLanes>(weight, lane);
     load_rope_rows();
   }
-  const bool writes_v = kValue == ValueSource::raw_k && !is_q;  // K=V: V from the same raw K and the same inverse RMS
-  if (kFolded || p.rotary_dim == kHeadDim) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step * kAtOnce < rows) {
-        const float inv_rms = inv_rms_of(step);
-        const int r = step * kAtOnce + warp_lane / kLanes;
-        if (r >= rows) continue;  // half a warp
-        if (writes_v) store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);
-        if constexpr (kFolded) {
-          if (!is_q) {
-            store_folded_row<kHeadDim, kLanes, kKeyDim>(out + r * kKeyDim, raw_rows[step], inv_rms, packed_weight,
-                                                        rotation, lane);
-            continue;
-          }
+  for (int step = 0; step < kSteps; ++step) {
+    if (kOneRow || step * kAtOnce < rows) {
+      const float inv_rms = inv_rms_of(step);
+      const int r = step * kAtOnce + warp_lane / kLanes;
+      if (!kOneRow && r >= rows) continue;  // half a warp
+      if (writes_v) store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);
+      if constexpr (kFolded) {
+        if (!is_q) {
+          store_folded_row<kHeadDim, kLanes, kKeyDim>(out + r * kKeyDim, raw_rows[step], inv_rms, packed_weight,
+                                                      rotation, lane);
+          continue;
         }
-        store_rotated_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step], inv_rms, packed_weight, rotation, lane);
       }
-    }
-  } else {
-#pragma unroll 1
-    for (int r = 0; r < rows; ++r) {
-      const bf16_bits* raw_row = raw + rows_offset + r * kHeadDim;
-      const auto row = load_row<kHeadDim, kWarpSize>(raw_row, warp_lane);
-      const float inv_rms = inverse_rms<kHeadDim, kWarpSize>(row, p.eps);
-      if (writes_v) store_value_row<kHeadDim, kWarpSize>(value_out + r * kHeadDim, row, inv_rms, warp_lane);
-      store_partly_rotated_row<kHeadDim>(out + r * kHeadDim, raw_row, inv_rms, weight, p, position, warp_lane);
+      store_rotated_row<kHeadDim, kLanes>(out + r * kHeadDim, raw_rows[step], inv_rms, packed_weight, rotation, lane);
     }
   }
+}
+
+// A partly rotated head has a body of its own, so that code that is seldom run does not stand among what a token waits
+// for.
+template <int kHeadDim, int kRowsPerWarp, Form kForm, ValueSource kValue, int kKeyDim>
+__device__ __forceinline__ void prep(const PrepParams& p) {
+  if constexpr (kKeyDim == kHeadDim) {
+    if (p.rotary_dim != kHeadDim) {
+      prep_rows<kHeadDim, kRowsPerWarp, kForm, kValue, kKeyDim, false>(p);
+      return;
+    }
+  }
+  prep_rows<kHeadDim, kRowsPerWarp, kForm, kValue, kKeyDim, true>(p);
 }
 
 }  // namespace g4kv

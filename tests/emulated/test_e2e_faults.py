@@ -113,7 +113,7 @@ PREP_FAULTS = (
     Fault("missing_v_norm_global, V from K", _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"),
           0, GLOBAL_LAYER, V, E12B),
     Fault("rope_pairs_d_d64", (
-        (PREP, "if (kFolded || p.rotary_dim == kHeadDim) {", "if (kFolded || p.rotary_dim != 512) {"),
+        (PREP, "if (p.rotary_dim != kHeadDim) {", "if (p.rotary_dim == 512) {"),
         (PREP, "const int half = p.rotary_dim / 2;", "const int half = 64;"),
         (PREP, "if (column < p.rotary_dim) {", "if (column < 128) {")), 0, GLOBAL_LAYER, Q),
     Fault("rope_interleaved", _edit(

@@ -27,7 +27,7 @@ _KEY_PAGE = "logical_page - p.page_origins[tile.request]];"
 _KEY_PAGE_ROW = "p.page_indptr[tile.request]"
 _FIRST_TOKEN = "p.q_indptr[request]"
 _TILE_INDEX = "p.tile_indices[tile_number]"
-_PREP_PAGE_ROW = "row.begin = p.page_indptr[request];"
+_PREP_PAGE_ROW = "row.begin = load_number<kEarly>(p.page_indptr + request);"
 _KV_LEN = "rows.kv_len = p.kv_lens[request];"
 _KEY_ROW = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
 _DECODE_LSE = "if (p.lse != nullptr && quad == 0)"
@@ -37,11 +37,11 @@ _ROW = "return ((long long)token * p.num_qo_heads + head) * kHeadDim;"
 _PARTIAL = "*reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) = merged;"
 _MERGE_PART = "(row * p.num_splits + split) * kHeadDim"
 _RAW_ROW = "const long long rows_offset = ((long long)token * num_heads + first_head) * kHeadDim;"
-_PREP_PAGE = "p.page_indices[row.begin + (logical_page - row.origin)];"
+_PREP_PAGE = "p.page_indices + (row.begin + (logical_page - row.origin))"
 _PREP_SLOT = "const int slot = position - logical_page * p.layout.page_size;"
-_TABLE_ROW = "const long long row = (long long)position * p.rotary_dim;"
+_TABLE_ROW = "const long long first = (long long)position * kHeadDim;"
 _VALUE_ROW = "store_value_row<kHeadDim, kLanes>(value_out + r * kHeadDim, raw_rows[step], inv_rms, lane);"
-_VALUE_PLACE = "value_out = p.pool + kv_row_offset(p.layout, page, p.layer, true, slot, first_head);"
+_VALUE_PLACE = "value_out = p.pool + kv_row_offset(p.layout, 0, p.layer, true, slot, first_head);"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ FAULTS = (
     *(
         Fault(
             f"page entries from {mask + 1} on wrap (prep)",
-            ((PREP, _PREP_PAGE, f"p.page_indices[row.begin + ((logical_page - row.origin) & {mask})];"),),
+            ((PREP, _PREP_PAGE, f"p.page_indices + (row.begin + ((logical_page - row.origin) & {mask}))"),),
             _prep("long-row"),
         )
         for mask in (63, 255)
@@ -187,8 +187,9 @@ FAULTS = (
     Fault(
         "page ids of 16 bits (prep)",
         (
-            (PREP, "page, p.layer, is_v, slot, first_head);", "page & 0xffff, p.layer, is_v, slot, first_head);"),
-            (PREP, _VALUE_PLACE, _VALUE_PLACE.replace("page,", "page & 0xffff,")),
+            (PREP, " out += kv_layer_k_offset(p.layout, page,", " out += kv_layer_k_offset(p.layout, page & 0xffff,"),
+            (PREP, "value_out += kv_layer_k_offset(p.layout, page,",
+             "value_out += kv_layer_k_offset(p.layout, page & 0xffff,"),
         ),
         _prep("pool/page-ids-past-16-bits"),
         ("in the pool",),

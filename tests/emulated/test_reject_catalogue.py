@@ -111,7 +111,7 @@ def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:
 
 
 def test_another_trap_than_the_one_that_is_due_turns_red(tmp_path: Path) -> None:
-    before = "  const int logical_page = takes_page ? position / p.layout.page_size : 0;"
+    before = "  const int logical_page = takes_page ? (int)((unsigned)position / (unsigned)p.layout.page_size) : 0;"
     assert SOURCE.count(before) == 1
     (tmp_path / TRAP_SOURCE).write_text(SOURCE.replace(before, f"  __trap();  // always\n{before}"), encoding="utf-8")
     (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)

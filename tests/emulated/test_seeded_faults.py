@@ -50,7 +50,7 @@ _LATE_TRAP = (
     "if (kForm != Form::contiguous && group == 0 && lane == 0) p.pool[0] = 0; "
     "if (p.page_row_len == 2 && p.page_indices[1] < 0) __trap();"
 )
-_POSITION = "p.positions[token] : p.start_pos + token;"
+_POSITION = "load_number<kEarly>(p.positions + token) : p.start_pos + token;"
 
 FAULTS = (
     Fault(
@@ -131,8 +131,7 @@ FAULTS = (
     Fault(
         "pairs (d, d + 64) at head_dim 512",
         (
-            (BODY, "if (kFolded || p.rotary_dim == kHeadDim) {\n#pragma unroll\n    for",
-             "if (false) {\n#pragma unroll\n    for"),
+            (BODY, "if (p.rotary_dim != kHeadDim) {", "if (true) {"),
             (BODY, "const int half = p.rotary_dim / 2;", "const int half = 64;"),
             (BODY, "if (column < p.rotary_dim) {", "if (column < 128) {"),
         ),
@@ -154,13 +153,13 @@ FAULTS = (
     ),
     Fault(
         "page size off by one",
-        _edit("position / p.layout.page_size : 0;", "position / (p.layout.page_size + 1) : 0;"),
+        _edit("(unsigned)p.layout.page_size) : 0;", "((unsigned)p.layout.page_size + 1)) : 0;"),
         f"{LOCAL}/prefill/page-size/16",
         ("global_out_of_bounds: ", "'pool'"),
     ),
     Fault(
         "page origin ignored",
-        _edit("row.origin = p.page_origins[request];", "row.origin = 0;"),
+        _edit("row.origin = load_number<kEarly>(p.page_origins + request);", "row.origin = 0;"),
         f"{LOCAL}/decode/origins/different",
         ("trap: ", BODY),
     ),
@@ -219,7 +218,7 @@ FAULTS = (
     ),
     Fault(
         "half a warp without a row stores K's next one",
-        _edit("if (r >= rows) continue;  // half a warp", ""),
+        _edit("if (!kOneRow && r >= rows) continue;  // half a warp", ""),
         f"{LOCAL}/prefill/kv-heads5/many-tokens",
         ("write_conflict: ",),
     ),

@@ -121,9 +121,9 @@ def test_padding_changes_one_page_and_no_answer(geometry: str, prep: str, attent
     [
         (
             "prep_body.cuh",
-            "if (takes_page) page = load_page<kForm>(p, page_row, logical_page);",
+            "if (takes_page) page = load_page<kForm, kEarly>(p, page_row, logical_page);",
             # A padding row that writes where nobody is.
-            "if (takes_page) page = load_page<kForm>(p, page_row, logical_page);"
+            "if (takes_page) page = load_page<kForm, kEarly>(p, page_row, logical_page);"
             f" if (page == {PADDING_PAGE} && position == 2) page = 4;",
             ["pool"],
         ),
