@@ -2,10 +2,12 @@
 name expressions.
 
 NVRTC has no headers of the host's compiler. Those of C that kernels include (``<stdint.h>``, ``<cmath>``, ``<cstdio>``)
-are there all the same: CCCL's of that name, or nothing where NVRTC itself has what they declare.
+are there all the same: CCCL's of that name, or nothing where NVRTC itself has what they declare. Of ``<cuda.h>`` there
+is what kernels take from it, ``CUtensorMap``.
 
-Nothing is forced on a source but the architecture, C++17 unless it asks for another, and line numbers, which findings
-are told by. In particular contraction is NVRTC's default (``--fmad=true``). CCCL's headers are found without an option.
+Nothing is forced on a source but the architecture, C++17 unless it asks for another, line numbers, which findings
+are told by, and ``__int128``, which nvcc has where the host's compiler does. In particular contraction is NVRTC's
+default (``--fmad=true``). CCCL's headers are found without an option.
 """
 
 from __future__ import annotations
@@ -26,11 +28,17 @@ HEADER_HINT = (
     "#ifndef __CUDACC_RTC__ and #endif"
 )
 _CCCL_HAS = ("float", "limits", "math", "stddef", "stdint", "stdlib", "string")
-_NVRTC_HAS = ("assert", "stdio")  # assert and printf are built in
-C_HEADERS = tuple(
-    Header(name, f"#pragma once\n#include <cuda/std/c{bare}>\n" if bare in _CCCL_HAS else "#pragma once\n")
-    for bare in (*_CCCL_HAS, *_NVRTC_HAS)
-    for name in (f"{bare}.h", f"c{bare}")
+_NVRTC_HAS = ("assert", "stdio", "stdbool")  # assert, printf and bool are built in
+_TENSOR_MAP = """#pragma once
+typedef struct alignas(64) CUtensorMap_st { unsigned long long opaque[16]; } CUtensorMap;
+"""
+C_HEADERS = (
+    *(
+        Header(name, f"#pragma once\n#include <cuda/std/c{bare}>\n" if bare in _CCCL_HAS else "#pragma once\n")
+        for bare in (*_CCCL_HAS, *_NVRTC_HAS)
+        for name in (f"{bare}.h", f"c{bare}")
+    ),
+    Header("cuda.h", _TENSOR_MAP),  # the driver's functions are the host's, and NVRTC refuses their declarations
 )
 _ARCH_OPTION = re.compile(r"--?(gpu-architecture|arch)\b")
 _STANDARD_OPTION = re.compile(r"--?std\b")
@@ -98,6 +106,8 @@ def _own_options(arch: str, kind: ImageKind, options: Sequence[str]) -> list[str
         added.append("--std=c++17")
     if not any(_LINES_OPTION.fullmatch(option) for option in options):
         added.append("-lineinfo")
+    if "--device-int128" not in options and "-device-int128" not in options:
+        added.append("--device-int128")
     return added
 
 

@@ -36,7 +36,7 @@ from g4kv_cli.emulator.errors import (
     SymbolError,
     Unsupported,
 )
-from g4kv_cli.emulator.memory import Address, DeviceArray, out
+from g4kv_cli.emulator.memory import Address, DeviceArray, out, tensor_map
 from g4kv_cli.emulator.module import Kernel, Module
 from g4kv_cli.emulator.policy import Policy, PolicyLike
 from g4kv_cli.emulator.report import Report
@@ -67,6 +67,7 @@ __all__ = [
     "launch",
     "load",
     "out",
+    "tensor_map",
 ]
 
 

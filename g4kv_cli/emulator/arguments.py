@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from g4kv_cli.device.emulated.memory.tensor_map import TENSOR_MAP_BYTES
 from g4kv_cli.device.emulated.ptx.parse import Parameter
 from g4kv_cli.emulator.element_types import host_name, mismatch
 from g4kv_cli.emulator.errors import ArgumentError
 from g4kv_cli.emulator.mangled import CxxType, Signature
-from g4kv_cli.emulator.memory import Address, DeviceArray, HostArray, Output
+from g4kv_cli.emulator.memory import Address, DeviceArray, HostArray, Output, TensorMapOf
 
 POINTER_BYTES = 8
 _FOR_A_POINTER = "an array, a device array, an Address or None"
@@ -34,8 +35,28 @@ class HostBuffer:
     is_output: bool
 
 
-Prepared = bytes | HostBuffer | DeviceArray
-"""An argument that passed: the parameter's bytes, or memory whose address it takes."""
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A tensor map, made when its memory has an address."""
+
+    memory: HostBuffer | DeviceArray
+    extents: tuple[int, ...]
+    box: tuple[int, ...]
+    element_bytes: int
+    swizzle_bytes: int
+    place: str
+    """Which argument it is, for messages."""
+
+
+Prepared = bytes | HostBuffer | DeviceArray | TensorArgument
+"""An argument that passed: the parameter's bytes, or memory whose address it takes, or a map of."""
+
+
+def memory_of(argument: Prepared) -> HostBuffer | DeviceArray | None:
+    """The memory that an argument is about."""
+    if isinstance(argument, TensorArgument):
+        return argument.memory
+    return None if isinstance(argument, bytes) else argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +115,15 @@ def prepare(
     prepared = []
     for (name, value), parameter, kind in zip(named, parameters, kinds, strict=True):
         prepared.append(_prepared(value, _Place(str(name), kernel, parameter, kind)))
-    _require_apart([item for item in prepared if isinstance(item, HostBuffer)], kernel)
+    memory = [memory_of(item) for item in prepared]
+    _require_apart([item for item in memory if isinstance(item, HostBuffer)], kernel)
     return prepared
 
 
 def _prepared(value: Any, place: _Place) -> Prepared:
     parameter = place.parameter
+    if isinstance(value, TensorMapOf):
+        return _tensor(value, place)
     if isinstance(value, (np.ndarray, Output)) and not _is_by_value(value, place):
         return _buffer(value, place)
     if value is None or isinstance(value, (DeviceArray, Address)):
@@ -122,6 +146,14 @@ def _is_by_value(value: HostArray | Output, place: _Place) -> bool:
 def _buffer(value: HostArray | Output, place: _Place) -> HostBuffer:
     array = value.array if isinstance(value, Output) else value
     _require_pointer(place, host_name(array))
+    buffer = _host_buffer(value, place)
+    if place.kind is not None and (wrong := mismatch(array.dtype, place.kind)):
+        raise place.fail(wrong)
+    return buffer
+
+
+def _host_buffer(value: HostArray | Output, place: _Place) -> HostBuffer:
+    array = value.array if isinstance(value, Output) else value
     if array.dtype.hasobject:
         raise place.fail(f"an array of Python objects cannot go to a device; give it a number type, not {array.dtype}")
     if not array.dtype.isnative:
@@ -133,9 +165,17 @@ def _buffer(value: HostArray | Output, place: _Place) -> HostBuffer:
         )
     if isinstance(value, Output) and not array.flags.writeable:
         raise place.fail("a read-only array cannot be an output")
-    if place.kind is not None and (wrong := mismatch(array.dtype, place.kind)):
-        raise place.fail(wrong)
     return HostBuffer(array, place.name, isinstance(value, Output))
+
+
+def _tensor(value: TensorMapOf, place: _Place) -> TensorArgument:
+    if not place.parameter.is_array or place.parameter.nbytes != TENSOR_MAP_BYTES:
+        raise place.fail(f"it takes {place.takes}, which is no tensor map (a const __grid_constant__ CUtensorMap)")
+    memory = value.of if isinstance(value.of, DeviceArray) else _host_buffer(value.of, place)
+    extents, box = value.shape[::-1], value.box[::-1]
+    return TensorArgument(
+        memory, extents, box, value.element_bytes, value.swizzle_bytes, f"{place.name} of {place.kernel}"
+    )
 
 
 def _pointer(value: DeviceArray | Address | None, place: _Place) -> Prepared:
@@ -156,7 +196,9 @@ def _require_pointer(place: _Place, got: str) -> None:
     if kind is not None:
         is_pointer = is_pointer and kind.pointee is not None
     if not is_pointer:
-        raise place.fail(f"it takes {place.takes}, which is no pointer; got {got}")
+        is_map = parameter.is_array and parameter.nbytes == TENSOR_MAP_BYTES
+        hint = ": for a CUtensorMap pass emulator.tensor_map(array, box)" if is_map else ""
+        raise place.fail(f"it takes {place.takes}, which is no pointer; got {got}{hint}")
 
 
 def _structure(value: Any, place: _Place) -> bytes:

@@ -21,7 +21,7 @@ from g4kv_cli.device.emulated import (
     LaunchReport,
     Machine,
 )
-from g4kv_cli.emulator.arguments import HostBuffer, Prepared, is_same, prepare
+from g4kv_cli.emulator.arguments import HostBuffer, Prepared, TensorArgument, is_same, memory_of, prepare
 from g4kv_cli.emulator.errors import (
     ArgumentError,
     DeviceLost,
@@ -123,8 +123,9 @@ class Emulator:
         grid, block: blocks, and threads of a block: an int, or up to three of them (x, y, z).
         args: one for each parameter, in order; as a mapping they have names, which findings use. NumPy arrays are
             copied to the device, and back where the kernel stored to them; the same array twice is one. Besides:
-            :func:`out` of an array, a DeviceArray, an Address, None for a null pointer, Python numbers, NumPy and
-            ctypes scalars, structs as bytes, ``ctypes.Structure`` or a structured NumPy scalar.
+            :func:`out` of an array, a DeviceArray, an Address, None for a null pointer, :func:`tensor_map` of an array,
+            Python numbers, NumPy and ctypes scalars, structs as bytes, ``ctypes.Structure`` or a structured NumPy
+            scalar.
         shared: bytes of dynamic shared memory of a block.
         policy, seconds: for this launch in place of the device's.
         reverse_blocks: run the blocks in descending order; a result that changes depends on their order.
@@ -169,13 +170,13 @@ class Emulator:
         how: dict[str, Any],
     ) -> Report:
         machine = self._ready_machine()
-        arrays = [item for item in prepared if isinstance(item, DeviceArray)]
-        for array in arrays:
-            array.require_on(machine)
+        for memory in map(memory_of, prepared):
+            if isinstance(memory, DeviceArray):
+                memory.require_on(machine)
         handle, placed = kernel.handle, _Placed(machine)
         try:
             try:
-                data = [item if isinstance(item, bytes) else placed.address(item) for item in prepared]
+                data = [item if isinstance(item, bytes) else placed.argument(item) for item in prepared]
             except EmulatorError as error:
                 raise DeviceUnavailable(f"{error}; reset() the device, or make the arrays smaller") from error
             faults: list[Fault] = []
@@ -224,9 +225,24 @@ class _Placed:
         self._machine = machine
         self._buffers: list[tuple[HostBuffer, int]] = []
 
-    def address(self, item: HostBuffer | DeviceArray) -> bytes:
-        """The address of an argument's memory as a kernel takes it."""
-        return (item.address if isinstance(item, DeviceArray) else self._place(item)).to_bytes(8, "little")
+    def argument(self, item: HostBuffer | DeviceArray | TensorArgument) -> bytes:
+        """The address of an argument's memory, or the map of it, as a kernel takes it."""
+        if isinstance(item, TensorArgument):
+            return self._map(item)
+        return self._address(item).to_bytes(8, "little")
+
+    def _address(self, item: HostBuffer | DeviceArray) -> int:
+        return item.address if isinstance(item, DeviceArray) else self._place(item)
+
+    def _map(self, item: TensorArgument) -> bytes:
+        address = self._address(item.memory)
+        try:
+            made = self._machine.tensor_map(
+                address, item.extents, item.box, item.element_bytes, swizzle_bytes=item.swizzle_bytes
+            )
+        except EmulatorError as error:
+            raise ArgumentError(f"{item.place}: {error}") from error
+        return made.pack()
 
     def _place(self, buffer: HostBuffer) -> int:
         for known, address in self._buffers:

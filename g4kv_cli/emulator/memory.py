@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,39 @@ def out(array: HostArray) -> Output:
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"out() takes a NumPy array, not {type(array).__name__}")
     return Output(array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorMapOf:
+    """A tensor map of an array, for bulk tensor copies; made by :func:`tensor_map`."""
+
+    of: HostArray | Output | DeviceArray
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents of the array."""
+        return self.of.array.shape if isinstance(self.of, Output) else self.of.shape
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return (self.of.array if isinstance(self.of, Output) else self.of).dtype.itemsize
+
+
+def tensor_map(array: HostArray | Output | DeviceArray, box: Sequence[int], *, swizzle_bytes: int = 0) -> TensorMapOf:
+    """A ``CUtensorMap`` of an array as an argument: what ``cuTensorMapEncodeTiled`` makes on a GPU.
+
+    array: as any argument, of 1 to 5 axes; elements outside of it are read as zeros and not written.
+    box: extents of what one copy moves, in the order of the array's axes, the innermost last.
+    swizzle_bytes: 0, 32, 64 or 128.
+
+    What the driver would refuse is an ArgumentError at the launch.
+    """
+    if not isinstance(array, (np.ndarray, Output, DeviceArray)):
+        raise ArgumentError(f"tensor_map() takes an array, not {type(array).__name__}")
+    return TensorMapOf(array, tuple(int(extent) for extent in box), swizzle_bytes)
 
 
 class DeviceArray:

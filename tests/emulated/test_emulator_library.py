@@ -388,12 +388,67 @@ def test_the_c_headers_that_kernels_include_are_there() -> None:
         "assert.h",
         "cstddef",
         "string.h",
+        "stdbool.h",
     ]
     body = "assert(*x == 0); uint32_t y = INT_MAX; *x = FLT_MAX + INFINITY + y;"
     text = "".join(f"#include <{name}>\n" for name in headers) + f"__global__ void k(float* x) {{ {body} }}\n"
     x = np.zeros(1, np.float32)
     emulator.load(text).launch("k", 1, 1, [x])
     assert x[0] == np.inf
+
+
+def test_integers_of_128_bits_as_nvcc_has_them() -> None:
+    text = "__global__ void k(unsigned long long* x) { *x = (unsigned __int128)*x * *x >> 64; }"
+    x = np.array([0xFEDCBA9876543210], np.uint64)
+    want = int(x[0]) ** 2 >> 64
+    emulator.load(text).launch("k", 1, 1, [x])
+    assert int(x[0]) == want
+
+
+BOXES = """
+#include <cuda.h>
+#include <cuda/barrier>
+namespace copies = cuda::device::experimental;
+using Barrier = cuda::barrier<cuda::thread_scope_block>;
+__global__ void add_rows(const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap to, int by) {
+  __shared__ alignas(128) int tile[8][32];
+  __shared__ Barrier barrier;
+  if (threadIdx.x == 0) { init(&barrier, blockDim.x); copies::fence_proxy_async_shared_cta(); }
+  __syncthreads();
+  Barrier::arrival_token token;
+  if (threadIdx.x == 0) {
+    copies::cp_async_bulk_tensor_2d_global_to_shared(tile, &in, blockIdx.x * 32, blockIdx.y * 8, barrier);
+    token = cuda::device::barrier_arrive_tx(barrier, 1, sizeof(tile));
+  } else {
+    token = barrier.arrive();
+  }
+  barrier.wait(cuda::std::move(token));
+  for (int row = 0; row < 8; ++row) tile[row][threadIdx.x] += row * by;
+  copies::fence_proxy_async_shared_cta();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    copies::cp_async_bulk_tensor_2d_shared_to_global(&to, blockIdx.x * 32, blockIdx.y * 8, tile);
+    copies::cp_async_bulk_commit_group();
+    copies::cp_async_bulk_wait_group_read<0>();
+  }
+}
+"""
+
+
+def test_tensor_maps_of_arrays() -> None:
+    """20 rows in boxes of 8: what is outside is read as zeros and not written. A device array has one, too."""
+    device = Emulator()
+    module = device.load(BOXES)
+    x = np.random.default_rng(1).integers(0, 99, (20, 64)).astype(np.int32)
+    y = np.zeros_like(x)
+    maps = emulator.tensor_map(x, (8, 32)), emulator.tensor_map(emulator.out(y), (8, 32))
+    module.launch("add_rows", (2, 3), 32, [*maps, 100])
+    want = x + (np.arange(20) % 8 * 100)[:, None]
+    np.testing.assert_array_equal(y, want)
+    kept = device.array(x)
+    both = emulator.tensor_map(kept, (8, 32))
+    module.launch("add_rows", (2, 3), 32, [both, both, 100])
+    np.testing.assert_array_equal(kept.read(), want)
 
 
 def test_two_modules_share_a_device(module: Module) -> None:

@@ -23,6 +23,8 @@ __global__ void twice(double* x) { *x *= 2; }
 __global__ void count(unsigned int* x, unsigned int n, Pair pair) { *x = n + pair.a; }
 extern "C" __global__ void plain(float* x, float by, int n, Pair pair) { *x = by * n + pair.b; }
 extern "C" __global__ void __launch_bounds__(64) small(float* x) { *x = 1; }
+struct alignas(64) Map { char bytes[128]; };
+extern "C" __global__ void boxes(const __grid_constant__ Map map, float* x) { *x = map.bytes[0]; }
 __device__ int table[4];
 """
 X = np.ones(64, np.float32)
@@ -57,6 +59,12 @@ WRONG_ARGUMENTS = [
     (_launch("scale", 5, 2.0, 1), r"takes float\*, got 5; pass an array"),
     (_launch("scale", np.float32(5), 2.0, 1), r"takes float\*, got float32 .*; pass an array"),
     (_launch("scale", X.astype(">f4"), 2.0, 1), r"byte order"),
+    (_launch("boxes", X, X), r"^args\[0\] of boxes: .*for a CUtensorMap pass emulator\.tensor_map\(array, box\)"),
+    (_launch("scale", emulator.tensor_map(X, (64,)), 2.0, 1), r"takes float\*, which is no tensor map"),
+    (_launch("boxes", emulator.tensor_map(X, (64,), swizzle_bytes=48), X), r"boxes: .*swizzle of 48 bytes"),
+    (_launch("boxes", emulator.tensor_map(X, (8, 8)), X), r"1 extents need 1 box sizes"),
+    (_launch("boxes", emulator.tensor_map(X[::2], (8,)), X), r"not contiguous"),
+    (lambda module: emulator.tensor_map([1.0], (1,)), r"takes an array, not list"),  # type: ignore[arg-type]
     (_launch("scale", np.array([None]), 2.0, 1), r"Python objects"),
     (_launch("scale", X, X, 1), r"args\[1\] of .* takes float, which is no pointer; got float32 \[64\]"),
     (_launch("scale", X, None, 1), r"takes float, which is no pointer; got None"),
@@ -125,7 +133,7 @@ def test_a_wrong_shape_of_the_launch(module: Module, call: Callable[[Module], ob
         ),
         ("unused", r"unused in source\.cu is a template, and it has no instance unused; name one: "),
         ("twice", r"has 2 kernels twice: twice\(float\*\), twice\(double\*\); say which"),
-        (None, r"has 6 kernels: .*; say which"),
+        (None, r"has 7 kernels: .*; say which"),
     ],
 )
 def test_a_kernel_that_is_not_there(module: Module, name: str | None, words: str) -> None:
