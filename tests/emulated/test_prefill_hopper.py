@@ -172,7 +172,7 @@ FAULTS = (
           "page-size/64", "FAILED"),
     Fault("folded: a stage let go before the sums are done", FOLDED_LOOPS,
           "          wait_wgmma<0>();\n          release(Shape::kValuesUsed + previous * 8);\n",
-          "          release(Shape::kValuesUsed + previous * 8);\n", "page-size/64", "FAILED"),
+          "          release(Shape::kValuesUsed + previous * 8);\n", "scores/to-80/long", "FAILED"),
     Fault("folded: bytes expected by half", FOLDED_LOOPS, "barrier_expect(there, Shape::kStageBytes);",
           "barrier_expect(there, Shape::kStageBytes / 2);", "large-tile/group/2", "FAILED"),
     Fault("folded: weights not waited for", FOLDED_LOOPS, "barrier_wait(shared + Shape::kWeightsThere, block & 1);", "",
