@@ -71,7 +71,7 @@ _ROWS_512 = (_V("batch_prefill_paged_hd512_tile64",        "prefill_hd512.cu", 2
              _of_folded("batch_prefill_paged_folded_hd512_tile32",        "prefill_folded.cu", 128,  76032, 32))
 _PAIR_512 = _V("batch_prefill_paged_hd512_tile64_cluster2", "prefill_hopper_hd512.cu", 512, 230120, tile_rows=64,
                arch="sm_90a", device_kinds=("cuda",), page_multiple=BOX_SLOTS, cluster_tiles=2)
-_HOPPER_512 = (_PAIR_512, _folded_prefill(_PAIR_512, "batch_prefill_paged_folded_hd512_tile64_cluster2", 221936))
+_HOPPER_512 = (_PAIR_512, _folded_prefill(_PAIR_512, "batch_prefill_paged_folded_hd512_tile64_cluster2", 230392))
 _ALONE_512 = (_tile_alone(_PAIR_512,      "batch_prefill_paged_hd512_tile64_cluster1"),
               _tile_alone(_HOPPER_512[1], "batch_prefill_paged_folded_hd512_tile64_cluster1"))
 _PAIRS_256 = (_V("batch_prefill_paged_hd256_tile64_pairs",     "prefill_hopper_hd256.cu", 384, 232080, tile_rows=64,

@@ -66,11 +66,10 @@ __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, con
       barrier_init(shared + Shape::kTurnedThere + stage * 8, 1);
       barrier_init(shared + Shape::kTurnedUsed + stage * 8, sharers * Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
     }
-    for (int half = 0; half < Shape::kHalves; ++half) {
-      barrier_init(shared + Shape::kWeightsThere + half * 8, Shape::kWarpsOfGroup);
-      barrier_init(shared + Shape::kWeightsUsed + half * 8, Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
+    for (int place = 0; place < Shape::kWeightPlaces; ++place) {
+      barrier_init(shared + Shape::kWeightsThere + place * 8, Shape::kWarpsOfGroup);
+      barrier_init(shared + Shape::kWeightsUsed + place * 8, Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
     }
-    if (Shape::kFolded) barrier_init(shared + Shape::kScoresDone, Shape::kWarpsOfGroup);
     barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
     barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);
     for (int stage = 0; stage < Shape::kFirstValueStage; ++stage) {

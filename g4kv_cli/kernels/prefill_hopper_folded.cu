@@ -15,7 +15,7 @@
     g4kv::attend_rows_hopper<g4kv::HopperPrefill<tiles, true>>(params, key_map, value_map);                           \
   }
 
-G4KV_PREFILL_FOLDED(batch_prefill_paged_folded_hd512_tile64_cluster2, 512, 2, 128, 221936)
-G4KV_PREFILL_FOLDED(batch_prefill_paged_folded_hd512_tile64_cluster1, 512, 1, 128, 221936)
+G4KV_PREFILL_FOLDED(batch_prefill_paged_folded_hd512_tile64_cluster2, 512, 2, 128, 230392)
+G4KV_PREFILL_FOLDED(batch_prefill_paged_folded_hd512_tile64_cluster1, 512, 1, 128, 230392)
 
 #endif

@@ -6,20 +6,23 @@
 // scores to the sums; K-major to the scores and MN-major to the sums are the same bytes, of which an output warpgroup
 // has its half. What both K and V need passes through a ring of more than two blocks of keys, so that the next scores
 // find their columns soon after the sums before them let the first go; the other two kinds have one stage each.
+//
+// Scores of 64 keys with both operands in shared memory need all of its bandwidth, and the sums, the softmax and whoever
+// waits for a barrier want some of it: half of the queries are kept in registers.
 #pragma once
 
 #include "prefill_hopper_shape.cuh"
 
 namespace g4kv {
 
-// Steps of a block's scores before which the weights of the block before are stored, and before which they are handed
-// over; and how many steps of that block's sums may run beside these scores. The others wait for the scores' end, and
-// fill the tensor cores during the softmax; those before let go what the next block's columns need.
-constexpr int kStoreStep = 1;
-constexpr int kHandOverStep = 1;
-constexpr int kEarlySums = 2;
+// The step of a block's scores before which the weights of the block before are handed over: its sums then begin beside
+// these scores, and fill the tensor cores during the softmax too.
+constexpr int kHandOverStep = 2;
 
 constexpr int kCommonBlocks = 3;  // of a half of the head's column blocks: 1, 2 and 3; block 0 turns
+constexpr int kHeldBlocks = 2;    // of either half, from block 0 on, whose queries are kept in registers
+
+using HeldQueries = unsigned[kHeldBlocks][2][4][4];  // [column block][half][16 columns]
 
 // One stage: [half][64 keys][64 columns] of column block `column_block` of either half. Lane l < 8 copies 16 keys.
 template <typename Shape>
@@ -109,19 +112,20 @@ __device__ __forceinline__ void multiply_column_block(float (&scores)[8][4], uns
   multiply_rows_64<96, 96, true>(scores, a, b);
 }
 
-// sum[64 rows][64 keys] (+)= Q's columns that turn times K's, of one half of the head.
-template <typename Shape, int kHalf>
-__device__ __forceinline__ void multiply_turned(float (&scores)[8][4], const unsigned (&queries)[8][4], unsigned keys) {
+// The same of queries in registers. K's bytes are those of the column block of both halves.
+template <typename Shape, int kHalf, bool kAccumulate>
+__device__ __forceinline__ void multiply_held_block(float (&scores)[8][4], const unsigned (&queries)[4][4],
+                                                    unsigned keys) {
   constexpr int kFirst = kHalf * Shape::kGroupBytes;
-  multiply_held_rows_64<kFirst, kHalf != 0>(scores, queries[kHalf * 4], keys);
-  multiply_held_rows_64<kFirst + 32, true>(scores, queries[kHalf * 4 + 1], keys);
-  multiply_held_rows_64<kFirst + 64, true>(scores, queries[kHalf * 4 + 2], keys);
-  multiply_held_rows_64<kFirst + 96, true>(scores, queries[kHalf * 4 + 3], keys);
+  multiply_held_rows_64<kFirst, kAccumulate>(scores, queries[0], keys);
+  multiply_held_rows_64<kFirst + 32, true>(scores, queries[1], keys);
+  multiply_held_rows_64<kFirst + 64, true>(scores, queries[2], keys);
+  multiply_held_rows_64<kFirst + 96, true>(scores, queries[3], keys);
 }
 
-// scores[8 tiles of 8 keys] of a block's 64 keys. before(n) runs before step n of four, and at last before(4).
+// scores[8 tiles of 8 keys] of a block's 64 keys. before(n) runs before step n of four.
 template <typename Shape, typename Before>
-__device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const unsigned (&queries)[8][4],
+__device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const HeldQueries& queries,
                                                    unsigned shared, int block,
                                                    RingPlace<Shape::kValueStages>& ring,
                                                    const StageRelease<Shape>& release, Before before) {
@@ -130,8 +134,8 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const 
   barrier_wait(shared + Shape::kKeysThere, block & 1);
   fence_wgmma();
   const unsigned keys = matrix_descriptor(shared + Shape::kKeyRing, 0);
-  multiply_turned<Shape, 0>(scores, queries, keys);
-  multiply_turned<Shape, 1>(scores, queries, keys);
+  multiply_held_block<Shape, 0, false>(scores, queries[0][0], keys);
+  multiply_held_block<Shape, 1, true>(scores, queries[0][1], keys);
   commit_wgmma();
 #pragma unroll
   for (int column_block = 1; column_block < kHalf; ++column_block) {
@@ -139,8 +143,13 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const 
     barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);
     fence_wgmma();
     const unsigned columns = shared + Shape::kValueRing + ring.stage * Shape::kStageBytes;
-    multiply_column_block<Shape>(scores, shared, column_block, columns);
-    multiply_column_block<Shape>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
+    if (column_block < kHeldBlocks) {
+      multiply_held_block<Shape, 0, true>(scores, queries[column_block][0], matrix_descriptor(columns, 0));
+      multiply_held_block<Shape, 1, true>(scores, queries[column_block][1], matrix_descriptor(columns, 0));
+    } else {
+      multiply_column_block<Shape>(scores, shared, column_block, columns);
+      multiply_column_block<Shape>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
+    }
     commit_wgmma();
     if (column_block == 1) {
       wait_wgmma<1>();
@@ -149,7 +158,6 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const 
     ring.advance();
   }
   wait_wgmma<0>();
-  before(kHalf);
 }
 
 template <typename Shape>
@@ -160,88 +168,87 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   const int first_row = warp * kRowsPerTile;
   float* factors = reinterpret_cast<float*>(memory + Shape::kFactors);
   const StageRelease<Shape> release(t, shared, lane);
-  const CommonKeys common = common_keys(t.tile, first_row, kRowsPerTile);
-  const int newest[2] = {position_of(t.tile, first_row + lane / 4), position_of(t.tile, first_row + lane / 4 + 8)};
+  const CommonKeys keys_of_all = common_keys(t.tile, first_row, kRowsPerTile);
+  const CommonKeys common = {(int)same_in_warp(keys_of_all.oldest), (int)same_in_warp(keys_of_all.newest)};
   float max[2] = {minus_infinity(), minus_infinity()};
   float sum[2] = {0.0f, 0.0f};
-  float factor[2];
   RingPlace<Shape::kValueStages> ring{Shape::kFirstValueStage};
   float scores[8][4];
-  unsigned weights[4][4];
 
   barrier_wait(shared + Shape::kQueriesThere, 0);
-  unsigned queries[8][4];  // that turn: [half][16 columns]
+  HeldQueries queries;
 #pragma unroll
-  for (int column16 = 0; column16 < 8; ++column16) {
-    load_a<kBlockColumns>(queries[column16], shared + Shape::query_block(column16 / 4 * kHalf), first_row, column16 % 4,
-                          lane);
+  for (int column_block = 0; column_block < kHeldBlocks; ++column_block) {
+#pragma unroll
+    for (int column16 = 0; column16 < 8; ++column16) {
+      const int half = column16 / 4;
+      load_a<kBlockColumns>(queries[column_block][half][column16 % 4],
+                            shared + Shape::query_block(half * kHalf + column_block), first_row, column16 % 4, lane);
+    }
   }
   __syncwarp();
 #pragma unroll
   for (int group = 0; group < Shape::kOutputWarpgroups; ++group) release(Shape::kValuesUsed);  // as if by theirs
   score_folded_block<Shape>(scores, queries, shared, 0, ring, release, [](int) {});
-  int first_key = first_block_key<Shape>(t);
+  int first_key = (int)same_in_warp(first_block_key<Shape>(t));
   int block = 0;
-  const auto store = [&] {
-    barrier_wait(shared + Shape::kWeightsUsed, block & 1 ^ 1);  // the factors too
-#pragma unroll
-    for (int key16 = 0; key16 < 4; ++key16) {
-      store_weights<Shape::kHalfKeys>(shared + Shape::kWeights, weights[key16], first_row, key16, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (lane % 4 == 0) factors[first_row + lane / 4 + i * 8] = factor[i];
-    }
-  };
   const auto hand_over = [&] {
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere);
-  };
-  const auto tell_done = [&] {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kScoresDone);
+    if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere + (block & 1) * 8);
   };
 #pragma unroll 1
   for (;; ++block) {
     if (first_key < common.oldest || first_key + Shape::kKeys - 1 > common.newest) {
+      const TileGeometry& tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        hide_keys(scores, i, first_visible(t.tile, newest[i]), newest[i], first_key, lane);
+        const int newest = position_of(tile, first_row + lane / 4 + i * 8);
+        hide_keys(scores, i, first_visible(tile, newest), newest, first_key, lane);
       }
     }
+    const float lane_maxima[2] = {lane_max(scores, 0), lane_max(scores, 1)};  // most blocks raise no row's
+    float factor[2] = {1.0f, 1.0f};
+    if (__any_sync(kAllLanes, lane_maxima[0] > max[0] || lane_maxima[1] > max[1])) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float block_max = row_max(lane_max(scores, i));
-      factor[i] = 1.0f;
-      if (block_max > max[i]) {
-        factor[i] = exp2_approx((max[i] - block_max) * p.scale_log2);
-        max[i] = block_max;
-        sum[i] *= factor[i];
+      for (int i = 0; i < 2; ++i) {
+        const float block_max = row_max(lane_maxima[i]);
+        if (block_max > max[i]) {
+          factor[i] = exp2_approx((max[i] - block_max) * p.scale_log2);
+          max[i] = block_max;
+          sum[i] *= factor[i];
+        }
       }
     }
     const float subtrahend[2] = {finite_max(max[0]) * p.scale_log2, finite_max(max[1]) * p.scale_log2};
+    const int place = block & 1;
+    barrier_wait(shared + Shape::kWeightsUsed + place * 8, block >> 1 & 1 ^ 1);  // the factors too
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        scores[n][i] = exp2_approx(fmaf(scores[n][i], p.scale_log2, -subtrahend[i / 2]));
-        sum[i / 2] += scores[n][i];
-      }
+    for (int i = 0; i < 2; ++i) {
+      if (lane % 4 == 0) factors[place * Shape::kRows + first_row + lane / 4 + i * 8] = factor[i];
     }
 #pragma unroll
-    for (int key16 = 0; key16 < 4; ++key16) weights_as_a(weights[key16], scores[key16 * 2], scores[key16 * 2 + 1]);
+    for (int key16 = 0; key16 < 4; ++key16) {
+#pragma unroll
+      for (int n = key16 * 2; n < key16 * 2 + 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scores[n][i] = exp2_approx(fmaf(scores[n][i], p.scale_log2, -subtrahend[i / 2]));
+          sum[i / 2] += scores[n][i];
+        }
+      }
+      unsigned weights[4];
+      weights_as_a(weights, scores[key16 * 2], scores[key16 * 2 + 1]);
+      store_weights<Shape::kHalfKeys>(shared + Shape::kWeights + place * Shape::kWeightBytes, weights, first_row, key16,
+                                      lane);
+    }
     if (block + 1 == blocks) break;
 
     score_folded_block<Shape>(scores, queries, shared, block + 1, ring, release, [&](int step) {
-      if (step == kStoreStep) store();
       if (step == kHandOverStep) hand_over();
-      if (step == kHalf) tell_done();
     });
     first_key += Shape::kKeys;
   }
-  store();
   hand_over();
-  tell_done();
   finish_rows<Shape>(p, shared, memory, max, sum, first_row, lane);
 }
 
@@ -288,13 +295,17 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
   int first_key = first_block_key<Shape>(t);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
-    barrier_wait(shared + Shape::kWeightsThere, block & 1);
+    const int place = block & 1;
+    const unsigned parity = block >> 1 & 1;  // of what is there once for each place
+    barrier_wait(shared + Shape::kWeightsThere + place * 8, parity);
     unsigned weights[4][4];
 #pragma unroll
     for (int key16 = 0; key16 < Shape::kKeys / 16; ++key16) {
-      load_a<Shape::kHalfKeys>(weights[key16], shared + Shape::kWeights, first_row, key16, lane);
+      load_a<Shape::kHalfKeys>(weights[key16], shared + Shape::kWeights + place * Shape::kWeightBytes, first_row, key16,
+                               lane);
     }
-    const float factor0 = factors[first_row + lane / 4], factor1 = factors[first_row + lane / 4 + 8];
+    const float* row_factors = factors + place * Shape::kRows + first_row;
+    const float factor0 = row_factors[lane / 4], factor1 = row_factors[lane / 4 + 8];
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) rescale(out[i], factor0, factor1);
     if (first_key < t.tile.begin || first_key + Shape::kKeys > t.tile.end) {
@@ -310,20 +321,11 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
       fence_async_copies();
       synchronize_warpgroup(1 + group);
     }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed + place * 8);
     int previous = 0;
 #pragma unroll
     for (int step = 0; step < kHalf; ++step) {
-      if (step == kEarlySums) {
-        if (step > 0) {  // not only behind the next step, which may be long in coming
-          wait_wgmma<0>();
-          release(Shape::kValuesUsed + previous * 8);
-        }
-        barrier_wait(shared + Shape::kScoresDone, block & 1);
-        // Not before: the next weights, which wait for this, stand before the scores' next end, so that no phase of that
-        // barrier is missed.
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed);
-      }
       const bool is_turned = step == kHalf - 1;
       if (is_turned) {
         barrier_wait(shared + Shape::kTurnedThere, block & 1);
@@ -333,7 +335,7 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
       fence_wgmma();
       multiply_weights(out[(step + 1) % kHalf], weights, is_turned ? turned : values + ring.stage * Shape::kStageBytes);
       commit_wgmma();
-      if (step > 0 && step != kEarlySums) {
+      if (step > 0) {
         wait_wgmma<1>();
         release(Shape::kValuesUsed + previous * 8);
       }

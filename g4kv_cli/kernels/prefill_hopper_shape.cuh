@@ -19,6 +19,8 @@ struct HopperPrefill {
   static constexpr int kKeys = kFolded ? 64 : 128;  // of a block of keys
   static constexpr int kHalfKeys = 64;              // of which weights are handed over at a time
   static constexpr int kHalves = kKeys / kHalfKeys;
+  static constexpr int kBlockPlaces = kFolded ? 2 : 1;  // of weights and factors: blocks of keys take turns
+  static constexpr int kWeightPlaces = kHalves * kBlockPlaces;
   static constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   static constexpr int kBoxesOfKeys = kKeys / kBoxKeys;
   static constexpr int kKeyStages = kFolded ? 1 : 5;
@@ -46,9 +48,9 @@ struct HopperPrefill {
   static constexpr int kKeyRing = kQueries + kQueryBytes;
   static constexpr int kValueRing = kKeyRing + kKeyStages * kStageBytes;
   static constexpr int kTurnedRing = kValueRing + kValueStages * kStageBytes;
-  static constexpr int kWeights = kTurnedRing + kTurnedStages * kStageBytes;  // [half][row][64 keys]
-  static constexpr int kFactors = kWeights + kHalves * kWeightBytes;        // [row], of the block's rescaling
-  static constexpr int kInverses = kFactors + kRows * 4;                    // [row], one over the sum of weights
+  static constexpr int kWeights = kTurnedRing + kTurnedStages * kStageBytes;  // [place][row][64 keys]
+  static constexpr int kFactors = kWeights + kWeightPlaces * kWeightBytes;  // [place][row], of the block's rescaling
+  static constexpr int kInverses = kFactors + kBlockPlaces * kRows * 4;     // [row], one over the sum of weights
   static constexpr int kBarriers = kInverses + kRows * 4;
   static constexpr int kKeysThere = kBarriers;  // [stage]
   static constexpr int kKeysUsed = kKeysThere + kKeyStages * 8;
@@ -56,10 +58,9 @@ struct HopperPrefill {
   static constexpr int kValuesUsed = kValuesThere + kValueStages * 8;
   static constexpr int kTurnedThere = kValuesUsed + kValueStages * 8;
   static constexpr int kTurnedUsed = kTurnedThere + kTurnedStages * 8;
-  static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [half]
-  static constexpr int kWeightsUsed = kWeightsThere + kHalves * 8;
-  static constexpr int kScoresDone = kWeightsUsed + kHalves * 8;  // folded: of the next block of keys
-  static constexpr int kQueriesThere = kScoresDone + (kFolded ? 8 : 0);
+  static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [place]
+  static constexpr int kWeightsUsed = kWeightsThere + kWeightPlaces * 8;
+  static constexpr int kQueriesThere = kWeightsUsed + kWeightPlaces * 8;
   static constexpr int kSumsThere = kQueriesThere + 8;
   static constexpr int kTile = kSumsThere + 8;  // TileGeometry, so that no loop has to keep it
   static constexpr int kSharedBytes = kTile + sizeof(TileGeometry);
