@@ -24,7 +24,7 @@ DOUBLES = """
 """
 APPROXIMATIONS = """
   float sum = 0;
-  for (int k = 0; k < n; k++) if (t % 5) sum += __fdividef(tanhf(in[t + k] * 0.01f), __cosf(in[k]) + 2.0f);
+  for (int k = 0; k < n; k++) if (t % 5) sum += __fdividef(fast_tanh(in[t + k] * 0.01f), __cosf(in[k]) + 2.0f);
   out[b * 48 + t] = __float_as_int(sum);
 """
 CARRIES = """
@@ -37,24 +37,23 @@ CARRIES = """
 HALVES = """
   unsigned short one = (unsigned short)(0x3c00 + in[t]), sum = one, is_less;
   for (int k = 0; k < n; k++) if (t % 7 > k % 5)
-    asm volatile("fma.rn.f16 %0, %0, %1, %2;" : "+h"(sum) : "h"(one), "h"((unsigned short)(0xb800 + k)));
+    asm volatile("fma.rn.relu.f16 %0, %0, %1, %2;" : "+h"(sum) : "h"(one), "h"((unsigned short)(0xb800 + k)));
   asm volatile("{ .reg .pred p; setp.lt.f16 p, %1, %2; selp.u16 %0, 7, 9, p; }" : "=h"(is_less) : "h"(sum), "h"(one));
   out[b * 48 + t] = sum << 16 | is_less;
 """
-COMPLEMENTS = """
-  unsigned short one = 0x3c00 + in[t], other = 0x3c00 + in[3 * t % 256];
+PAIRS = """
+  unsigned one = 0x3c004000 + in[t] - 0x30000 * (t % 3), other = 0x3c004000 + in[3 * t % 256];
   int found = 0;
-  if (t % 4) asm volatile("{ .reg .pred p, q; setp.lt.f16 p|q, %1, %2; selp.b32 %0, 1, 2, p; @q add.s32 %0, %0, 4; }"
-                          : "+r"(found) : "h"(one), "h"(other));
+  if (t % 4) asm volatile("{ .reg .pred p, q; setp.lt.f16x2 p|q, %1, %2; selp.b32 %0, 1, 2, p; @q add.s32 %0, %0, 4; }"
+                          : "+r"(found) : "r"(one), "r"(other));
   out[b * 48 + t] = found;
 """
 CALLED = {
     "cvt.rni.f64.f64": DOUBLES,
-    "tanh.approx.f32": APPROXIMATIONS.replace("tanhf", "fast_tanh"),
-    "cos.approx.f32": APPROXIMATIONS,
+    "tanh.approx.f32": APPROXIMATIONS,
     "addc.cc.u32": CARRIES,
-    "fma.rn.f16": HALVES,
-    "setp.lt.f16": COMPLEMENTS,
+    "fma.rn.relu.f16": HALVES,
+    "setp.lt.f16x2": PAIRS,
 }
 
 
@@ -115,7 +114,7 @@ def call_instead(kernel: Kernel, error: BaseException, monkeypatch: pytest.Monke
 
 
 def test_a_result_that_is_not_known_is_the_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = kernel_of(COMPLEMENTS)
+    kernel = kernel_of(PAIRS)
     results = []
     for replayed in ({}, {"unknown result": 1}):
         if replayed:
@@ -133,7 +132,7 @@ def test_a_result_that_is_not_known_is_the_interpreters(monkeypatch: pytest.Monk
 def test_what_a_function_raises_comes_out_of_the_launch(
     raised: BaseException, seen: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = kernel_of(COMPLEMENTS)
+    kernel = kernel_of(PAIRS)
     with monkeypatch.context() as changed:
         call_instead(kernel, raised, changed)
         machine, arguments, _ = machine_in("native", monkeypatch)
@@ -146,7 +145,7 @@ def test_what_a_function_raises_comes_out_of_the_launch(
 
 def test_a_function_gets_the_lanes_that_execute(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other lanes hold is anything, and may be what the table does not know."""
-    kernel = kernel_of(COMPLEMENTS)
+    kernel = kernel_of(PAIRS)
     program = kernel.program
     assert program is not None
     seen: list[int] = []
@@ -156,7 +155,7 @@ def test_a_function_gets_the_lanes_that_execute(monkeypatch: pytest.MonkeyPatch)
             seen.extend(operand.size for operand in operands)
             return call.function(*operands)
 
-        return replace(call, function=function) if call.opcode == "setp.lt.f16" else call
+        return replace(call, function=function) if call.opcode == "setp.lt.f16x2" else call
 
     monkeypatch.setattr(program, "calls", [watched(call) for call in program.calls])
     machine, arguments, _ = machine_in("native", monkeypatch)

@@ -44,6 +44,11 @@ def _tables() -> dict[str, npt.NDArray[Any]]:
         return {name: stored[name] for name in ("sin", "tanh")}
 
 
+def sine_table() -> npt.NDArray[np.float64]:
+    """The table of sin and cos as ``mufu.coefficient_tables`` has the others, of values with 37 fraction bits."""
+    return np.ascontiguousarray(_tables()["sin"], np.float64)
+
+
 @cache
 def _squares() -> I64:
     """sq(x) of every 17-bit x, without the columns that are always zero."""

@@ -28,7 +28,7 @@ def _integers() -> dict[str, tuple[str, ...]]:
         if width < 64:
             for stem in ("mul.wide", "mad.wide"):
                 table[f"{stem}.{name}"] = (f"{stem.replace('.', '_')}_{name}",)
-        if width == 32:
+        if width != 16:
             for stem in ("div", "rem", "mul.hi"):
                 table[f"{stem}.{name}"] = (f"{stem.replace('.', '_')}_{name}",)
     for width in (16, 32, 64):
@@ -47,7 +47,20 @@ def _integers() -> dict[str, tuple[str, ...]]:
     for stem in ("and", "or", "xor", "not"):
         table[f"{stem}.pred"] = (f"{stem}_pred",)
     for name in (
-        *("abs.s32", "abs.s64", "popc.b32", "clz.b32", "brev.b32", "bfind.u32", "bfi.b32", "bfi.b64"),
+        *(
+            "abs.s32",
+            "abs.s64",
+            "popc.b32",
+            "popc.b64",
+            "clz.b32",
+            "clz.b64",
+            "bfe.u32",
+            "bfe.s32",
+            "brev.b32",
+            "bfind.u32",
+            "bfi.b32",
+            "bfi.b64",
+        ),
         *(
             "mul.hi.u16",
             "prmt.b32",
@@ -85,8 +98,8 @@ def _floats() -> dict[str, tuple[str, ...]]:
     for stem, rounded in product(("add", "sub", "mul"), _ROUNDED):
         table[f"{stem}{rounded}.f32"] = (f"{stem}_f32",)
         table[f"{stem}{rounded}.sat.f32"] = (f"{stem}_sat_f32",)
-        if stem != "mul":
-            table[f"{stem}{rounded}.ftz.f32"] = (f"{stem}_ftz_f32",)
+        table[f"{stem}{rounded}.ftz.f32"] = (f"{stem}_ftz_f32",)
+        table[f"{stem}{rounded}.ftz.sat.f32"] = (f"{stem}_ftz_sat_f32",)
     for stem in ("min", "max"):
         for form in ("", ".ftz", ".NaN"):
             table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
@@ -94,8 +107,30 @@ def _floats() -> dict[str, tuple[str, ...]]:
         table[f"{stem}{form}.f32"] = (f"{stem}{form.replace('.', '_')}_f32",)
     for stem, form in product(("ex2", "lg2", "rcp", "rsqrt", "sqrt"), ("", ".ftz")):
         table[f"{stem}.approx{form}.f32"] = (f"{stem}_approx{form.replace('.', '_')}_f32",)
+    for stem, mode in product(("add", "sub", "mul", "fma"), ("rz", "rm", "rp")):
+        table[f"{stem}.{mode}.f32"] = (f"{stem}_{mode}_f32",)
+    for stem, form in product(("div.full", "div.approx"), ("", ".ftz")):
+        table[f"{stem}{form}.f32"] = (f"{stem}{form}_f32".replace(".", "_"),)
+    for stem, form in product(("sin", "cos"), ("", ".ftz")):
+        table[f"{stem}.approx{form}.f32"] = (f"{stem}_approx_f32",)
+    for stem, form in product(("fma", "div", "rcp", "sqrt"), ("", ".sat")):
+        if stem == "fma" or not form:
+            table[f"{stem}.rn.ftz{form}.f32"] = (f"{stem}_rn_ftz{form.replace('.', '_')}_f32",)
     for name in ("fma.rn.f32", "fma.rn.sat.f32", "div.rn.f32", "rcp.rn.f32", "sqrt.rn.f32", "copysign.f32"):
         table[name] = (name.replace(".", "_"),)
+    return table
+
+
+def _halves() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for form in ("f16", "bf16"):
+        for kind in (form, f"{form}x2"):
+            for stem, rounded in product(("add", "sub", "mul"), _ROUNDED):
+                table[f"{stem}{rounded}.{kind}"] = (f"{stem}_{kind}",)
+            for stem in ("fma.rn", "min", "max", "min.NaN", "max.NaN", "neg", "abs"):
+                table[f"{stem}.{kind}"] = (f"{stem.replace('.', '_')}_{kind}",)
+        for name in FLOAT_COMPARISONS:
+            table[f"setp.{name}.{form}"] = (f"setp_{name}_{form}",)
     return table
 
 
@@ -107,6 +142,7 @@ def _doubles() -> dict[str, tuple[str, ...]]:
         *("fma.rn.f64", "div.rn.f64", "rcp.rn.f64", "sqrt.rn.f64", "min.f64", "max.f64", "neg.f64", "abs.f64"),
         *("copysign.f64", "cvt.f64.f32", "cvt.rn.f32.f64", "cvt.rzi.s32.f64", "cvt.rzi.u32.f64"),
         *(f"cvt.rn.f64.{kind}" for kind in ("s32", "u32", "s64", "u64")),
+        *(f"cvt.{how}" for kind in ("s64", "u64") for how in (f"rn.f32.{kind}", f"rzi.{kind}.f32", f"rzi.{kind}.f64")),
     ):
         table[name] = (name.replace(".", "_"),)
     return table
@@ -134,11 +170,25 @@ def _conversions() -> dict[str, tuple[str, ...]]:
         for target in ("f32", "s32", "u32"):
             table[f"cvt.{mode}.{target}.f32"] = (f"cvt_{mode}_{target}_f32",)
     for name in (
-        *("cvt.rn.bf16x2.f32", "cvt.rn.bf16.f32", "cvt.f32.bf16", "cvt.rn.f16x2.f32", "cvt.rn.f16.f32"),
+        *(
+            "cvt.sat.f32.f32",
+            "cvt.rn.bf16x2.f32",
+            "cvt.rn.bf16.f32",
+            "cvt.f32.bf16",
+            "cvt.rn.f16x2.f32",
+            "cvt.rn.f16.f32",
+        ),
         *("cvt.f32.f16", "cvt.rn.f32.s32", "cvt.rn.f32.u32"),
     ):
         table[name] = (name.replace(".", "_"),)
     return table
 
 
-HANDLERS: dict[str, tuple[str, ...]] = {**_integers(), **_comparisons(), **_floats(), **_doubles(), **_conversions()}
+HANDLERS: dict[str, tuple[str, ...]] = {
+    **_integers(),
+    **_comparisons(),
+    **_floats(),
+    **_halves(),
+    **_doubles(),
+    **_conversions(),
+}

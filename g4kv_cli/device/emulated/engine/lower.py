@@ -15,7 +15,7 @@ from ..interpreter.emit import (
     KernelContext,
     real_bits,
 )
-from ..interpreter.emit_basic import COMPARE, CVTA, FENCES, NO_OPERATION, WAIT_FOR_FRONT
+from ..interpreter.emit_basic import CVTA, FENCES, NO_OPERATION, WAIT_FOR_FRONT
 from ..ptx.accumulators import accumulator_registers
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow
@@ -426,7 +426,6 @@ def _lower_call(lowering: Lowering, instruction: Instruction, operation: Op) -> 
     kinds = [kind for kind in operation.results if kind != "carry"]
     wanted = [kind for kind in operation.operands if kind != "carry"]
     targets = list(_targets(operands[0]))
-    complement = targets.pop() if len(targets) == 2 and COMPARE.fullmatch(opcode) else None
     if len(targets) != len(kinds) or len(operands) - 1 != len(wanted):
         raise NotLowered(f"{opcode} with these operands")
     sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], wanted, strict=True)]
@@ -437,8 +436,6 @@ def _lower_call(lowering: Lowering, instruction: Instruction, operation: Op) -> 
         sources.append(lowering.register(CARRY))
     if "carry" in operation.results:
         results.append(lowering.register(CARRY))
-    if complement is not None:
-        lowering.after.append(Operation("not_pred", [lowering.register(complement), results[0]]))
     passed = _passed(operation.results), _passed(operation.operands)
     lowering.call(Call(opcode, operation.function, *passed), results, sources)
 

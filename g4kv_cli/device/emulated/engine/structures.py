@@ -124,7 +124,7 @@ class Launch(ctypes.Structure):
         ("owned_count", c_int64),
         ("in_front", c_void_p),
         ("in_front_count", c_int64),
-        *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "square")),
+        *((f"{name}_table", c_void_p) for name in ("ex2", "lg2", "rsqrt", "rcp", "sqrt", "sin", "square")),
         *((name, c_void_p) for name in ("call", "called")),
         ("blocks", c_void_p),
         *((name, c_int64) for name in ("block_count", "entry", "image_bytes", "frame_bytes", "copies_each")),

@@ -108,6 +108,62 @@ INLINE u32 rcp_full_lane(const Launch *c, u32 bits) {
   return as_bits(as_float(rcp_lane(c, as_bits(as_float(bits) * scale))) * scale);
 }
 
+// Quotients multiply the reciprocal of the scaled divisor by the equally scaled dividend; those with .ftz flush at every
+// step, those of div.approx scale no large divisor.
+INLINE u32 scaled_quotient(const Launch *c, u32 a, u32 b, f32 scale) {
+  const u32 reciprocal = rcp_lane(c, as_bits(as_float(b) * scale));
+  return as_bits(as_float(reciprocal) * (as_float(a) * scale));
+}
+INLINE u32 div_full_lane(const Launch *c, u32 a, u32 b) {
+  const f32 size = as_float(b & ~SIGN);
+  return scaled_quotient(c, a, b, size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 16777216.0f : 1.0f);
+}
+INLINE u32 div_lane(const Launch *c, u32 a, u32 b) {
+  return scaled_quotient(c, a, b, as_float(b & ~SIGN) < 0x1p-126f ? 16777216.0f : 1.0f);
+}
+INLINE u32 flushed_lane(u32 bits) { return bits & INFINITY32 ? bits : bits & SIGN; }
+INLINE u32 times_ftz(u32 a, u32 b) {
+  const f64 exact = (f64)as_float(flushed_lane(a)) * (f64)as_float(flushed_lane(b));
+  const u32 rounded = as_bits(as_float(flushed_lane(a)) * as_float(flushed_lane(b)));
+  return (exact < 0 ? -exact : exact) < 0x1p-126 * (1 - 0x1p-25) ? rounded & SIGN : rounded;
+}
+INLINE u32 div_ftz_lane(const Launch *c, u32 a, u32 b) { return times_ftz(a, rcp_lane(c, b)); }
+INLINE u32 div_full_ftz_lane(const Launch *c, u32 a, u32 b) {
+  const u32 scale = as_float(b & ~SIGN) > 0x1p126f ? 0x3e800000u : 0x3f800000u;
+  return times_ftz(rcp_lane(c, times_ftz(b, scale)), times_ftz(a, scale));
+}
+
+// A positive value of so many fraction bits, cut to f32.
+INLINE u32 cut_to_f32(u64 size, int fraction_bits) {
+  if (!size) return 0;
+  const int leading = 63 - __builtin_clzll(size);
+  const u64 cut = leading >= 23 ? size >> (leading - 23) : size << (23 - leading);
+  return ((u32)(leading - fraction_bits + 126) << 23) + (u32)cut;
+}
+// Sine and cosine (arithmetic/mufu_trig.py): the argument in revolutions, cut to f32, of which 25 fraction bits count: two
+// for the quadrant, 6 for the segment, 17 below it. Quadrants that run backwards take the one's complement.
+INLINE u32 wave(const Launch *c, u32 bits, u32 quarters, u32 *is_lower) {
+  f64 turns = (f64)as_float(bits & ~SIGN) * (f64)0.15915494f;
+  u64 raw;
+  COPY(&raw, &turns, 8);
+  raw &= ~(u64)0x1fffffff;
+  COPY(&turns, &raw, 8);
+  const u32 fixed = turns < 0x1p24 ? (u32)((u64)(turns * 0x1p25) & 0x1ffffffu) : 0;
+  const u32 quadrant = (fixed >> 23) + quarters, part = fixed & 0x7fffffu, angle = quadrant & 1 ? 0x7fffffu - part : part;
+  *is_lower = quadrant & 2 ? SIGN : 0;
+  return cut_to_f32((u64)segment_value(c->sin_table, 64, angle >> 17, angle & 0x1ffffu, c->square_table), 37);
+}
+INLINE u32 sin_lane(const Launch *c, u32 bits) {
+  u32 is_lower;
+  const u32 size = wave(c, bits, 0, &is_lower);
+  return (bits & INFINITY32) == INFINITY32 ? NAN32 : size | ((bits & SIGN) ^ is_lower);
+}
+INLINE u32 cos_lane(const Launch *c, u32 bits) {
+  u32 is_lower;
+  const u32 size = wave(c, bits, 1, &is_lower);
+  return (bits & INFINITY32) == INFINITY32 ? NAN32 : size | is_lower;
+}
+
 // Exponent plus table in fixed point with 36 fraction bits, then cut to 24 bits.
 INLINE u32 lg2_lane(const Launch *c, u32 bits) {
   u32 exponent = (bits >> 23) & 255u, mantissa = bits & 0x7fffffu, sign = bits & SIGN;
@@ -117,11 +173,7 @@ INLINE u32 lg2_lane(const Launch *c, u32 bits) {
   if (bits == 0x3f800000u) return 0;
   i64 part = floored(segment_value(c->lg2_table, 64, mantissa >> 17, mantissa & 0x1ffffu, c->square_table));
   i64 fixed = ((i64)exponent - 127) * ((i64)1 << 36) + part;
-  u64 size = fixed < 0 ? ~(u64)fixed : (u64)fixed;
-  if (size == 0) return fixed < 0 ? SIGN : 0;
-  int leading = 63 - __builtin_clzll(size);
-  u64 cut = leading >= 23 ? size >> (leading - 23) : size << (23 - leading);
-  return (((u32)(leading - 36 + 126) << 23) + (u32)cut) | (fixed < 0 ? SIGN : 0);
+  return cut_to_f32(fixed < 0 ? ~(u64)fixed : (u64)fixed, 36) | (fixed < 0 ? SIGN : 0);
 }
 INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
   if (!is_subnormal(bits)) return lg2_lane(c, bits);
@@ -152,3 +204,18 @@ APPROXIMATE(sqrt_approx_ftz_f32, sqrt_lane)
 APPROXIMATE(sqrt_approx_f32, sqrt_full_lane)
 APPROXIMATE(lg2_approx_ftz_f32, lg2_lane)
 APPROXIMATE(lg2_approx_f32, lg2_full_lane)
+APPROXIMATE(sin_approx_f32, sin_lane)
+APPROXIMATE(cos_approx_f32, cos_lane)
+#define APPROXIMATE_QUOTIENT(name, lane)                                     \
+  HANDLER(name) {                                                            \
+    const u32 *a = (const u32 *)(frame + i->field[1]);                       \
+    const u32 *b = (const u32 *)(frame + i->field[2]);                       \
+    u32 result[LANES];                                                       \
+    for (int l = 0; l < LANES; l++) result[l] = lane(w->launch, a[l], b[l]); \
+    COPY(frame + i->field[0], result, sizeof result);                        \
+    return done(i);                                                          \
+  }
+APPROXIMATE_QUOTIENT(div_full_f32, div_full_lane)
+APPROXIMATE_QUOTIENT(div_full_ftz_f32, div_full_ftz_lane)
+APPROXIMATE_QUOTIENT(div_approx_f32, div_lane)
+APPROXIMATE_QUOTIENT(div_approx_ftz_f32, div_ftz_lane)

@@ -68,11 +68,30 @@ INLINE U32 cut_to(U64 a, f64 low, f64 high, u32 least, u32 most) {
   return select32(low32(nan), (U32)(0x80000000u), number);
 }
 
+// The same to 64 bits.
+INLINE U64 cut_to_64(U64 a, int is_signed) {
+  const F64 value = __builtin_elementwise_trunc((F64)a);
+  const f64 low = is_signed ? -0x1p63 : 0.0, high = is_signed ? 0x1p63 : 0x1p64;
+  const U64 below = (U64)(value < low), above = (U64)(value >= high), nan = is_nan64(a);
+  const F64 inside = (F64)((U64)value & ~(below | above | nan));
+  const U64 is_large = (U64)(inside >= 0x1p63);
+  const F64 small = (F64)pick64(is_large, (U64)(inside - 0x1p63), (U64)inside);
+  U64 number = (U64) __builtin_convertvector(small, I64) ^ (is_large & SIGN64);
+  number = pick64(above, (U64)(is_signed ? ~SIGN64 : ~(u64)0), pick64(below, (U64)(is_signed ? SIGN64 : 0), number));
+  return pick64(nan, (U64)(SIGN64), number);
+}
+
 UNARY(cvt_f64_f32, U64, U32, from_f32(a))
 UNARY(cvt_rn_f32_f64, U32, U64, to_f32(a))
 UNARY(cvt_rn_f64_s32, U64, U32, (U64) __builtin_convertvector((I32)a, F64))
 UNARY(cvt_rn_f64_u32, U64, U32, (U64) __builtin_convertvector(a, F64))
 UNARY(cvt_rn_f64_s64, U64, U64, (U64) __builtin_convertvector((I64)a, F64))
 UNARY(cvt_rn_f64_u64, U64, U64, (U64) __builtin_convertvector(a, F64))
+UNARY(cvt_rn_f32_s64, U32, U64, (U32) __builtin_convertvector((I64)a, F32))
+UNARY(cvt_rn_f32_u64, U32, U64, (U32) __builtin_convertvector(a, F32))
+UNARY(cvt_rzi_s64_f32, U64, U32, cut_to_64(from_f32(a), 1))
+UNARY(cvt_rzi_u64_f32, U64, U32, cut_to_64(from_f32(a), 0))
+UNARY(cvt_rzi_s64_f64, U64, U64, cut_to_64(a, 1))
+UNARY(cvt_rzi_u64_f64, U64, U64, cut_to_64(a, 0))
 UNARY(cvt_rzi_s32_f64, U32, U64, cut_to(a, -2147483648.0, 2147483647.0, 0x80000000u, 0x7fffffffu))
 UNARY(cvt_rzi_u32_f64, U32, U64, cut_to(a, 0.0, 4294967295.0, 0u, 0xffffffffu))

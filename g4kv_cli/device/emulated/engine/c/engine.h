@@ -264,7 +264,7 @@ struct Launch {
   const i64 *in_front;  // [begin, end) of the arena, ascending: what launches wrote that may not have ended
   i64 in_front_count;
   // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
-  const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table;
+  const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table, *sin_table;
   const u16 *square_table;
   // What runs an opcode without a handler (call.c), and where operands and results pass.
   i32 (*call)(i32 number, Mask lanes);

@@ -42,12 +42,45 @@ INLINE U32 remainder_unsigned(U32 a, U32 b) {
   return select32((U32)(b == 0u), (U32)(ALL_LANES), a - divide_unsigned(a, b) * b);
 }
 
+// Those of 64-bit numbers go lane by lane.
+#define EACH_LANE(type, expression)                \
+  ({                                               \
+    type result_;                                  \
+    for (int l = 0; l < LANES; l++) {              \
+      const u64 x = a[l], y = b[l];                \
+      result_[l] = (u64)(expression);              \
+    }                                              \
+    result_;                                       \
+  })
+INLINE u64 size_of(u64 x) { return x >> 63 ? 0 - x : x; }
+INLINE u64 quotient64(u64 x, u64 y) { return y ? x / y : ~(u64)0; }
+INLINE u64 remainder64(u64 x, u64 y) { return y ? x % y : ~(u64)0; }
+INLINE u64 signed_quotient64(u64 x, u64 y) {
+  const u64 quotient = quotient64(size_of(x), size_of(y));
+  return (x ^ y) >> 63 && y ? 0 - quotient : quotient;
+}
+INLINE u64 signed_remainder64(u64 x, u64 y) {
+  const u64 remainder = remainder64(size_of(x), size_of(y));
+  return x >> 63 && y ? 0 - remainder : remainder;
+}
+INLINE u64 high_product(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
+INLINE u64 signed_high_product(u64 x, u64 y) {
+  return high_product(x, y) - (x >> 63 ? y : 0) - (y >> 63 ? x : 0);
+}
+
 INLINE U32 field_mask(U32 length) {
   return select32((U32)(length < 32u), ((U32)(1u) << (length & 31u)) - 1u, (U32)(ALL_LANES));
 }
 INLINE U32 insert32(U32 a, U32 b, U32 position, U32 length) {
   U32 mask = shift_left(field_mask(length), position);
   return (b & ~mask) | (shift_left(a, position) & mask);
+}
+INLINE U32 extract32(U32 a, U32 position, U32 length) { return shift_right(a, position) & field_mask(length); }
+// Above the field comes its top bit, or the word's where the field passes that.
+INLINE U32 extract_signed32(U32 a, U32 position, U32 length) {
+  const U32 end = position + length - 1u, last = select32((U32)(end < 31u), end, (U32)(31u)), up = 31u - last;
+  const U32 value = shift_right_signed(a << (up & 31u), up + position);
+  return value & (U32)(length != 0u);
 }
 INLINE U64 insert64(U64 a, U64 b, U32 position, U32 length) {
   U64 count = widen(length), one = (U64)(1u), inside = (U64)(count < 64u);
@@ -193,6 +226,19 @@ TERNARY(shf_l_clamp_b32, U32, U32, U32, U32, funnel_left(a, b, at_most_32(c)))
 TERNARY(shf_r_clamp_b32, U32, U32, U32, U32, funnel_right(a, b, at_most_32(c)))
 TERNARY(prmt_b32, U32, U32, U32, U32, permute(a, b, c))
 QUATERNARY(lop3_b32, U32, U32, U32, U32, U32, look_up(a, b, c, d))
+BINARY(div_s64, U64, U64, U64, EACH_LANE(U64, signed_quotient64(x, y)))
+BINARY(div_u64, U64, U64, U64, EACH_LANE(U64, quotient64(x, y)))
+BINARY(rem_s64, U64, U64, U64, EACH_LANE(U64, signed_remainder64(x, y)))
+BINARY(rem_u64, U64, U64, U64, EACH_LANE(U64, remainder64(x, y)))
+BINARY(mul_hi_s64, U64, U64, U64, EACH_LANE(U64, signed_high_product(x, y)))
+BINARY(mul_hi_u64, U64, U64, U64, EACH_LANE(U64, high_product(x, y)))
+UNARY(popc_b64, U32, U64, population(low32(a)) + population(low32(a >> 32)))
+UNARY(clz_b64, U32, U64, ({
+        const U32 low = low32(a), high = low32(a >> 32);
+        select32((U32)(high == 0u), 64u - population(smeared(low)), 32u - population(smeared(high)));
+      }))
+TERNARY(bfe_u32, U32, U32, U32, U32, extract32(a, b & 255u, c & 255u))
+TERNARY(bfe_s32, U32, U32, U32, U32, extract_signed32(a, b & 255u, c & 255u))
 UNARY(popc_b32, U32, U32, population(a))
 UNARY(clz_b32, U32, U32, 32u - population(smeared(a)))
 UNARY(brev_b32, U32, U32, reversed(a))
