@@ -227,4 +227,11 @@ def _file(config: pytest.Config, name: str | None) -> Path | None:
 
 
 def _providers(config: pytest.Config) -> tuple[Path, ...]:
-    return tuple(config.invocation_params.dir / name for name in config.option.g4kv_provider)
+    from g4kv_cli.providers.named import named_providers
+
+    there = config.invocation_params.dir
+    named = named_providers()
+    return tuple(
+        named[name] if name in named and not (there / name).exists() else there / name
+        for name in config.option.g4kv_provider
+    )

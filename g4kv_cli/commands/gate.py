@@ -22,6 +22,7 @@ from g4kv_cli.commands.options import case_timeout_words, require_one_origin, re
 from g4kv_cli.device.open import open_device
 from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, UsageError
 from g4kv_cli.providers.load import load_providers
+from g4kv_cli.providers.named import provider_word
 from g4kv_cli.records.run import CaseResult, RunInfo, ShardInfo, summarise
 from g4kv_cli.report.json import NO_SETTINGS
 from g4kv_cli.report.result_files import ResultFiles
@@ -65,7 +66,7 @@ class GateOptions:
         words = ["g4kv", self.command, "--device", device_spec]
         words += ["--kernels", str(self.kernels)] if self.kernels is not None else []
         words += ["--variant", self.variant] if self.variant else []
-        words += [word for file in self.providers for word in ("--provider", str(file))]
+        words += [word for file in self.providers for word in ("--provider", provider_word(file))]
         return words + case_timeout_words(self.case_timeout)
 
     def settings(self, device_spec: str, rerun: Sequence[str] = ()) -> RunSettings:

@@ -12,6 +12,7 @@ import click
 from g4kv_cli.cases.timeout import DEFAULT_CASE_TIMEOUT_SECONDS
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_format import KV_FORMATS
+from g4kv_cli.providers.named import named_providers, provider_file
 
 if TYPE_CHECKING:
     from g4kv_cli.cases.dump import DumpSettings
@@ -161,14 +162,34 @@ def dump_settings(directory: Path | None, every: bool) -> DumpSettings | None:
     return None if directory is None else DumpSettings(directory, every)
 
 
+class ProviderFile(click.Path):
+    """A manifest: a file, or the name of one that comes with g4kv."""
+
+    name = "file or name"
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The file. Fails with the names where there is neither."""
+        word = str(value)
+        file = provider_file(word)
+        if not file.exists():
+            names = ", ".join(named_providers())
+            self.fail(f"there is no file {word!r}, and no provider of this name comes with g4kv ({names})", param, ctx)
+        return super().convert(str(file), param, ctx)
+
+
 def provider_option(function: _Function, text: str = "") -> _Function:
     """Add ``--provider`` (argument ``provider: tuple[Path, ...]``)."""
     return click.option(
         "--provider",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=ProviderFile(),
         multiple=True,
-        metavar="FILE.toml",
-        help=text or "Run the kernels that a manifest describes in place of the built-in ones; repeatable.",
+        metavar="FILE.toml|NAME",
+        help=text
+        or "Run the kernels that a manifest describes, or a library by its name "
+        f"({', '.join(named_providers())}), in place of the built-in ones; repeatable.",
     )(function)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from g4kv_cli.commands.options import ProviderFile
 from g4kv_cli.errors import EXIT_FAILURE
 from g4kv_cli.providers.check import check_manifest
 from g4kv_cli.providers.read import read_manifest
@@ -23,7 +24,7 @@ def provider() -> None:
 
 
 @provider.command()
-@click.argument("file", type=_existing)
+@click.argument("file", type=ProviderFile(), metavar="FILE.toml|NAME")
 def check(file: Path) -> int:
     """Say which entries a manifest serves, and what in it cannot work. Nothing is run.
 

@@ -22,6 +22,7 @@ from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.providers.load import load_each
 from g4kv_cli.providers.manifest_provider import ManifestProvider, PreparedCall
+from g4kv_cli.providers.named import named_providers
 from g4kv_cli.records.bench import PEER_PREFIX, Shape
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def read_providers(files: Sequence[Path]) -> tuple[ManifestProvider, ...]:
     found = load_each(files)
     taken = {peer.name: "a peer of g4kv bench" for peer in PEERS}
     for provider in found:
+        if provider.manifest.file in named_providers().values():
+            raise UsageError(f"--provider {provider.name}: g4kv bench times it as a peer; say --peer {provider.name}")
         if provider.name in taken:
             raise UsageError(
                 f"{provider.manifest.file}: {provider.name!r} is {taken[provider.name]} too; give it another name with "
