@@ -57,6 +57,16 @@ def test_structures_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) 
         library.Library(engine().path)
 
 
+def test_lines_of_the_sources_are_as_short_as_those_of_python() -> None:
+    long = [
+        f"{path.name}:{number}"
+        for path in sorted(build.SOURCES.glob("*.[ch]"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert not long
+
+
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / build.LIBRARY
     path.write_text("not a library")

@@ -46,6 +46,17 @@ def span_of(base: Array) -> Span:
     return int(base.min()), int(base.max()), int(np.bitwise_or.reduce(base))
 
 
+def report_outside(
+    lanes: LaneSet, site: Site, kind: str, words: Callable[[int], str], addresses: npt.NDArray[np.int64], bad: Array
+) -> None:
+    """Report the lanes, of which there may be one for all, whose address is bad; words of the first address."""
+    found = np.flatnonzero(bad)
+    if found.size:
+        address = int(addresses[found[0]])
+        count = lanes.count if addresses.size == 1 else found.size
+        lanes.chunk.run.collector.add(kind, words(address), site, lanes, int(found[0]), count, address)
+
+
 def global_units(
     lanes: LaneSet, base: Array, span: Span, offset: int, shift: int, site: Site
 ) -> tuple[npt.NDArray[np.int64], Allocation | None]:

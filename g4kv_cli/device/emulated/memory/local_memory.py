@@ -11,7 +11,7 @@ from ..checks.undefined import fill, state_bytes
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import Views
-from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment
+from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment, report_outside
 
 Array = npt.NDArray[Any]
 
@@ -20,7 +20,6 @@ class LocalMemory:
     """``nbytes`` of local memory for each lane of a chunk."""
 
     def __init__(self, chunk: ChunkState, nbytes: int) -> None:
-        self.chunk = chunk
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
         total = chunk.lane_count * self.stride
@@ -37,19 +36,14 @@ class LocalMemory:
             if base.dtype == np.uint32:
                 addresses = (addresses + (1 << 31)) % (1 << 32) - (1 << 31)  # 32-bit addresses wrap
             # A base below the variable is good where the offset leads back into it.
-            bad = np.flatnonzero((addresses < 0) | (addresses > self.nbytes - size))
-            if bad.size:
-                position = int(bad[0])
-                address = int(addresses[position])
-                self.chunk.run.collector.add(
-                    "local_out_of_bounds",
-                    f"access of {size} bytes at local offset {address}, past the thread's {self.nbytes} bytes",
-                    site,
-                    lanes,
-                    position,
-                    lanes.count if addresses.size == 1 else bad.size,
-                    address,
-                )
+            report_outside(
+                lanes,
+                site,
+                "local_out_of_bounds",
+                lambda at: f"access of {size} bytes at local offset {at}, past the thread's {self.nbytes} bytes",
+                addresses,
+                (addresses < 0) | (addresses > self.nbytes - size),
+            )
         if (span[2] | offset) & (size - 1):
             check_alignment(lanes, base, offset, size, site, "local memory")
         units: npt.NDArray[np.int64] = addresses + lanes.index * self.stride

@@ -16,7 +16,18 @@ from ..ptx.origins import Extent
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import RANK_SHIFT, Views
-from .access import ALL_INITIALISED, Element, Loader, Span, Storer, check_alignment, differs, is_change, span_of
+from .access import (
+    ALL_INITIALISED,
+    Element,
+    Loader,
+    Span,
+    Storer,
+    check_alignment,
+    differs,
+    is_change,
+    report_outside,
+    span_of,
+)
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -62,19 +73,14 @@ class SharedMemory:
         addresses: Units = base.astype(np.int64) + offset
         if base.dtype == np.uint32:
             addresses &= 0xFFFFFFFF
-        bad = np.flatnonzero((addresses < 0) | (addresses > self.nbytes - size))
-        if bad.size:
-            position = int(bad[0])
-            address = int(addresses[position])
-            self.chunk.run.collector.add(
-                "shared_out_of_bounds",
-                f"access of {size} bytes at shared offset {address}, outside the block's {self.nbytes} bytes",
-                site,
-                lanes,
-                position,
-                lanes.count if addresses.size == 1 else bad.size,
-                address,
-            )
+        report_outside(
+            lanes,
+            site,
+            "shared_out_of_bounds",
+            lambda at: f"access of {size} bytes at shared offset {at}, outside the block's {self.nbytes} bytes",
+            addresses,
+            (addresses < 0) | (addresses > self.nbytes - size),
+        )
         return addresses
 
     def _check_within(
@@ -84,19 +90,14 @@ class SharedMemory:
         end = self.nbytes if within.end is None else within.end
         if span[0] + offset >= within.begin and span[1] + offset + size <= end:
             return
-        bad = np.flatnonzero((addresses < within.begin) | (addresses > end - size))
-        if bad.size:
-            position = int(bad[0])
-            address = int(addresses[position])
-            self.chunk.run.collector.add(
-                "shared_variable_overrun",
-                f"access of {size} bytes at shared offset {address}, outside {within} at {within.begin} to {end}",
-                site,
-                lanes,
-                position,
-                lanes.count if addresses.size == 1 else bad.size,
-                address,
-            )
+        report_outside(
+            lanes,
+            site,
+            "shared_variable_overrun",
+            lambda at: f"access of {size} bytes at shared offset {at}, outside {within} at {within.begin} to {end}",
+            addresses,
+            (addresses < within.begin) | (addresses > end - size),
+        )
 
     def check_initialised(self, lanes: LaneSet, units: Units, shift: int, site: Site) -> None:
         """Report lanes that read shared bytes which nobody wrote."""

@@ -108,8 +108,8 @@ INLINE u32 rcp_full_lane(const Launch *c, u32 bits) {
   return as_bits(as_float(rcp_lane(c, as_bits(as_float(bits) * scale))) * scale);
 }
 
-// Quotients multiply the reciprocal of the scaled divisor by the equally scaled dividend; those with .ftz flush at every
-// step, those of div.approx scale no large divisor.
+// Quotients multiply the reciprocal of the scaled divisor by the equally scaled dividend; those with .ftz flush at
+// every step, those of div.approx scale no large divisor.
 INLINE u32 scaled_quotient(const Launch *c, u32 a, u32 b, f32 scale) {
   const u32 reciprocal = rcp_lane(c, as_bits(as_float(b) * scale));
   return as_bits(as_float(reciprocal) * (as_float(a) * scale));
@@ -140,8 +140,8 @@ INLINE u32 cut_to_f32(u64 size, int fraction_bits) {
   const u64 cut = leading >= 23 ? size >> (leading - 23) : size << (23 - leading);
   return ((u32)(leading - fraction_bits + 126) << 23) + (u32)cut;
 }
-// Sine and cosine (arithmetic/mufu_trig.py): the argument in revolutions, cut to f32, of which 25 fraction bits count: two
-// for the quadrant, 6 for the segment, 17 below it. Quadrants that run backwards take the one's complement.
+// Sine and cosine (arithmetic/mufu_trig.py): the argument in revolutions, cut to f32, of which 25 fraction bits count:
+// two for the quadrant, 6 for the segment, 17 below it. Quadrants that run backwards take the one's complement.
 INLINE u32 wave(const Launch *c, u32 bits, u32 quarters, u32 *is_lower) {
   f64 turns = (f64)as_float(bits & ~SIGN) * (f64)0.15915494f;
   u64 raw;
@@ -149,7 +149,8 @@ INLINE u32 wave(const Launch *c, u32 bits, u32 quarters, u32 *is_lower) {
   raw &= ~(u64)0x1fffffff;
   COPY(&turns, &raw, 8);
   const u32 fixed = turns < 0x1p24 ? (u32)((u64)(turns * 0x1p25) & 0x1ffffffu) : 0;
-  const u32 quadrant = (fixed >> 23) + quarters, part = fixed & 0x7fffffu, angle = quadrant & 1 ? 0x7fffffu - part : part;
+  const u32 quadrant = (fixed >> 23) + quarters, part = fixed & 0x7fffffu;
+  const u32 angle = quadrant & 1 ? 0x7fffffu - part : part;
   *is_lower = quadrant & 2 ? SIGN : 0;
   return cut_to_f32((u64)segment_value(c->sin_table, 64, angle >> 17, angle & 0x1ffffu, c->square_table), 37);
 }

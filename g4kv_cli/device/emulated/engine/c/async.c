@@ -245,12 +245,7 @@ int issue_copy(Warp *w, int rank, Mbarrier *barrier, int site, Marks *marks) {
     return 0;
   }
   *marks = marks_of(w);
-  marks->writers = block->writers;
-  marks->readers = block->readers;
-  marks->fine_writers = block->fine_writers;
-  marks->fine_readers = block->fine_readers;
-  marks->fine_atomics = block->fine_atomics;
-  marks->has_fine = block->has_fine;
+  marks->places = block->places;
   marks->known = marks->known_of + rank * c->agents_each;
   marks->own = agent << CLOCK_BITS | segment;
   return 1;
@@ -315,7 +310,8 @@ int deliver(Launch *c) {
 void check_ended(Launch *c) {
   if (c->transfer_count)
     raise_fault(warp_of(c, c->transfers[0].row), FAULT_UNFINISHED, c->transfers[0].site, 0, c->transfers[0].to);
-  if (c->bulk_store_count) raise_fault(warp_of(c, c->bulk_stores[0].row), FAULT_UNFINISHED, c->bulk_stores[0].site, 0, 0);
+  if (c->bulk_store_count)
+    raise_fault(warp_of(c, c->bulk_stores[0].row), FAULT_UNFINISHED, c->bulk_stores[0].site, 0, 0);
   for (int rank = 0; rank < c->resident_count; rank++)
     for (int m = 0; m < (c->warp_count + 3) / 4 * 4; m++) {
       Warp *warps = c->residents[rank].warps;

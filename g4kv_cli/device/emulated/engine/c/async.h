@@ -12,9 +12,9 @@
 #define MOST_COUNT ((1 << 20) - 1)
 #define NEVER_SHOWN ((i64)1 << 62)
 
-// expected, pending: arrivals of a phase, and those that are missing; bytes: those that are missing of copies. shown_in:
-// the phase of the cluster's barrier from which on other blocks may use it. issued, delivered: copies that signal it.
-// joining: clocks of what arrivals in the current phase know; completed: of the phase before.
+// expected, pending: arrivals of a phase, and those that are missing; bytes: those that are missing of copies.
+// shown_in: the phase of the cluster's barrier from which on other blocks may use it. issued, delivered: copies that
+// signal it. joining: clocks of what arrivals in the current phase know; completed: of the phase before.
 struct Mbarrier {
   u32 address;
   i32 is_valid, expected, pending, initialiser, is_fenced;

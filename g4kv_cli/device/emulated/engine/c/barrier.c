@@ -104,7 +104,8 @@ HANDLER(barrier_signal) {
   Launch *c = w->launch;
   const int site = i->field[2], number = uniform(w, &AT(U32, 0), site), threads = uniform(w, &AT(U32, 1), site);
   Barrier *barrier = barrier_of(w, number, site);
-  if (UNLIKELY(c->trace != 0)) raise_fault(w, FAULT_TRACE_FULL, site, w->mask, 0);  // what that orders is not written down
+  // What that orders is not written down.
+  if (UNLIKELY(c->trace != 0)) raise_fault(w, FAULT_TRACE_FULL, site, w->mask, 0);
   if (UNLIKELY(threads == 0)) raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
   if (!barrier || threads <= 0) return done(i);
   check_arrival(w, barrier, threads, site);

@@ -30,12 +30,12 @@ int read_chunk(Warp *w, const Reads *r, i64 at, void *to) {
   if (!check_shared(w, at, CHUNK, r->site, ALL_LANES)) return 0;
   check_shared_written(w, r->shared, at, CHUNK, r->site, ALL_LANES);
   const i64 coarse = at >> 4, fine = at >> m->shift;
-  u32 clash = unseen(r, m->writers[coarse]);
-  if (UNLIKELY(m->has_fine[coarse])) {
-    for (int j = 0; j < 16 >> m->shift; j++) clash |= unseen(r, m->fine_writers[fine + j]);
+  u32 clash = unseen(r, m->places.writers[coarse]);
+  if (UNLIKELY(m->places.has_fine[coarse])) {
+    for (int j = 0; j < 16 >> m->shift; j++) clash |= unseen(r, m->places.fine_writers[fine + j]);
     clash |= atomics_clash(*m, fine, 16 >> m->shift, 0);
   }
-  m->readers[coarse * m->stride + r->column] = r->segment;
+  m->places.readers[coarse * m->stride + r->column] = r->segment;
   if (UNLIKELY(clash)) raise_race(w, r->site, LANES, (u64)at);
   COPY(to, r->shared.data + at, CHUNK);
   return 1;

@@ -1,5 +1,5 @@
-// cp.async: the source is read when the copy is issued, the destination changes when its group is waited for. Until then
-// it counts as unwritten. Both moments are writes to the race check.
+// cp.async: the source is read when the copy is issued, the destination changes when its group is waited for. Until
+// then it counts as unwritten. Both moments are writes to the race check.
 #include "memory.h"
 #include "races.h"
 

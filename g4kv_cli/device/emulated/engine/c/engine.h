@@ -86,8 +86,8 @@ typedef struct {
 
 // A range in cells of which each owner may read its own (checks/owned_reads.py). numbers: of each cell, its number
 // among those that have an owner, or -1. owners: for each of these whose it is, one bit an owner in `words` words; with
-// no words nobody asks which owner a block works for. may_be: whom each block that is resident may still work for; last:
-// the cell it read last.
+// no words nobody asks which owner a block works for. may_be: whom each block that is resident may still work for;
+// last: the cell it read last.
 typedef struct {
   u64 begin, end, cell_bytes;
   const i32 *numbers;
@@ -96,9 +96,9 @@ typedef struct {
   i64 *last, words;
 } OwnedRange;
 
-// Bytes of the arena that consecutive lanes of a warp stored to, or loaded where that is watched, `each` bytes a lane from
-// lane `first` on (warp * 32 + lane; -1 for loads of several lanes). each is 0 for what atomics changed, whose threads do
-// not matter.
+// Bytes of the arena that consecutive lanes of a warp stored to, or loaded where that is watched, `each` bytes a lane
+// from lane `first` on (warp * 32 + lane; -1 for loads of several lanes). each is 0 for what atomics changed, whose
+// threads do not matter.
 typedef struct {
   i64 begin;
   i32 bytes, site, block, is_load, first, each;
@@ -137,9 +137,9 @@ enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER, END_WARP,
 
 // full: the code for 32 lanes here together; masked: the code that keeps what other lanes have in shared registers.
 // A barrier's number and count of threads (0: all) are literals, or complements (~) of frame offsets; where lanes of a
-// warp meet, barrier is that of the member mask, and threads 1 for a bar.warp.sync. A wait for a phase has its parity in
-// threads and its address at a frame offset, 64 bits wide or not, and an offset behind it. waits: a loop begins here in
-// which threads may wait for others, the waits-th of the kernel; look digests the registers that live there.
+// warp meet, barrier is that of the member mask, and threads 1 for a bar.warp.sync. A wait for a phase has its parity
+// in threads and its address at a frame offset, 64 bits wide or not, and an offset behind it. waits: a loop begins here
+// in which threads may wait for others, the waits-th of the kernel; look digests the registers that live there.
 typedef struct {
   const Instruction *full, *masked, *look;
   i32 end, size, successor[2], guard, site, barrier, threads, stores, loads, waits, address, is_wide, offset;
@@ -179,8 +179,8 @@ struct Warp {
   i32 number, state, following, site;
   i32 space;  // of the generic addresses looked at last
   i32 resident, rank, row;  // numbers of its block among those that are resident and in its cluster; of all their warps
-  // Where warps run together (together.c): lanes of the step, that meet others, that begin a loop again, that sleep; where
-  // each of them goes on, and what it had seen of memory (changes).
+  // Where warps run together (together.c): lanes of the step, that meet others, that begin a loop again, that sleep;
+  // where each of them goes on, and what it had seen of memory (changes).
   Mask stepping, parked, turning, asleep;
   u32 members[LANES];
   i32 parked_to[LANES], turning_to[LANES], asleep_to[LANES], turn_block[LANES];
@@ -205,11 +205,18 @@ struct Warp {
   U32 bulk_committed;  // groups of bulk stores of each lane
 };
 
-// What a block that is resident has of its own. Handlers see the pointers of the block that runs in Launch (enter_block).
+// Marks of the race check (races.h). writers, readers: for 16 bytes of shared memory; fine_*: for 1 << granule_shift
+// bytes; has_fine: whether there are any of those within 16 bytes. fine_atomics is null where there are no atomics.
+typedef struct {
+  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
+  u8 *has_fine;
+} Places;
+
+// What a block that is resident has of its own. Handlers see that of the block that runs in Launch (enter_block).
 typedef struct {
   Warp *warps;
-  u8 *shared, *shared_state, *has_fine;
-  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
+  u8 *shared, *shared_state;
+  Places places;
   i32 number, live_threads, coordinates[3];
   Barrier barriers[BARRIERS];
   u32 *signals;  // for each barrier what those know that arrived without waiting, as clocks
@@ -239,9 +246,7 @@ struct Launch {
   u64 generation;
   // Local memory of a thread; a byte was written if its state is the block's generation.
   i64 local_bytes, local_stride;
-  // Races (races.h). writers, readers: for 16 bytes of shared memory; fine_*: for 1 << granule_shift bytes.
-  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;  // the last is null where there are none
-  u8 *has_fine;
+  Places places;  // of that block, as above
   i64 granules;
   i32 granule_shift, reader_stride, races_on, warp_count;
   u32 *clocks;  // [KNOWN or FENCED][row][agent], see races.h
@@ -275,8 +280,8 @@ struct Launch {
   const char *image;  // the first frame of every warp: constants and parameters
   i32 clear_frames, threads;
   i32 grid[3], extent[3];
-  // Progress: linear number of the thread block, of the first one not to run, and the step; limits. cursor: the next block
-  // that no thread has begun, where several run the launch, each with a Launch of its own.
+  // Progress: linear number of the thread block, of the first one not to run, and the step; limits. cursor: the next
+  // block that no thread has begun, where several run the launch, each with a Launch of its own.
   i64 next, last, step, *cursor;
   i64 instructions, instruction_limit, steps, step_limit, slice, spent;
   i32 is_running, stop, current, coordinates[3], at_warp, at_block;  // the two that ran last

@@ -1,5 +1,5 @@
-// Exact results in f64: a sum that f64 does not hold is rounded to odd, after which one rounding to a format at least two
-// bits narrower equals rounding the exact sum (arithmetic/rounding.py).
+// Exact results in f64: a sum that f64 does not hold is rounded to odd, after which one rounding to a format at least
+// two bits narrower equals rounding the exact sum (arithmetic/rounding.py).
 #pragma once
 #include "float.h"
 

@@ -109,9 +109,10 @@ void decode_rows(Rows *to) {
   }
 }
 
-// Two rows of the result, 16 numbers: those of A from av and ap on, c the addends. The highest exponents come from products of the
-// operands without mantissas, the cut from a conversion to int32 of products scaled by a power of two: 16 of at most
-// 2^27 fit. Only for exponents within 2^-100 .. 2^100 of a sum; returns 0 if the two rows need the exact form.
+// Two rows of the result, 16 numbers: those of A from av and ap on, c the addends. The highest exponents come from
+// products of the operands without mantissas, the cut from a conversion to int32 of products scaled by a power of two:
+// 16 of at most 2^27 fit. Only for exponents within 2^-100 .. 2^100 of a sum; returns 0 if the two rows need the exact
+// form.
 INLINE int fast_rows(const f32 *av, const f32 *ap, u32 odd, const Columns *b, U16 c, U16 *result) {
   U16 top = c & EXPONENT;
   const U16 subnormal = (U16)(top == 0u) & (U16)((c & MAGNITUDE) != 0u);

@@ -16,9 +16,9 @@
 //
 // Kernels with mbarriers, bulk copies or wgmma (is_async) have agents beside their warps (checks/clock_races.py): the
 // wgmma of each warpgroup and the bulk copies that signal each mbarrier. Of each of the blocks that run together these
-// are agents_each: the columns of the readers (warps, then warpgroups, reader_stride in all), then the mbarriers. A mark
-// names the agent in place of warp and lane, for a warp counts as ordered in itself. The second set of clocks, FENCED,
-// knows only what a fence.proxy.async has shown to wgmma.
+// are agents_each: the columns of the readers (warps, then warpgroups, reader_stride in all), then the mbarriers. A
+// mark names the agent in place of warp and lane, for a warp counts as ordered in itself. The second set of clocks,
+// FENCED, knows only what a fence.proxy.async has shown to wgmma.
 #pragma once
 #include "engine.h"
 
@@ -33,8 +33,7 @@ typedef u32 U32x8 __attribute__((ext_vector_type(8), aligned(4)));
 
 // What the check needs of a launch and a warp, held in registers over the lanes of an instruction.
 typedef struct {
-  u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
-  u8 *has_fine;
+  Places places;
   const u32 *known, *known_of;  // by the columns of readers; by the warps or agents of marks
   i64 stride;
   u32 now, own, lanes;
@@ -63,12 +62,7 @@ INLINE Marks marks_of(const Warp *w) {
   const Launch *c = w->launch;
   const u32 *all = clocks_of(c, KNOWN, w->row), *known = all + w->rank * c->agents_each;
   const u32 now = known[w->number];
-  const Marks marks = {.writers = c->writers,
-                       .readers = c->readers,
-                       .fine_writers = c->fine_writers,
-                       .fine_readers = c->fine_readers,
-                       .fine_atomics = c->fine_atomics,
-                       .has_fine = c->has_fine,
+  const Marks marks = {.places = c->places,
                        .known = known,
                        .known_of = c->is_async ? all : known,
                        .stride = c->reader_stride,
@@ -107,8 +101,8 @@ INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
 // Whether atomics at fine locations from one on are not ordered with an access of this lane.
 INLINE u32 atomics_clash(Marks m, i64 fine, int count, u32 lane) {
   u32 clash = 0;
-  if (UNLIKELY(m.fine_atomics != 0))
-    for (int j = 0; j < count; j++) clash |= read_clashes(m, m.fine_atomics + (fine + j) * m.stride, lane);
+  if (UNLIKELY(m.places.fine_atomics != 0))
+    for (int j = 0; j < count; j++) clash |= read_clashes(m, m.places.fine_atomics + (fine + j) * m.stride, lane);
   return clash;
 }
 
@@ -116,19 +110,19 @@ INLINE u32 atomics_clash(Marks m, i64 fine, int count, u32 lane) {
 INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.writers[coarse], lane);
+  u32 clash = clashes(m, m.places.writers[coarse], lane);
   if (size >= 16) {
-    mark_read(m, &m.readers[coarse * m.stride + m.number], lane);
-    if (UNLIKELY(m.has_fine[coarse])) {
-      for (int j = 0; j < 16 >> m.shift; j++) clash |= clashes(m, m.fine_writers[fine + j], lane);
+    mark_read(m, &m.places.readers[coarse * m.stride + m.number], lane);
+    if (UNLIKELY(m.places.has_fine[coarse])) {
+      for (int j = 0; j < 16 >> m.shift; j++) clash |= clashes(m, m.places.fine_writers[fine + j], lane);
       clash |= atomics_clash(m, fine, 16 >> m.shift, lane);
     }
   } else {
-    m.has_fine[coarse] = 1;
+    m.places.has_fine[coarse] = 1;
     clash |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= clashes(m, m.fine_writers[fine + j], lane);
-      mark_read(m, &m.fine_readers[(fine + j) * m.stride + m.number], lane);
+      clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+      mark_read(m, &m.places.fine_readers[(fine + j) * m.stride + m.number], lane);
     }
   }
   if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
@@ -138,23 +132,24 @@ INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
 INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, int is_change) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.writers[coarse], lane), read = read_clashes(m, m.readers + coarse * m.stride, lane);
+  u32 clash = clashes(m, m.places.writers[coarse], lane);
+  u32 read = read_clashes(m, m.places.readers + coarse * m.stride, lane);
   if (size >= 16) {
-    m.writers[coarse] = mark_of(m, lane);
-    if (UNLIKELY(m.has_fine[coarse])) {
+    m.places.writers[coarse] = mark_of(m, lane);
+    if (UNLIKELY(m.places.has_fine[coarse])) {
       for (int j = 0; j < 16 >> m.shift; j++) {
-        clash |= clashes(m, m.fine_writers[fine + j], lane);
-        read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
+        clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+        read |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
       }
       read |= atomics_clash(m, fine, 16 >> m.shift, lane);
     }
   } else {
-    m.has_fine[coarse] = 1;
+    m.places.has_fine[coarse] = 1;
     read |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= clashes(m, m.fine_writers[fine + j], lane);
-      read |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
-      m.fine_writers[fine + j] = mark_of(m, lane);
+      clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+      read |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
+      m.places.fine_writers[fine + j] = mark_of(m, lane);
     }
   }
   if (UNLIKELY(clash | read)) {
@@ -169,12 +164,12 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
 INLINE void note_atomic(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.writers[coarse], lane) | read_clashes(m, m.readers + coarse * m.stride, lane);
-  m.has_fine[coarse] = 1;
+  u32 clash = clashes(m, m.places.writers[coarse], lane) | read_clashes(m, m.places.readers + coarse * m.stride, lane);
+  m.places.has_fine[coarse] = 1;
   for (int j = 0; j < size >> m.shift; j++) {
-    clash |= clashes(m, m.fine_writers[fine + j], lane);
-    clash |= read_clashes(m, m.fine_readers + (fine + j) * m.stride, lane);
-    mark_read(m, &m.fine_atomics[(fine + j) * m.stride + m.number], lane);
+    clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+    clash |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
+    mark_read(m, &m.places.fine_atomics[(fine + j) * m.stride + m.number], lane);
   }
   if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
 }

@@ -1,6 +1,6 @@
-// The scheduler. Thread blocks run one after another, those of a cluster together, and their warps in turn to where they
-// wait; of a warp's lanes those run that wait at the lowest basic block, which joins them again where their paths meet
-// (ptx/flow.py). A warp can be left between any two basic blocks, so that a run can pause and go on.
+// The scheduler. Thread blocks run one after another, those of a cluster together, and their warps in turn to where
+// they wait; of a warp's lanes those run that wait at the lowest basic block, which joins them again where their paths
+// meet (ptx/flow.py). A warp can be left between any two basic blocks, so that a run can pause and go on.
 #include "async.h"
 #include "owned.h"
 #include "run.h"
@@ -116,12 +116,7 @@ void enter_block(Launch *c, Resident *r) {
   c->warps = r->warps;
   c->shared = r->shared;
   c->shared_state = r->shared_state;
-  c->has_fine = r->has_fine;
-  c->writers = r->writers;
-  c->readers = r->readers;
-  c->fine_writers = r->fine_writers;
-  c->fine_readers = r->fine_readers;
-  c->fine_atomics = r->fine_atomics;
+  c->places = r->places;
   c->barriers = r->barriers;
   c->current = r->number;
   COPY(c->coordinates, r->coordinates, sizeof c->coordinates);
@@ -194,7 +189,7 @@ void start_block(Launch *c, Resident *r, i64 block) {
   r->live_threads = c->threads;
   r->mbarrier_count = 0;
   enter_block(c, r);
-  __builtin_memset(c->has_fine, 0, (size_t)c->granules);
+  __builtin_memset(c->places.has_fine, 0, (size_t)c->granules);
   __builtin_memset(c->barriers, 0, sizeof r->barriers);
   if (c->is_async) {
     __builtin_memset(r->signals, 0, BARRIERS * 8 * (size_t)c->agents);
@@ -363,12 +358,13 @@ static void lay_out_resident(Launch *c, Warp *warps, i32 slot, u8 *base, size_t 
   r->warps = warps + slot * c->warp_count;
   r->shared = c->shared + 16 * at;
   r->shared_state = c->shared_state + 16 * at;
-  r->has_fine = c->has_fine + at;
-  r->writers = c->writers + at;
-  r->readers = c->readers + at * c->reader_stride;
-  r->fine_writers = c->fine_writers + fine;
-  r->fine_readers = c->fine_readers + fine * c->reader_stride;
-  r->fine_atomics = c->fine_atomics ? c->fine_atomics + fine * c->reader_stride : 0;
+  const Places *all = &c->places;
+  r->places.has_fine = all->has_fine + at;
+  r->places.writers = all->writers + at;
+  r->places.readers = all->readers + at * c->reader_stride;
+  r->places.fine_writers = all->fine_writers + fine;
+  r->places.fine_readers = all->fine_readers + fine * c->reader_stride;
+  r->places.fine_atomics = all->fine_atomics ? all->fine_atomics + fine * c->reader_stride : 0;
   r->signals = (u32 *)signals;
   r->mbarriers = (Mbarrier *)mbarriers;
   r->mbarrier_at = places;

@@ -57,7 +57,8 @@ INLINE void store_shared(const Instruction *i, char *frame, Warp *w, int bytes, 
     for (int k = 0; k < count; k++) COPY(item + k * bytes, frame + i->field[4 + k] + stride * l, bytes);
     u8 *to = s.data + at[l];
     // What nobody wrote is not the same bytes, whatever lies there.
-    const int is_change = __builtin_memcmp(to, item, (size_t)size) != 0 || !state_is(s.state + at[l], size, s.generation);
+    const int is_change =
+        __builtin_memcmp(to, item, (size_t)size) != 0 || !state_is(s.state + at[l], size, s.generation);
     COPY(to, item, size);
     mark_shared_written(s, at[l], size);
     note_write(w, marks, at[l], size, site, (u32)l, is_change);

@@ -105,9 +105,9 @@ void check_shown(Warp *w, Marks m, int rank, i64 at, int site, Mask lanes) {
   const Launch *c = w->launch;
   const u32 *fenced = clocks_of(c, FENCED, w->row);
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 unshown = is_unshown(c, fenced, rank, m.writers[coarse]);
-  if (UNLIKELY(m.has_fine[coarse]))
-    for (int j = 0; j < 16 >> m.shift; j++) unshown |= is_unshown(c, fenced, rank, m.fine_writers[fine + j]);
+  u32 unshown = is_unshown(c, fenced, rank, m.places.writers[coarse]);
+  if (UNLIKELY(m.places.has_fine[coarse]))
+    for (int j = 0; j < 16 >> m.shift; j++) unshown |= is_unshown(c, fenced, rank, m.places.fine_writers[fine + j]);
   if (UNLIKELY(unshown)) raise_fault(w, FAULT_SHARED_RACE, site, lanes, (u64)at);
 }
 
@@ -138,8 +138,8 @@ static void copy_to(Warp *w, int rank, int number, const i32 *at, i64 to, i64 ba
   c->spent += box->rows * box->row_bytes / 64;
 }
 
-// Fields: shared address, offset, it is 64 bits wide, address of the map, offset, address of the mbarrier, offset, it is
-// 64 bits wide, site, dimensions, coordinates, ranks that get a copy (b32), whether there are such.
+// Fields: shared address, offset, it is 64 bits wide, address of the map, offset, address of the mbarrier, offset, it
+// is 64 bits wide, site, dimensions, coordinates, ranks that get a copy (b32), whether there are such.
 enum { TENSOR_AT = 10, TENSOR_RANKS = TENSOR_AT + DIMENSIONS };
 HANDLER(copy_tensor) {
   Launch *c = w->launch;

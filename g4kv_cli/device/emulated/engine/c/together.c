@@ -8,8 +8,8 @@
 #include "run.h"
 #include "trace.h"
 
-// ready: for each basic block, the warps of the chunk of which lanes wait to run it, one bit each; ready_blocks: one bit
-// a basic block; left: the warps that the step has still to run, stepped: all of it. step: its basic block, or -1.
+// ready: for each basic block, the warps of the chunk of which lanes wait to run it, one bit each; ready_blocks: one
+// bit a basic block; left: the warps that the step has still to run, stepped: all of it. step: its basic block, or -1.
 struct Chunk {
   u64 *ready, *ready_blocks, *left, *stepped;
   i64 words, block_words, live, step_lanes, idle_turns, idle_at;

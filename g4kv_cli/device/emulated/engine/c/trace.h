@@ -1,5 +1,5 @@
-// What a launch does with memory that several threads use, and by which they meet: written down for checks/order.py, whose
-// word it is whether that is ordered (order_trace.py). Only where all that is resident runs together.
+// What a launch does with memory that several threads use, and by which they meet: written down for checks/order.py,
+// whose word it is whether that is ordered (order_trace.py). Only where all that is resident runs together.
 #pragma once
 #include "engine.h"
 
@@ -20,8 +20,8 @@ enum TraceKind {
 };
 
 // row: the warp's number among all that are resident. members: the warps that met; size: bytes of an access, or the
-// number of a barrier; more: bytes that follow. Of an access these are an address for each lane, then what is stored; of
-// what members of a warp do their masks.
+// number of a barrier; more: bytes that follow. Of an access these are an address for each lane, then what is stored;
+// of what members of a warp do their masks.
 typedef struct {
   i64 step;
   i32 kind, site, row, size;

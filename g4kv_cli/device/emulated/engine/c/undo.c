@@ -4,14 +4,13 @@
 // Room for the worst case of a basic block was made before it began, see run.c. Of several threads that save a page at
 // once the one counts that has it first: nobody stores to a page before he has seen that it is saved.
 void save_page(Launch *c, i64 page) {
-  u32 before = __atomic_load_n(&c->saved_in[page], __ATOMIC_ACQUIRE);
+  u32 *saved_in = &c->saved_in[page], before = __atomic_load_n(saved_in, __ATOMIC_ACQUIRE);
   if (before == c->launch_number) return;
   i64 begin = page * PAGE_BYTES;
   u8 *to = c->saved + c->saved_count * 2 * PAGE_BYTES;
   COPY(to, c->data + begin, PAGE_BYTES);
   COPY(to + PAGE_BYTES, c->state + begin, PAGE_BYTES);
-  if (!__atomic_compare_exchange_n(&c->saved_in[page], &before, c->launch_number, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-    return;
+  if (!__atomic_compare_exchange_n(saved_in, &before, c->launch_number, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return;
   c->saved_pages[c->saved_count++] = page;
 }
 

@@ -1,8 +1,10 @@
-// wgmma of bf16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results lie.
+// wgmma of bf16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results
+// lie.
 //
-// Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no arithmetic
-// gives, each for one register of one instruction. A chain of instructions on the same registers keeps one Product, whose
-// placeholders are always the newest ones. Whatever else meets a placeholder is the interpreter's to judge.
+// Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no
+// arithmetic gives, each for one register of one instruction. A chain of instructions on the same registers keeps one
+// Product, whose placeholders are always the newest ones. Whatever else meets a placeholder is the interpreter's to
+// judge.
 #include "async.h"
 #include "mma.h"
 
@@ -142,7 +144,8 @@ HANDLER(wgmma_bf16) {
         if (!read_chunk(w, &reads, chunk_of(&tiles, 16 * (w->number % 4) + row, k, 0), &a.raw[row][k])) return done(i);
     decode_rows(&a);
   }
-  if (!decode(w, descriptor_of(w, frame, i->field[WGMMA_B], site), columns, is_transposed, site, &tiles)) return done(i);
+  const u64 b = descriptor_of(w, frame, i->field[WGMMA_B], site);
+  if (!decode(w, b, columns, is_transposed, site, &tiles)) return done(i);
   Product *product = open_product(w, frame, places, count, scale != 0, site);
   if (!product) return done(i);
   for (int tile = 0; tile < columns / 8; tile++) {
