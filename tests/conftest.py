@@ -15,7 +15,7 @@ from g4kv_cli.errors import DeviceUnavailable
 # As the command does, before NumPy is there: threads of its linear algebra only spin beside the other worker.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(10_000, 10, 10)
 """Thousands of tests stay from their collection on; to look through them so often took a tenth of a run's time."""
 
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")

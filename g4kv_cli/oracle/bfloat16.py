@@ -38,10 +38,11 @@ def round_to_bf16(values: npt.ArrayLike) -> Array:
 
 def ulp_of_bf16(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Distance of neighbouring bf16 numbers in the binade of each finite value (2**-133 among the subnormals)."""
-    wide = np.array(values, dtype=np.float64, ndmin=1)
+    wide = np.atleast_1d(np.asarray(values, dtype=np.float64))
     # A float64 without its sign and fraction is the power of two at which the value's binade starts.
-    binade = (wide.view(np.uint64) & _FLOAT64_EXPONENT).view(np.float64)
-    ulp: npt.NDArray[np.float64] = np.maximum(binade, _SMALLEST_NORMAL) * 2.0**-_FRACTION_BITS
+    ulp: npt.NDArray[np.float64] = (wide.view(np.uint64) & _FLOAT64_EXPONENT).view(np.float64)
+    np.maximum(ulp, _SMALLEST_NORMAL, out=ulp)
+    ulp *= 2.0**-_FRACTION_BITS
     return ulp.reshape(np.shape(values))
 
 

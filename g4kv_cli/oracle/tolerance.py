@@ -63,7 +63,10 @@ def norm_relative_error(head_dim: int) -> float:
 
 def once_rounded_limit(exact: Float64, delta: Float64) -> Float64:
     """Largest |bf16(z) - exact| for a float32 z within ``delta`` of ``exact``."""
-    limit: Float64 = delta + _ABSOLUTE_FLOOR + 0.5 * ulp_of_bf16(np.abs(exact) + delta)
+    size = np.abs(exact)
+    size += delta
+    limit: Float64 = delta + _ABSOLUTE_FLOOR
+    limit += 0.5 * ulp_of_bf16(size)
     return limit
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 import sys
 
@@ -274,3 +275,17 @@ def test_where_the_system_moves_no_pages_memory_is_as_ever(monkeypatch: pytest.M
     monkeypatch.setattr(spare_pages, "_library", lambda: (refuse, mmap_at))
     _one_after_another(Machine(), [1 << 20] * 5)
     assert len(asked) == (1 if sys.platform == "linux" else 0), "it was asked again"
+
+
+def test_memories_that_nobody_has_any_more_leave_room_for_a_new_one() -> None:
+    """As after a fault, whose traceback holds the machine, each is in a cycle that only the collector takes apart."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(140):  # of 2 TiB each, and a process has 128 TiB
+            machine = Machine()
+            cycle: list[object] = [machine]
+            cycle.append(cycle)
+        assert machine.allocate(1 << 39, "half of what one has")
+    finally:
+        gc.enable()

@@ -16,7 +16,9 @@ class PageAllocator:
     def __init__(self, num_pages: int, reserved: int) -> None:
         if not 0 <= reserved < num_pages:
             raise ValueError(f"{reserved} reserved pages of {num_pages} leave none to hand out")
-        self._free = list(range(reserved, num_pages))
+        self._returned: list[int] = []
+        """Pages given back, a heap; all of them lie in front of the first that nobody ever had."""
+        self._first_unused, self._num_pages = reserved, num_pages
         self._owner: dict[int, int] = {}
         self._past_owners: dict[int, int] = {}
         self.reserved = reserved
@@ -27,9 +29,12 @@ class PageAllocator:
 
     def take(self, owner: int) -> int:
         """A page for a request. Raises UsageError if there is none."""
-        if not self._free:
+        if self._returned:
+            page = heapq.heappop(self._returned)
+        elif self._first_unused < self._num_pages:
+            page, self._first_unused = self._first_unused, self._first_unused + 1
+        else:
             raise UsageError(f"no page is free for request {owner}: give the pool more pages")
-        page = heapq.heappop(self._free)
         if self._past_owners.get(page, owner) != owner:
             self.recycled += 1
         self._owner[page] = owner
@@ -52,4 +57,4 @@ class PageAllocator:
             raise ValueError(f"request {owner} does not hold page {page}")
         del self._owner[page]
         self._past_owners[page] = owner
-        heapq.heappush(self._free, page)
+        heapq.heappush(self._returned, page)

@@ -7,6 +7,7 @@ the allocations; the state byte says whether a byte was ever initialised.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 from bisect import bisect_right
 from typing import Any
@@ -91,13 +92,16 @@ class DeviceMemory:
     """The arena. All addresses are device addresses (Python int, or uint64 arrays)."""
 
     def __init__(self) -> None:
-        size = _RESERVE_BYTES
+        size, has_collected = _RESERVE_BYTES, False
         while True:
             try:
                 self._data_map = _reserve(size)
                 self._state_map = _reserve(size)
                 break
             except (OSError, ValueError, OverflowError):
+                if not has_collected:  # memories that nobody has any more may hold all of the address space
+                    has_collected = gc.collect() >= 0
+                    continue
                 size //= 2
                 if size < _SMALLEST_RESERVE_BYTES:
                     raise EmulatorError("cannot reserve address space for device memory; free some memory") from None
