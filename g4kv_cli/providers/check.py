@@ -9,13 +9,12 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from g4kv_cli.compiler.fatbin import ptx_of_library
 from g4kv_cli.entries.entry import Entry
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
 from g4kv_cli.providers.builder import KERNEL_OF_PTX
 from g4kv_cli.providers.callables import find_module
-from g4kv_cli.providers.cudart.library import read_library, stand_in_for
+from g4kv_cli.providers.cudart.library import ptx_of_libraries, read_library, stand_in_for
 from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.manifest import ArgumentSpec, EntrySpec, Image, Manifest, Step
 from g4kv_cli.providers.manifest_provider import names_entry
@@ -63,7 +62,7 @@ def check_manifest(manifest: Manifest) -> ManifestCheck:
         if image.kind == "library" and image.path is not None and not image.is_compiled:
             try:
                 stand_in_for(image.path)
-                ptx_of_library(image.path)
+                ptx_of_libraries(image.path)
             except G4kvError as error:
                 notes.append(f"image {image.name} runs on a GPU only: {error}")
         elif image.kind == "python":

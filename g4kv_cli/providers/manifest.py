@@ -23,6 +23,8 @@ IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
 HOST_KINDS: tuple[ImageKind, ...] = ("library", "python")
 """Those whose code runs on the host, in the process that calls it."""
 SCALAR_KINDS: tuple[ScalarKind, ...] = get_args(ScalarKind)
+VALUE_KINDS = ("ptr", *SCALAR_KINDS, "bool")
+"""Of an argument of a kernel or a C function, and of a struct's fields; a bool is a byte."""
 ELEMENT_KINDS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "bool")
 BUILDER_SECONDS = 600
 """How long a builder may take unless its image says more: compilers of whole attention kernels take minutes."""

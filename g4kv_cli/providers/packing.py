@@ -23,7 +23,7 @@ _MAP_ALIGNMENT = 64
 C_TYPES: dict[str, Any] = {
     "i8": ctypes.c_int8, "u8": ctypes.c_uint8, "i16": ctypes.c_int16, "u16": ctypes.c_uint16, "i32": ctypes.c_int32,
     "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
-    "f64": ctypes.c_double, "ptr": ctypes.c_void_p,
+    "f64": ctypes.c_double, "ptr": ctypes.c_void_p, "bool": ctypes.c_bool,
 }  # fmt: skip
 
 
@@ -45,8 +45,12 @@ def values_of(array: MadeArray, scope: Scope, addresses: Scope, maps: Maps = _no
     if array.fields:
         raw = _struct(ArgumentSpec("struct", fields=array.fields), scope, addresses, maps)[0]
         return np.frombuffer(raw, np.uint8).copy()
-    values = np.asarray(array.value.evaluate(addresses if array.kind == "ptr" else scope))
-    kind = element_type(array.kind)
+    found = array.value.evaluate(addresses if array.kind == "ptr" else scope)
+    if isinstance(found, str):
+        if array.kind not in ("u8", "i8"):
+            raise ExpressionError(f"{array.name}: a text goes as u8, not as {array.kind}")
+        found = np.frombuffer(found.encode() + b"\0", np.uint8)
+    values, kind = np.asarray(found), element_type(array.kind)
     if kind.kind in "iu":
         limits = np.iinfo(kind)
         if values.size and (values.min() < limits.min or values.max() > limits.max):
@@ -135,7 +139,9 @@ def _argument(spec: ArgumentSpec, scope: Scope, addresses: Scope, maps: Maps = _
         return pointer(spec.value.integer(addresses))
     if spec.kind == "f32" or spec.kind == "f64":
         return scalar(spec.kind, float(spec.value.evaluate(scope)))
-    if spec.kind in ("bf16", "bool", "tensor_map"):
+    if spec.kind == "bool":
+        return scalar("u8", spec.value.truth(scope))
+    if spec.kind in ("bf16", "tensor_map"):
         raise ExpressionError(f"{spec.kind} is no type of a kernel's argument")
     return scalar(spec.kind, spec.value.integer(scope))  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from g4kv_cli.providers.manifest import (
     ELEMENT_KINDS,
     SCALAR_KINDS,
     STATUSES,
+    VALUE_KINDS,
     ArgumentSpec,
     EntrySpec,
     Image,
@@ -212,7 +213,7 @@ def _named_argument(table: Table, key: str, kind: ImageKind | None) -> ArgumentS
     value = table.value(key)
     if isinstance(value, dict) and kind != "python":
         return _tensor_map(table, key, value)
-    return _argument(table, key, table.text(key), ELEMENT_KINDS if kind == "python" else ("ptr", *SCALAR_KINDS))
+    return _argument(table, key, table.text(key), ELEMENT_KINDS if kind == "python" else VALUE_KINDS)
 
 
 def _extents(table: Table, key: str, *, required: bool) -> tuple[Expression, ...]:
@@ -226,7 +227,7 @@ def _extents(table: Table, key: str, *, required: bool) -> tuple[Expression, ...
     return tuple(table.parsed(key, item) for item in items)
 
 
-def _argument(table: Table, key: str, item: Any, kinds: tuple[str, ...] = ("ptr", *SCALAR_KINDS)) -> ArgumentSpec:
+def _argument(table: Table, key: str, item: Any, kinds: tuple[str, ...] = VALUE_KINDS) -> ArgumentSpec:
     if isinstance(item, list):
         return _struct(table, key, item)
     if isinstance(item, dict):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from g4kv_cli.compiler.fatbin import ptx_of_library
 from g4kv_cli.device.emulated import EmulatorError
 from g4kv_cli.device.emulated.ptx.parse import parse_module, parse_parameters
 from g4kv_cli.entries.table import entries
 from g4kv_cli.errors import G4kvError
-from g4kv_cli.providers.cudart.library import read_library
+from g4kv_cli.providers.cudart.library import ptx_of_libraries, read_library
 
 _COMPILERS_OWN = ("_Z", "__", "_init", "_fini")
 
@@ -17,7 +16,12 @@ _COMPILERS_OWN = ("_Z", "__", "_init", "_fini")
 def skeleton_of(library: Path) -> str:
     """TOML text. Raises UsageError for a file that is no shared library."""
     facts = read_library(library)
-    functions = [name for name in facts.functions if not name.startswith(_COMPILERS_OWN)]
+    of_c = [name for name in facts.functions if not name.startswith(_COMPILERS_OWN)]
+    kernels = _kernels(library)
+    of_kernels = {line.partition("(")[0] for line in kernels}
+    named = [name for name in facts.cxx_functions if name not in of_kernels]
+    cxx = ["# C++ functions, which 'call' takes by these names:", *(f"#   {name}" for name in named)] if named else []
+    functions = of_c or named
     lines = [
         "# What begins with # is to be decided; docs/providers.md has every field and name.",
         f'provider = "{library.stem.removeprefix("lib")}"',
@@ -27,9 +31,10 @@ def skeleton_of(library: Path) -> str:
         '# last_error = "a function that returns the text of a refusal"',
         "",
         f"# C functions of {library.name}:",
-        *(f"#   {name}" for name in functions or ["none"]),
+        *(f"#   {name}" for name in of_c or ["none"]),
+        *cxx,
         "# Kernels, with what their parameters are in PTX:",
-        *(f"#   {line}" for line in _kernels(library)),
+        *(f"#   {line}" for line in kernels),
         "# Entries that can be served:",
         *(f"#   {entry.name:<66} {entry.operation}, {entry.form}" for entry in entries()),
         "",
@@ -47,7 +52,7 @@ def skeleton_of(library: Path) -> str:
 
 def _kernels(library: Path) -> list[str]:
     try:
-        modules = [parse_module(text) for text in ptx_of_library(library)]
+        modules = [parse_module(text) for text in ptx_of_libraries(library)]
     except (G4kvError, EmulatorError) as error:
         return [f"unknown: {error}"]
     lines = []

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from provider_helper import run_cases_of, run_these
 
+from g4kv_cli import pytest_plugin
 from g4kv_cli.commands.asked import Asked
 from g4kv_cli.commands.smoke import Request, cases_of
 from g4kv_cli.errors import CompileError
@@ -34,6 +37,15 @@ def test_a_name_is_a_manifest_unless_there_is_such_a_file(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     Path("torch-sdpa").touch()
     assert provider_file("torch-sdpa") == Path("torch-sdpa")
+
+
+def test_the_pytest_plugin_takes_names_too(tmp_path: Path) -> None:
+    option = SimpleNamespace(g4kv_provider=["torch-sdpa", "mine.toml"])
+    config: Any = SimpleNamespace(invocation_params=SimpleNamespace(dir=tmp_path), option=option)
+    named = named_providers()["torch-sdpa"]
+    assert pytest_plugin._providers(config) == (named, tmp_path / "mine.toml")
+    (tmp_path / "torch-sdpa").touch()
+    assert pytest_plugin._providers(config)[0] == tmp_path / "torch-sdpa"
 
 
 def test_every_named_provider_is_whole(capsys: pytest.CaptureFixture[str]) -> None:

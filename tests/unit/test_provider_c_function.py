@@ -25,16 +25,18 @@ def _argument(kind: str, text: str) -> ArgumentSpec:
 
 def test_a_function_gets_its_arguments_by_type() -> None:
     got: list[Any] = []
-    kinds = (ctypes.c_void_p, ctypes.c_int8, ctypes.c_uint64, ctypes.c_float, ctypes.c_double)
+    kinds = (ctypes.c_void_p, ctypes.c_int8, ctypes.c_uint64, ctypes.c_float, ctypes.c_double, ctypes.c_bool)
     function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(lambda *given: got.extend(given) or 0)
     specs = [("ptr", "q + 16"), ("i8", "-n"), ("u64", "1 << 62"), ("f32", "scale"), ("f64", "scale / n")]
+    specs.append(("bool", "n > 2"))
     given = [c_argument(_argument(kind, text), SCOPE, ADDRESSES) for kind, text in specs]
     assert call(function, given, "int", ctypes.CDLL(None)) == Returned("")
-    assert got == [0x7010, -3, 1 << 62, 0.5, 0.5 / 3]
+    assert got == [0x7010, -3, 1 << 62, 0.5, 0.5 / 3, True]
 
 
 def test_a_struct_goes_by_value_with_its_alignment() -> None:
-    fields = (_argument("i8", "n"), _argument("ptr", "q"), ArgumentSpec("struct", fields=(_argument("f32", "scale"),)))
+    last = (_argument("f32", "scale"), _argument("bool", "n < 2"))
+    fields = (_argument("i8", "n"), _argument("ptr", "q"), ArgumentSpec("struct", fields=last))
     made = c_argument(ArgumentSpec("struct", fields=fields), SCOPE, ADDRESSES)
     assert isinstance(made, ctypes.Structure)
     assert ctypes.sizeof(made) == 24
@@ -103,5 +105,9 @@ def test_arrays_of_addresses_and_structs_in_memory() -> None:
     fields = (_argument("u16", "n"), _argument("ptr", "q"))
     raw = values_of(MadeArray("params", "struct", Expression.parse("0"), fields), SCOPE, ADDRESSES)
     assert raw.tobytes() == bytes([3, *[0] * 7, 0, 0x70, *[0] * 6])
+    text = values_of(MadeArray("dtype", "u8", Expression.parse("'bf16' if n == 3 else 'half'")), SCOPE, ADDRESSES)
+    assert text.tobytes() == b"bf16\0"
+    with pytest.raises(ExpressionError, match="dtype: a text goes as u8, not as i32"):
+        values_of(MadeArray("dtype", "i32", Expression.parse("'bf16'")), SCOPE, ADDRESSES)
     with pytest.raises(ExpressionError, match="no name 'pool' here"):
         values_of(MadeArray("numbers", "i64", Expression.parse("pool + 1")), SCOPE, ADDRESSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -110,31 +111,74 @@ def test_nothing_is_wrong_with_the_examples(name: str, capsys: pytest.CaptureFix
     assert (code, shown.splitlines()[-1].split(", ")[-1]) == (0, "0 problems")
 
 
-@pytest.mark.parametrize(
-    ("payload", "says"),
-    [("1, 0x101, 8, 0x11111111", "has its PTX compressed"), ("2, 0x101, 8, 0", "has machine code and no PTX")],
-)
-def test_a_library_without_ptx_runs_on_a_gpu_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], payload: str, says: str
-) -> None:
-    """A container (magic, version, 16 bytes, size) of one entry (kind, version, 64 bytes, size), as nvcc makes it."""
+def _compiled(folder: Path, name: str, source: str, *options: str) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler on the PATH")
-    kind, version, size, word = payload.split(", ")
-    source = (
-        f'__attribute__((section(".nv_fatbin"), used)) static const unsigned data[] = {{0xBA55ED50, 0x100001, 72, 0, '
-        f"{kind} | {version} << 16, 64, {size}, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, {word}, 0}};\n"
-        "void **__cudaRegisterFatBinary(void *);\n"
+    (folder / f"{name}.c").write_text(source)
+    library = folder / f"lib{name}.so"
+    subprocess.run([compiler, "-shared", "-fPIC", f"{name}.c", "-o", str(library), *options], cwd=folder, check=True)
+    return library
+
+
+def _registering(entry: bytes, kind: int = 1) -> str:
+    """C that has a container (magic, version, 16 bytes, size) of one entry (kind, version, 64 bytes, size), as nvcc
+    makes it."""
+    head = struct.pack("<HHIQ", kind, 0x101, 64, len(entry)) + bytes(12) + struct.pack("<I", 90) + bytes(32)
+    data = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + len(entry)) + head + entry
+    return (
+        '__attribute__((section(".nv_fatbin"), used, aligned(8))) static const unsigned char data[] = {'
+        + ", ".join(map(str, data))
+        + "};\nvoid **__cudaRegisterFatBinary(void *);\n"
         "int attention(void) { return __cudaRegisterFatBinary((void *)data) == 0; }\n"
     )
-    (tmp_path / "engine.c").write_text(source)
-    subprocess.run([compiler, "-shared", "-fPIC", "engine.c", "-o", "libengine.so"], cwd=tmp_path, check=True)
-    (tmp_path / "engine.toml").write_text(
-        'provider = "p"\n[image.engine]\nlibrary = "libengine.so"\n[[entry]]\nname = "batch_decode_paged_*"\n'
-        '[[entry.launch]]\nimage = "engine"\ncall = "attention"\narguments = []\n'
+
+
+def _calling(folder: Path, library: Path, function: str) -> Path:
+    file = folder / "engine.toml"
+    file.write_text(
+        f'provider = "p"\n[image.engine]\nlibrary = "{library.name}"\n[[entry]]\nname = "batch_decode_paged_*"\n'
+        f'[[entry.launch]]\nimage = "engine"\ncall = "{function}"\narguments = []\n'
     )
-    code, shown = _check(tmp_path / "engine.toml", capsys)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [(1, "has its PTX compressed; build it with nvcc"), (2, "has machine code and no PTX, which")]
+)
+def test_a_library_without_ptx_runs_on_a_gpu_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: int, says: str
+) -> None:
+    library = _compiled(tmp_path, "engine", _registering(b"\x11\x22\x33\x44", kind))
+    code, shown = _check(_calling(tmp_path, library, "attention"), capsys)
     (note,) = [line for line in shown.splitlines() if line.startswith("note")]
     assert code == 0
     assert note.startswith(f"note     image engine runs on a GPU only: libengine.so {says}"), note
+
+
+PTX = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry scale(.param .u64 x, .param .f32 by) { ret; }\n"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_kernels_may_be_in_a_library_that_the_named_one_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_found: bool
+) -> None:
+    """Its functions are C++'s, which have no other names."""
+    (tmp_path / "kernels").mkdir()
+    _compiled(tmp_path / "kernels", "kernels", _registering(PTX))
+    place = ["-Wl,-rpath,$ORIGIN/kernels"] if is_found else []
+    source = "int attention(void);\nint _ZN6engine3runEv(void) { return attention(); }\n"
+    library = _compiled(tmp_path, "engine", source, "-Lkernels", "-lkernels", "-Wl,--no-as-needed", *place)
+    code, shown = _check(_calling(tmp_path, library, "_ZN6engine3runEv"), capsys)
+    notes = [line for line in shown.splitlines() if line.startswith("note")]
+    assert code == 0
+    if is_found:
+        assert not notes
+        assert g4kv(["provider", "init", "--library", str(library)]) == 0
+        begun = capsys.readouterr().out
+        assert "#   none\n# C++ functions, which 'call' takes by these names:\n#   _ZN6engine3runEv\n# Kernels" in begun
+        assert "#   scale(u64, f32)\n" in begun
+        assert 'call = "_ZN6engine3runEv"' in begun
+    else:
+        (note,) = notes
+        assert "libengine.so has no kernels, nor has a library that it needs and that its RUNPATH or LD_" in note
