@@ -160,11 +160,14 @@ def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[st
     operands = list(instruction.operands)
     if found.group(2) is not None:
         operands.pop()
-    if len(operands) not in (3, 4) or not isinstance(operands[2], Immediate) or operands[2].bits != 16:
+    whole = operands[2] if len(operands) in (3, 4) else None
+    if not isinstance(whole, Immediate) or whole.bits not in (4, 8, 16):
         raise NotLowered(f"{instruction.opcode} with these operands")
     to, to_is_wide, to_offset = lowering.address(operands[0])
     source, source_is_wide, source_offset = lowering.address(operands[1])
     if not source_is_wide:
         raise NotLowered(f"{instruction.opcode} with a 32-bit source")
-    size = lowering.source(operands[3] if len(operands) == 4 else Immediate(16), "b32")
-    lowering.emit("copy_async_16", to, to_offset, lowering.site(), to_is_wide, source, source_offset, size, outs=())
+    lowering.granule_shift = min(lowering.granule_shift, whole.bits.bit_length() - 1)
+    size = lowering.source(operands[3] if len(operands) == 4 else whole, "b32")
+    fields = to, to_offset, lowering.site(), to_is_wide, source, source_offset, size
+    lowering.emit(f"copy_async_{whole.bits}", *fields, outs=())

@@ -10,7 +10,7 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
   if (bytes == (u32)whole) {
     if (!check_global(w, hint, from, bytes, whole, site, 1u << l, READS)) return 0;
     watch_load(w, from, whole, site, LANES * w->number + l, whole);
-    COPY(to, c->data + (from - c->base), 16);
+    __builtin_memcpy(to, c->data + (from - c->base), (size_t)whole);
     return 1;
   }
   for (u32 k = 0; k < bytes; k++) {
@@ -21,8 +21,8 @@ INLINE int read_source(Warp *w, Range *hint, u64 from, u32 bytes, int whole, int
   return 1;
 }
 
-// Fields: shared address, offset, site, address is 64 bits wide, global address, offset, source bytes. 16 bytes a lane.
-HANDLER(copy_async_16) {
+// Fields: shared address, offset, site, address is 64 bits wide, global address, offset, source bytes.
+INLINE void copy_async(const Instruction *i, const char *frame, Warp *w, int whole) {
   const Launch *c = w->launch;
   const Shared s = shared_of(c);
   const Marks marks = marks_of(w);
@@ -31,39 +31,48 @@ HANDLER(copy_async_16) {
   Range *hint = &c->hints[site];
   if (UNLIKELY(w->copy_count >= c->copies_each)) {
     raise_fault(w, FAULT_COPIES_FULL, site, w->mask, 0);
-    return done(i);
+    return;
   }
   Copy *copy = &w->copies[w->copy_count++];
   copy->lanes = w->mask;
   copy->site = site;
+  copy->bytes = whole;
   copy->group = w->committed;
   i64 to[LANES];
   u64 from[LANES];
   u32 sizes[LANES];
   shared_offsets(to, frame + i->field[0], i->field[3], i->field[1]);
-  const U64 sources = AT(U64, 4) + (u64)(i64)i->field[5];
+  const U64 sources = AT(const U64, 4) + (u64)(i64)i->field[5];
   COPY(from, &sources, sizeof from);
   COPY(sizes, frame + i->field[6], sizeof sizes);
   U64 step;
-  for (u32 l = 0; l < LANES; l++) step[l] = 16u * (u64)l;
+  for (u32 l = 0; l < LANES; l++) step[l] = (u64)whole * (u64)l;
   const int in_a_row = w->mask == ALL_LANES && pack64((U64)(sources == step + from[0])) == ALL_LANES &&
-                       pack32((U32)(AT(U32, 6) >= 16u)) == ALL_LANES;
+                       pack32((U32)(AT(const U32, 6) >= (u32)whole)) == ALL_LANES;
   if (in_a_row) {
-    if (!check_global(w, hint, from[0], LANES * 16, 16, site, w->mask, READS)) return done(i);
-    watch_load(w, from[0], LANES * 16, site, LANES * w->number, 16);
-    COPY(copy->data, c->data + (from[0] - c->base), LANES * 16);
+    if (!check_global(w, hint, from[0], (u64)(LANES * whole), whole, site, w->mask, READS)) return;
+    watch_load(w, from[0], LANES * whole, site, LANES * w->number, whole);
+    const u8 *row = c->data + (from[0] - c->base);
+    for (int l = 0; l < LANES; l++) __builtin_memcpy(copy->data[l], row + l * whole, (size_t)whole);
   }
   for (int l = 0; l < LANES; l++) {
     if (!(w->mask >> l & 1)) continue;
-    if (!check_shared(w, to[l], 16, site, 1u << l)) return done(i);
+    if (!check_shared(w, to[l], whole, site, 1u << l)) return;
     copy->to[l] = (u32)to[l];
-    const u32 bytes = sizes[l] < 16 ? sizes[l] : 16;
-    if (!in_a_row && !read_source(w, hint, from[l], bytes, 16, site, l, copy->data[l])) return done(i);
-    note_write(w, marks, to[l], 16, site, (u32)l, 0);  // the interpreter knows what bytes meet
-    __builtin_memset(s.state + to[l], 0, 16);
+    const u32 bytes = sizes[l] < (u32)whole ? sizes[l] : (u32)whole;
+    if (!in_a_row && !read_source(w, hint, from[l], bytes, whole, site, l, copy->data[l])) return;
+    note_write(w, marks, to[l], whole, site, (u32)l, 0);  // the interpreter knows what bytes meet
+    __builtin_memset(s.state + to[l], 0, (size_t)whole);
   }
-  return done(i);
 }
+#define COPY_ASYNC(bytes)               \
+  HANDLER(copy_async_##bytes) {         \
+    copy_async(i, frame, w, bytes);     \
+    return done(i);                     \
+  }
+COPY_ASYNC(4)
+COPY_ASYNC(8)
+COPY_ASYNC(16)
 
 HANDLER(copy_commit) {
   (void)frame;
@@ -71,6 +80,16 @@ HANDLER(copy_commit) {
   return done(i);
 }
 
+INLINE void take_effect(Warp *w, Shared s, Marks marks, const Copy *copy, Mask ready, int bytes) {
+  u32 to[LANES];
+  COPY(to, &copy->to, sizeof to);
+  for (int l = 0; l < LANES; l++) {
+    if (!(ready >> l & 1)) continue;
+    COPY(s.data + to[l], copy->data[l], bytes);
+    mark_shared_written(s, to[l], bytes);
+    note_write(w, marks, to[l], bytes, copy->site, (u32)l, 0);
+  }
+}
 // Completes the copies of these lanes but for the latest open groups; -1: those of no group too. Field: open groups.
 HANDLER(copy_wait) {
   (void)frame;
@@ -84,13 +103,10 @@ HANDLER(copy_wait) {
     Mask ready = copy->lanes & w->mask;
     if (open >= 0) ready &= pack32((U32)((I32)copy->group < (I32)(w->committed - (u32)open)));
     arrived |= ready;
-    u32 to[LANES];
-    COPY(to, &copy->to, sizeof to);
-    for (int l = 0; l < LANES; l++) {
-      if (!(ready >> l & 1)) continue;
-      COPY(s.data + to[l], copy->data[l], 16);
-      mark_shared_written(s, to[l], 16);
-      note_write(w, marks, to[l], 16, copy->site, (u32)l, 0);
+    switch (copy->bytes) {
+      case 4: take_effect(w, s, marks, copy, ready, 4); break;
+      case 8: take_effect(w, s, marks, copy, ready, 8); break;
+      default: take_effect(w, s, marks, copy, ready, 16);
     }
     copy->lanes &= ~ready;
     if (copy->lanes) {
@@ -102,7 +118,7 @@ HANDLER(copy_wait) {
   for (i64 number = 0; arrived && number < kept; number++) {
     const Copy *copy = &w->copies[number];
     for (int l = 0; l < LANES; l++)
-      if (copy->lanes >> l & 1) __builtin_memset(s.state + copy->to[l], 0, 16);
+      if (copy->lanes >> l & 1) __builtin_memset(s.state + copy->to[l], 0, (size_t)copy->bytes);
   }
   w->copy_count = kept;
   return done(i);

@@ -104,10 +104,10 @@ typedef struct {
   i32 bytes, site, block, is_load, first, each;
 } Store;
 
-// One executed cp.async of a warp: it takes effect when its lanes wait for its group.
+// One executed cp.async of a warp, of 4, 8 or 16 bytes a lane: it takes effect when its lanes wait for its group.
 typedef struct {
   Mask lanes;
-  i32 site;
+  i32 site, bytes;
   U32 group;
   U32 to;
   u8 data[LANES][16];
