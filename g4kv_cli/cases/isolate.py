@@ -121,8 +121,11 @@ def _died(settings: RunSettings, case: Case, pool: WorkerPool) -> CaseResult:
     words = pool.last_words()
     if words:
         return settings.without_result(case, words)
-    death = pool.death()
-    return settings.without_result(case, f"{WORKER_DIED}{f' of {death}' if death else ''} {WHY_IT_DIES}")
+    death, function = pool.death(), pool.host_code()
+    died = f"{WORKER_DIED}{f' of {death}' if death else ''}"
+    is_of_function = function and death != "SIGKILL"  # with which Linux ends what takes its memory
+    why = f"in {function}: a fault of its own, or arguments that are not those it takes"
+    return settings.without_result(case, f"{died} {why if is_of_function else WHY_IT_DIES}")
 
 
 def _in_workers(cases: Sequence[Case], settings: RunSettings, jobs: int) -> Iterator[CaseResult | None]:

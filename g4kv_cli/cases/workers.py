@@ -14,12 +14,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.standing import answer_requests, ask
-from g4kv_cli.providers.host_code import now_running
+from g4kv_cli.providers.host_code import MOST_BYTES, now_running, show_to
 from g4kv_cli.records.run import CaseResult
 
 THREADS_VARIABLE = "G4KV_EMULATOR_THREADS"
@@ -47,8 +47,9 @@ class WorkerPool:
         forks = may_fork and sys.platform == "linux" and threading.active_count() == 1
         context = multiprocessing.get_context("fork" if forks else "spawn")
         self._answers, sender = context.Pipe(duplex=False)
+        self._host_code: Any = context.RawArray("c", MOST_BYTES)
         self._executor = ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender)
+            workers, mp_context=context, initializer=_start_worker, initargs=(settings, sender, self._host_code)
         )
 
     def submit(self, case: Case) -> Future[tuple[CaseResult, bool]]:
@@ -76,6 +77,10 @@ class WorkerPool:
             if self._answers.poll():
                 return str(self._answers.recv())
         return ""
+
+    def host_code(self) -> str:
+        """The host function of a provider in which its one worker is, or was when it died; empty for none."""
+        return bytes(self._host_code.value).decode(errors="replace")
 
     def shutdown(self) -> None:
         """Wait for the workers to end."""
@@ -120,8 +125,9 @@ def interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
-def _start_worker(settings: RunSettings, answers: Connection) -> None:
+def _start_worker(settings: RunSettings, answers: Connection, host_code: Any) -> None:
     global _runner
+    show_to(host_code)
     os.environ.setdefault(THREADS_VARIABLE, "1")  # the other cores have workers of their own
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool when the user interrupts
     _end_with_parent()
