@@ -1,5 +1,5 @@
 """Small CUDA programs that an emulated device must judge rightly; they are in judged_waiting, _right, _wrong,
-_groups, _atomics and _copies.
+_groups, _atomics, _copies and _mbarriers.
 
 Each is the body of ``kernel(int* out, const int* in, int* aux, int n)``, behind declarations of its own. ``in`` counts
 from 0, ``aux`` is zero, ``out`` is -1 in all words unless ``out_is_new``; ``want`` gives the first words of out.

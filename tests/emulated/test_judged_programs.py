@@ -7,6 +7,7 @@ import pytest
 from judged_atomics import RIGHT_ATOMICS, WRONG_ATOMICS
 from judged_copies import WRONG_COPIES
 from judged_groups import RIGHT_GROUPS, WRONG_GROUPS
+from judged_mbarriers import RIGHT_MBARRIERS, WRONG_MBARRIERS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
 from judged_waiting import SPINNING
@@ -16,7 +17,18 @@ from nvrtc_helper import compile_kernel
 
 from g4kv_cli.device.emulated import Fault, LaunchFault, Machine
 
-JUDGED = [*SPINNING, *RIGHT, *WRONG, *RIGHT_GROUPS, *WRONG_GROUPS, *RIGHT_ATOMICS, *WRONG_ATOMICS, *WRONG_COPIES]
+JUDGED = [
+    *SPINNING,
+    *RIGHT,
+    *WRONG,
+    *RIGHT_GROUPS,
+    *WRONG_GROUPS,
+    *RIGHT_ATOMICS,
+    *WRONG_ATOMICS,
+    *WRONG_COPIES,
+    *RIGHT_MBARRIERS,
+    *WRONG_MBARRIERS,
+]
 
 
 @pytest.fixture(params=["native", "interpreter"])

@@ -14,7 +14,9 @@ location remembers the segment of its last write and each agent's last read. Wha
 
 A second set of clocks knows only what a ``fence.proxy.async`` has made visible to the asynchronous proxy: wgmma and
 bulk stores may read ordinary writes, ``st.async`` among them, only if those are in it; bulk copies into shared memory
-may follow those of other blocks of the cluster only then. A warp counts as ordered in itself.
+may follow those of other blocks of the cluster only then. What a warp does between two barriers, arrivals or
+``bar.warp.sync`` is one segment, in which its lanes are not ordered: the lane of a location's last write, and of each
+warp's last read, is remembered beside it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ _AGENT_MASK, _SITE_MASK = 0xFFF, 0xFFFFF
 _FIRST_MBARRIERS = 8
 _PUSH = "st.async"
 """Asynchronous, but an ordinary store to the asynchronous proxy."""
+_SEVERAL = 255
+"""Stands for a lane where several have read."""
 KNOWN, FENCED = 0, 1
 """The two sets of clocks: what is ordered, and what of it the asynchronous proxy sees."""
 
@@ -67,6 +71,10 @@ class ClockRaces:
         self.last_write = np.zeros(self.granules, np.int64)
         self.last: dict[tuple[int, int], Units] = {}
         """(READ or ATOMIC, agent) -> last access of each location, packed like ``last_write``."""
+        self.write_lane = np.zeros(self.granules, np.uint8)
+        """One more than the lane of the last write of each location, 0 if no warp made it."""
+        self.lane_of: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
+        """The same of ``last``, for agents that are warps."""
         self.joining: list[npt.NDArray[np.int32]] = []
         """For each mbarrier [2, block, agent]: what arrivals in the current phase know."""
         self.completed: list[npt.NDArray[np.int32]] = []
@@ -117,12 +125,16 @@ class ClockRaces:
         site: Site,
         data: Array | None = None,
         held: Array | None = None,
+        is_by_lane: bool = True,
     ) -> None:
         """An access by the lanes themselves; ``units`` are chunk offsets in units of 1 << shift bytes. Of a store that
-        is in memory by now: ``data`` and what the units ``held`` before."""
+        is in memory by now: ``data`` and what the units ``held`` before. ``is_by_lane``: of each lane for itself."""
         row = lanes.index // 32
         stored = None if held is None or data is None else (data, held)
-        self._access(kind, units, shift, lanes, site, row, row % self.warps, None, stored)
+        lane = (lanes.index % 32 + 1 if is_by_lane else np.ones(lanes.count)).astype(np.uint8)
+        if site.opcode.startswith("ldmatrix"):
+            lane[:] = _SEVERAL
+        self._access(kind, units, shift, lanes, site, row, row % self.warps, None, stored, lane)
 
     def add_asynchronous(
         self, kind: int, units: Units, shift: int, lanes: LaneSet, site: Site, agent: Array, segment: Array
@@ -141,6 +153,7 @@ class ClockRaces:
         agent: Array,
         segment: Array | None,
         stored: tuple[Array, Array] | None = None,
+        lane: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         whole = units
         if units.size != lanes.count:
@@ -155,6 +168,7 @@ class ClockRaces:
         if split > 1:
             units = ((units * split)[:, None] + np.arange(split)).reshape(-1)
             base, packed = np.repeat(base, split), np.repeat(packed, split)
+            lane = None if lane is None else np.repeat(lane, split)
         before = self.last_write.take(units)
         writer = base + ((before >> _AGENT_SHIFT) & _AGENT_MASK)
         written = before >> _SEGMENT_SHIFT
@@ -174,6 +188,13 @@ class ClockRaces:
                 unfenced &= self._is_foreign(writer - base, slots % self.ranks)
             if unfenced.any():
                 self._report(kind, WRITE, before, unfenced, packed, units, split, lanes, site, needs_fence=True)
+        if lane is not None:
+            by = self.write_lane.take(units)
+            clash = _is_one_segment(before, packed) & (by != 0) & (by != lane)
+            if clash.any() and stored is not None:
+                clash &= ~self._same(*stored, whole, split, units.size)
+            if clash.any():
+                self._report(kind, WRITE, before, clash, packed, units, split, lanes, site, by)
         for (other_kind, other), table in self.last.items():
             if kind == other_kind:
                 continue
@@ -181,8 +202,15 @@ class ClockRaces:
             clash = (before >> _SEGMENT_SHIFT) > known.take(base + other)
             if clash.any():
                 self._report(kind, other_kind, before, clash, packed, units, split, lanes, site)
+            elif lane is not None and (other_kind, other) in self.lane_of:
+                by = self.lane_of[other_kind, other].take(units)
+                clash = _is_one_segment(before, packed) & (by != lane)
+                if clash.any():
+                    self._report(kind, other_kind, before, clash, packed, units, split, lanes, site, by)
         if kind == WRITE:
+            was_by = self.write_lane.take(units)
             self.last_write[units] = packed
+            self.write_lane[units] = 0 if lane is None else lane
             rival = self.last_write.take(units)
             clash = rival != packed
             if clash.any() and stored is not None:
@@ -190,17 +218,34 @@ class ClockRaces:
                 clash &= ~self._same(stored[0], now, whole, split, units.size)
             if equal is not None and equal.any():
                 self.last_write[units[equal]] = earlier[equal]
+                self.write_lane[units[equal]] = was_by[equal]
             if clash.any():
                 self._report(kind, WRITE, rival, clash, packed, units, split, lanes, site)
             return
-        agents = sorted(set(np.ravel(agent).tolist()))
-        if len(agents) == 1:
-            self._table(kind, agents[0])[units] = packed
-            return
-        for each in agents:
+        for each in sorted(set(np.ravel(agent).tolist())):
             table = self._table(kind, each)
             here = np.flatnonzero(((packed >> _AGENT_SHIFT) & _AGENT_MASK) == each)
+            if lane is not None:
+                self._note_lanes(kind, each, units[here], lane[here], table.take(units[here]), packed[here])
             table[units[here]] = packed[here]
+
+    def _note_lanes(
+        self, kind: int, agent: int, units: Units, lane: npt.NDArray[np.uint8], before: Units, packed: Units
+    ) -> None:
+        """Lanes of a warp read, or several of them have in this segment."""
+        table = self.lane_of.get((kind, agent))
+        if table is None:
+            table = self.lane_of[kind, agent] = np.zeros(self.granules, np.uint8)
+        others = _is_one_segment(before, packed) & (table.take(units) != lane)
+        now = np.where(others, np.uint8(_SEVERAL), lane)
+        table[units] = now
+        several = table.take(units) != now
+        table[units[several]] = _SEVERAL
+
+    def warp_barrier(self, lanes: LaneSet) -> None:
+        """bar.warp.sync: what the lanes do from now on is another segment."""
+        rows = lanes.warps
+        self.clocks[KNOWN, rows, self.own[rows]] += 1
 
     def _is_foreign(self, agent: Array, rank: Array) -> Flags:
         """Whether agents that write are not the warps of the block of this rank."""
@@ -374,8 +419,10 @@ class ClockRaces:
         split: int,
         lanes: LaneSet,
         site: Site,
+        by: npt.NDArray[np.uint8] | None = None,
         needs_fence: bool = False,
     ) -> None:
+        """``by``: the lanes of the earlier accesses, which are of the same warps."""
         place = int(np.flatnonzero(clash)[0])
         other = int(before[place])
         partner = self.chunk.run.kernel.sites[other & _SITE_MASK]
@@ -391,10 +438,13 @@ class ClockRaces:
         line = partner.location.line or partner.ptx_line
         bad = np.flatnonzero(clash.reshape(-1, split).any(1))
         address = units[place : place + 1]
-        words = (
-            f"{ACTIONS[kind]}-after-{ACTIONS[other_kind]} race: {self._agent_words(own)} and "
-            f"{self._agent_words(rival)} ({partner.opcode}, line {line}) {missing}"
-        )
+        one, two = self._agent_words(own), self._agent_words(rival)
+        if by is not None:
+            earlier = "other lanes" if by[place] == _SEVERAL else f"lane {int(by[place]) - 1}"
+            one, two = f"lane {int(lanes.laneid[bad[0]])}", f"{earlier} of {two}"
+            missing = "without a __syncwarp between them"
+        at = f"({partner.opcode}, line {line}) {missing}"
+        words = f"{ACTIONS[kind]}-after-{ACTIONS[other_kind]} race: {one} and {two} {at}"
         report_race(self.chunk, words, address, self.granule_shift, lanes, site, int(bad[0]), bad.size)
 
     def report(
@@ -402,6 +452,11 @@ class ClockRaces:
     ) -> None:
         """Record a race that was found elsewhere at one lane's location."""
         report_race(self.chunk, words, units, shift, lanes, site, position, count)
+
+
+def _is_one_segment(before: Units, packed: Units) -> Flags:
+    """Whether two accesses are of one agent in one segment of its work."""
+    return np.asarray((before ^ packed) >> _AGENT_SHIFT == 0, np.bool_)
 
 
 def fence_proxy() -> Callable[[LaneSet], None]:

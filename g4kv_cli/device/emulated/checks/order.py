@@ -207,6 +207,8 @@ class ChunkOrder:
                     self._part_of_a_warp(known, members, mask, lanes, now)
         self.stand = Stand(stand.block, lane, known)
         self._hand_on("warp", lanes.index)
+        if chunk.has_clocks:
+            chunk.races.warp_barrier(lanes)
 
     def exchange(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
         """Members of the masks give each other values: what they have fenced and learnt goes with them."""

@@ -165,6 +165,8 @@ class EngineState:
         if not has_atomics:
             launch.fine_atomics = None
         self.point("has_fine", buffers.get("has_fine", every))
+        self.point("lane_of", buffers.get("lane_of", every))
+        self.point("fine_lane_of", buffers.get("fine_lane_of", fine if is_async else 1))
         launch.granules, launch.granule_shift, launch.reader_stride = granules, granule_shift, stride
         launch.races_on, launch.warp_count = int(nbytes > 0), warps
         launch.is_async = int(is_async)

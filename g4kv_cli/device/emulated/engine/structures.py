@@ -105,7 +105,7 @@ class Launch(ctypes.Structure):
         ("generation", c_uint64),
         *((name, c_int64) for name in ("local_bytes", "local_stride")),
         *((name, c_void_p) for name in ("writers", "readers", "fine_writers", "fine_readers", "fine_atomics")),
-        ("has_fine", c_void_p),
+        *((name, c_void_p) for name in ("has_fine", "lane_of", "fine_lane_of")),
         ("granules", c_int64),
         *((name, c_int32) for name in ("granule_shift", "reader_stride", "races_on", "warp_count")),
         ("clocks", c_void_p),

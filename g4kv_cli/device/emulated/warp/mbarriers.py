@@ -124,7 +124,7 @@ class Mbarriers:
                 why = "of another block: no fence.mbarrier_init and barrier of the cluster show the mbarrier here"
                 self.misuse(f"{words} {why}", number, lanes, hidden, site)
             return mbarrier
-        self.chunk.races.add(READ, units, MBARRIER_SHIFT, lanes, site)
+        self.chunk.races.add(READ, units, MBARRIER_SHIFT, lanes, site, is_by_lane=False)
         return mbarrier
 
     def initialise(self, number: int, lanes: LaneSet, counts: Counts, site: Site) -> None:

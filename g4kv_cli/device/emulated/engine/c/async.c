@@ -246,6 +246,7 @@ int issue_copy(Warp *w, int rank, Mbarrier *barrier, int site, Marks *marks) {
   }
   *marks = marks_of(w);
   marks->places = block->places;
+  marks->is_by_lanes = 0;
   marks->known = marks->known_of + rank * c->agents_each;
   marks->own = agent << CLOCK_BITS | segment;
   return 1;
@@ -363,7 +364,9 @@ HANDLER(push) {
 Mask meet_in_warp(Warp *w, const Block *block, Mask mask) {
   const u32 *members = (const u32 *)(w->frame + ~block->barrier);
   if (mask == ALL_LANES) {
-    if (block->threads) check_members(w, (const U32 *)members, block->site);
+    if (!block->threads) return mask;
+    check_members(w, (const U32 *)members, block->site);
+    tick(w, block->site);
     return mask;
   }
   for (int l = 0; l < LANES; l++) {
@@ -383,6 +386,7 @@ void release_members(Warp *w) {
   for (int l = 0; l < LANES; l++)
     going |= (Mask)((w->parked >> l & 1) && !(w->members[l] & w->live & ~w->parked)) << l;
   w->parked &= ~going;
+  if (going) tick(w, 0);
   for (int l = 0; l < LANES; l++)
     if (going >> l & 1) make_pending(w, w->parked_to[l], 1u << l);
 }

@@ -207,9 +207,10 @@ struct Warp {
 
 // Marks of the race check (races.h). writers, readers: for 16 bytes of shared memory; fine_*: for 1 << granule_shift
 // bytes; has_fine: whether there are any of those within 16 bytes. fine_atomics is null where there are no atomics.
+// lane_of, fine_lane_of: beside the writers of kernels with agents, one more than the lane that wrote.
 typedef struct {
   u32 *writers, *readers, *fine_writers, *fine_readers, *fine_atomics;
-  u8 *has_fine;
+  u8 *has_fine, *lane_of, *fine_lane_of;
 } Places;
 
 // What a block that is resident has of its own. Handlers see that of the block that runs in Launch (enter_block).

@@ -17,7 +17,7 @@
 // Kernels with mbarriers, bulk copies or wgmma (is_async) have agents beside their warps (checks/clock_races.py): the
 // wgmma of each warpgroup and the bulk copies that signal each mbarrier. Of each of the blocks that run together these
 // are agents_each: the columns of the readers (warps, then warpgroups, reader_stride in all), then the mbarriers. A
-// mark names the agent in place of warp and lane, for a warp counts as ordered in itself. The second set of clocks,
+// mark names the agent in place of warp and lane; lane_of has the lane of a warp's write. The second set of clocks,
 // FENCED, knows only what a fence.proxy.async has shown to wgmma.
 #pragma once
 #include "engine.h"
@@ -36,7 +36,7 @@ typedef struct {
   Places places;
   const u32 *known, *known_of;  // by the columns of readers; by the warps or agents of marks
   i64 stride;
-  u32 now, own, lanes;
+  u32 now, own, lanes, is_by_lanes;
   int shift, number, is_on, owner_shift;
 } Marks;
 
@@ -63,6 +63,7 @@ INLINE Marks marks_of(const Warp *w) {
   const u32 *all = clocks_of(c, KNOWN, w->row), *known = all + w->rank * c->agents_each;
   const u32 now = known[w->number];
   const Marks marks = {.places = c->places,
+                       .is_by_lanes = 1,
                        .known = known,
                        .known_of = c->is_async ? all : known,
                        .stride = c->reader_stride,
@@ -77,11 +78,22 @@ INLINE Marks marks_of(const Warp *w) {
 }
 
 INLINE u32 mark_of(Marks m, u32 lane) { return m.own | (lane & m.lanes) << CLOCK_BITS; }
-// Whether a write of another warp that this one does not know of, or of another lane since the last event.
-INLINE u32 clashes(Marks m, u32 mark, u32 lane) {
+// Whether a write of another warp that this one does not know of, or of another lane since the last event. lane_of: one
+// more than the lane that wrote, where marks do not name it.
+INLINE u32 clashes(Marks m, u32 mark, const u8 *lane_of, u32 lane) {
   const u32 clock = mark & CLOCK_MASK, owner = mark >> m.owner_shift, own = mark_of(m, lane);
   const u32 later = clock > m.known_of[owner], same_event = m.lanes && ((mark ^ own) & ~LANE_MASK) == 0;
-  return later | (same_event & (((mark ^ own) & LANE_MASK) != 0 || lane == SEVERAL_LANES));
+  const u32 by_other = !m.lanes && m.is_by_lanes && mark == own && *lane_of && *lane_of != (u8)(lane + 1);
+  return later | by_other | (same_event & (((mark ^ own) & LANE_MASK) != 0 || lane == SEVERAL_LANES));
+}
+INLINE u32 coarse_clashes(Marks m, i64 coarse, u32 lane) {
+  return clashes(m, m.places.writers[coarse], m.places.lane_of + coarse, lane);
+}
+INLINE u32 fine_clashes(Marks m, i64 fine, u32 lane) {
+  return clashes(m, m.places.fine_writers[fine], m.places.fine_lane_of + fine, lane);
+}
+INLINE void mark_lane(Marks m, u8 *lane_of, u32 lane) {
+  if (!m.lanes) *lane_of = m.is_by_lanes ? (u8)(lane + 1) : 0;
 }
 INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
   U32x8 later = (U32x8)(0u), readers8, known8;
@@ -91,10 +103,10 @@ INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
     later |= (U32x8)((readers8 & CLOCK_MASK) > known8);
   }
   const u32 mine = readers[m.number];
-  return __builtin_reduce_or(later) | ((mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != (lane & m.lanes));
+  return __builtin_reduce_or(later) | (m.is_by_lanes && (mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != lane);
 }
 INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
-  const u32 mine = (lane & m.lanes) << CLOCK_BITS | m.now, old = *reader;
+  const u32 mine = lane << CLOCK_BITS | m.now, old = *reader;
   *reader = (old & CLOCK_MASK) == m.now && old != mine ? SEVERAL_LANES << CLOCK_BITS | m.now : mine;
 }
 
@@ -110,18 +122,18 @@ INLINE u32 atomics_clash(Marks m, i64 fine, int count, u32 lane) {
 INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.places.writers[coarse], lane);
+  u32 clash = coarse_clashes(m, coarse, lane);
   if (size >= 16) {
     mark_read(m, &m.places.readers[coarse * m.stride + m.number], lane);
     if (UNLIKELY(m.places.has_fine[coarse])) {
-      for (int j = 0; j < 16 >> m.shift; j++) clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+      for (int j = 0; j < 16 >> m.shift; j++) clash |= fine_clashes(m, fine + j, lane);
       clash |= atomics_clash(m, fine, 16 >> m.shift, lane);
     }
   } else {
     m.places.has_fine[coarse] = 1;
     clash |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+      clash |= fine_clashes(m, fine + j, lane);
       mark_read(m, &m.places.fine_readers[(fine + j) * m.stride + m.number], lane);
     }
   }
@@ -132,13 +144,14 @@ INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
 INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, int is_change) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.places.writers[coarse], lane);
+  u32 clash = coarse_clashes(m, coarse, lane);
   u32 read = read_clashes(m, m.places.readers + coarse * m.stride, lane);
   if (size >= 16) {
     m.places.writers[coarse] = mark_of(m, lane);
+    mark_lane(m, m.places.lane_of + coarse, lane);
     if (UNLIKELY(m.places.has_fine[coarse])) {
       for (int j = 0; j < 16 >> m.shift; j++) {
-        clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+        clash |= fine_clashes(m, fine + j, lane);
         read |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
       }
       read |= atomics_clash(m, fine, 16 >> m.shift, lane);
@@ -147,9 +160,10 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
     m.places.has_fine[coarse] = 1;
     read |= atomics_clash(m, fine, size >> m.shift, lane);
     for (int j = 0; j < size >> m.shift; j++) {
-      clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+      clash |= fine_clashes(m, fine + j, lane);
       read |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
       m.places.fine_writers[fine + j] = mark_of(m, lane);
+      mark_lane(m, m.places.fine_lane_of + fine + j, lane);
     }
   }
   if (UNLIKELY(clash | read)) {
@@ -164,10 +178,10 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
 INLINE void note_atomic(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (!m.is_on) return;
   const i64 coarse = at >> 4, fine = at >> m.shift;
-  u32 clash = clashes(m, m.places.writers[coarse], lane) | read_clashes(m, m.places.readers + coarse * m.stride, lane);
+  u32 clash = coarse_clashes(m, coarse, lane) | read_clashes(m, m.places.readers + coarse * m.stride, lane);
   m.places.has_fine[coarse] = 1;
   for (int j = 0; j < size >> m.shift; j++) {
-    clash |= clashes(m, m.places.fine_writers[fine + j], lane);
+    clash |= fine_clashes(m, fine + j, lane);
     clash |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
     mark_read(m, &m.places.fine_atomics[(fine + j) * m.stride + m.number], lane);
   }

@@ -360,6 +360,8 @@ static void lay_out_resident(Launch *c, Warp *warps, i32 slot, u8 *base, size_t 
   r->shared_state = c->shared_state + 16 * at;
   const Places *all = &c->places;
   r->places.has_fine = all->has_fine + at;
+  r->places.lane_of = all->lane_of + at;
+  r->places.fine_lane_of = all->fine_lane_of + fine;
   r->places.writers = all->writers + at;
   r->places.readers = all->readers + at * c->reader_stride;
   r->places.fine_writers = all->fine_writers + fine;
