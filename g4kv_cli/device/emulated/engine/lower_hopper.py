@@ -1,4 +1,4 @@
-"""Lowers what compute_90a adds: mbarriers, bulk tensor copies into shared memory, wgmma of bf16, and clusters.
+"""Lowers what compute_90a adds: mbarriers, bulk tensor copies into shared memory, wgmma of bf16 and f16, and clusters.
 
 Other forms are left to the interpreter, with the whole kernel.
 """
@@ -28,9 +28,10 @@ from .lower import Lowering
 from .operations import NotLowered, Slot
 
 _ARRIVES, _EXPECTS, _DROPS = 1, 2, 4
-_A_IN_REGISTERS, _B_IS_TRANSPOSED = 1, 2
+_A_IN_REGISTERS, _B_IS_TRANSPOSED, _IS_F16 = 1, 2, 4
 """Flags as in ``c/async.c`` and ``c/wgmma.c``."""
 _MOST_DIMENSIONS = 5
+_WGMMA_TYPES = (("f32", "bf16", "bf16", None), ("f32", "f16", "f16", None))
 
 
 def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
@@ -70,8 +71,8 @@ def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
         lowering.emit("bulk_wait", operands[0].bits, outs=())
     elif opcode in PROXY_FENCES:
         lowering.emit("proxy_fence", lowering.site(), outs=())
-    elif (found := WGMMA_FORM.fullmatch(opcode)) is not None and found.groups()[2:] == ("f32", "bf16", "bf16", None):
-        _lower_wgmma(lowering, instruction, int(found.group(1)), int(found.group(2)))
+    elif (found := WGMMA_FORM.fullmatch(opcode)) is not None and found.groups()[2:] in _WGMMA_TYPES:
+        _lower_wgmma(lowering, instruction, int(found.group(1)), int(found.group(2)), found.group(4) == "f16")
     elif opcode == "wgmma.fence.sync.aligned":
         lowering.emit("wgmma_fence", lowering.site(), outs=())
     elif opcode == "wgmma.commit_group.sync.aligned":
@@ -205,7 +206,7 @@ def _registers(operand: Operand | None, count: int, instruction: Instruction) ->
     return found
 
 
-def _lower_wgmma(lowering: Lowering, instruction: Instruction, columns: int, depth: int) -> None:
+def _lower_wgmma(lowering: Lowering, instruction: Instruction, columns: int, depth: int, is_f16: bool) -> None:
     operands = instruction.operands
     in_registers = len(operands) > 1 and isinstance(operands[1], Vector)
     if instruction.guard is not None or len(operands) != 8 - in_registers or depth != 16:
@@ -226,9 +227,9 @@ def _lower_wgmma(lowering: Lowering, instruction: Instruction, columns: int, dep
         a = [lowering.register(each) for each in _registers(operands[1], 4, instruction)]
     else:
         a = [lowering.source(operands[1], "b64")] * 4
-    flags = _A_IN_REGISTERS * in_registers + _B_IS_TRANSPOSED * of_b
+    flags = _A_IN_REGISTERS * in_registers + _B_IS_TRANSPOSED * of_b + _IS_F16 * is_f16
     fields: tuple[int | Slot, ...] = (scale, b, *a, lowering.site(), len(accumulators), flags)
-    lowering.emit("wgmma_bf16", *fields, *accumulators, outs=())
+    lowering.emit("wgmma_multiply", *fields, *accumulators, outs=())
 
 
 def _lower_wait(lowering: Lowering, instruction: Instruction) -> None:

@@ -13,7 +13,7 @@ from .operations import NotLowered, Slot
 _SHUFFLE_MODES = ("bfly", "idx", "up", "down")
 _VOTE_MODES = ("all", "any", "uni")
 _REDUCTIONS = ("add", "minu", "maxu", "mins", "maxs", "and", "or", "xor")
-_MMA = re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32")
+_MMA = re.compile(r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.f32\.(bf16|f16)\.\2\.f32")
 
 
 def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
@@ -52,11 +52,12 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
     elif opcode == "movmatrix.sync.aligned.m8n8.trans.b16":
         matrix = lowering.source(operands[1], "b32")
         lowering.emit("turn_matrix", lowering.target(_register(operands[0]), "b32"), matrix, lowering.site())
-    elif _MMA.fullmatch(opcode):
-        sizes = (4, 4, 2, 4)
-        parts = [_fragment(lowering, operand, count) for operand, count in zip(operands, sizes, strict=True)]
-        fields = [slot for part in parts for slot in part]
-        lowering.emit("mma_m16n8k16_bf16", *fields, lowering.site(), outs=(0, 1, 2, 3))
+    elif (found := _MMA.fullmatch(opcode)) is not None:
+        of_a, of_b = (4, 2) if found.group(1) == "16" else (2, 1)
+        d, a, b, c = (_fragment(lowering, *each) for each in zip(operands, (4, of_a, of_b, 4), strict=True))
+        zero = lowering.constant(0, "b32")  # beyond the k of a shorter one
+        fields = [*d, *a, *[zero] * (4 - of_a), *b, *[zero] * (2 - of_b), *c]
+        lowering.emit(f"mma_m16n8k16_{found.group(2)}", *fields, lowering.site(), outs=(0, 1, 2, 3))
     elif opcode == CONTRIBUTE:
         number, predicate = lowering.source(operands[0], "b32"), lowering.source(operands[1], "pred")
         lowering.emit("barrier_contribute", number, predicate, lowering.site(), outs=())

@@ -60,7 +60,7 @@ def lower(context: KernelContext, flow: Flow) -> Lowered:
         lowering.granule_shift,
         _has(blocks, "copy_async"),
         _has(blocks, "atomic_shared", "atomic_generic"),
-        _has(blocks, "wgmma_bf16"),
+        _has(blocks, "wgmma_multiply"),
         _has(blocks, "store_tensor", "store_bytes"),
         lowering.is_asynchronous,
         any(

@@ -1,4 +1,4 @@
-// mma.sync m16n8k16 and wgmma of bf16 into f32, as the H200 was recorded to do it: the 16 products and the addend are
+// mma.sync and wgmma of bf16 and f16 into f32, as the H200 was recorded to do it: the 16 products and the addend are
 // each cut to a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an f32.
 #include "mma.h"
 
@@ -10,8 +10,9 @@ typedef i32 I16 __attribute__((ext_vector_type(16), aligned(4)));
 typedef u32 U16 __attribute__((ext_vector_type(16), aligned(4)));
 typedef f64 D16 __attribute__((ext_vector_type(16), aligned(8)));
 typedef u64 L16 __attribute__((ext_vector_type(16), aligned(8)));
+typedef u16 H16 __attribute__((ext_vector_type(16), aligned(2)));
+typedef _Float16 P16 __attribute__((ext_vector_type(16), aligned(2)));
 typedef u16 H64 __attribute__((ext_vector_type(64), aligned(2)));
-typedef u32 U64x4 __attribute__((ext_vector_type(64), aligned(4)));
 
 #define EXPONENT 0x7f800000u
 #define MAGNITUDE 0x7fffffffu
@@ -21,24 +22,25 @@ typedef u32 U64x4 __attribute__((ext_vector_type(64), aligned(4)));
 INLINE u64 scaled(u64 size, int by) { return by >= 0 ? size << by : by < -62 ? 0 : size >> -by; }
 
 // One output in integers: every class of number.
-static u32 exact_output(const u16 *a, const u16 *b, u32 addend) {
+static u32 exact_output(const u16 *a, const u16 *b, u32 addend, int form) {
+  const int digits = form == FORM_F16 ? 10 : 7, most = form == FORM_F16 ? 31 : 255, bias = most >> 1;
   u64 size[17];
   int exponent[17], highest = -1000000, is_nan = 0, plus = 0, minus = 0;
   u32 negative[17];
   for (int k = 0; k < 16; k++) {
-    const u32 x = a[k], y = b[k], mx = x & 127u, my = y & 127u;
-    const int ex = (int)(x >> 7 & 255u), ey = (int)(y >> 7 & 255u);
-    const u32 sx = ex ? mx | 128u : mx, sy = ey ? my | 128u : my;
-    const int infinite_x = ex == 255 && !mx, infinite_y = ey == 255 && !my;
+    const u32 x = a[k], y = b[k], one = 1u << digits, mx = x & (one - 1), my = y & (one - 1);
+    const int ex = (int)(x >> digits) & most, ey = (int)(y >> digits) & most;
+    const u32 sx = ex ? mx | one : mx, sy = ey ? my | one : my;
+    const int infinite_x = ex == most && !mx, infinite_y = ey == most && !my;
     negative[k] = (x ^ y) >> 15 & 1u;
-    is_nan |= (ex == 255 && mx) || (ey == 255 && my) || (infinite_x && !sy) || (infinite_y && !sx);
+    is_nan |= (ex == most && mx) || (ey == most && my) || (infinite_x && !sy) || (infinite_y && !sx);
     if (infinite_x || infinite_y) {
       plus |= !negative[k];
       minus |= (int)negative[k];
     }
     size[k] = (u64)sx * sy;
-    exponent[k] = (ex ? ex : 1) - 127 + (ey ? ey : 1) - 127 - 14;  // of the last place
-    if (size[k] && exponent[k] + 14 > highest) highest = exponent[k] + 14;
+    exponent[k] = (ex ? ex : 1) + (ey ? ey : 1) - 2 * (bias + digits);  // of the last place
+    if (size[k] && exponent[k] + 2 * digits > highest) highest = exponent[k] + 2 * digits;
   }
   const int ec = (int)(addend >> 23 & 255u);
   const u32 mc = addend & 0x7fffffu;
@@ -81,29 +83,37 @@ void decode_columns(Columns *to, const u16 chunks[2][64]) {
   }
   decode_turned(to);
 }
-void decode_turned(Columns *to) {
-  to->special = 0;
-  for (int half = 0; half < 2; half++) {
-    H64 raw;
-    COPY(&raw, to->raw[8 * half], 128);
-    U64x4 value = __builtin_convertvector(raw, U64x4) << 16, power = value & EXPONENT;
-    U64x4 odd = (U64x4)(power == EXPONENT) | ((U64x4)(power == 0u) & (U64x4)((value & MAGNITUDE) != 0u));
-    to->special |= __builtin_reduce_or(odd);
-    COPY(to->value[8 * half], &value, 256);
-    COPY(to->power[8 * half], &power, 256);
+// 16 numbers. A subnormal counts with the lowest exponent of its form, in which those of f16 are normal in f32.
+#define LEAST_F16 (113u << 23)
+INLINE u32 decode(const u16 *from, int form, f32 *values, f32 *powers, u32 *any) {
+  H16 raw;
+  COPY(&raw, from, 32);
+  U16 value, power, special;
+  if (form == FORM_F16) {
+    value = (U16) __builtin_convertvector((P16)raw, F16);
+    const U16 is_zero = (U16)((value & MAGNITUDE) == 0u), lowest = (U16)(LEAST_F16);
+    power = __builtin_elementwise_max(value & EXPONENT, lowest) & ~is_zero;
+    special = (U16)(power == EXPONENT);
+  } else {
+    value = __builtin_convertvector(raw, U16) << 16;
+    power = value & EXPONENT;
+    special = (U16)(power == EXPONENT) | ((U16)(power == 0u) & (U16)((value & MAGNITUDE) != 0u));
   }
+  COPY(values, &value, 64);
+  COPY(powers, &power, 64);
+  *any |= __builtin_reduce_or(value & MAGNITUDE);
+  return __builtin_reduce_or(special);
+}
+void decode_turned(Columns *to) {
+  u32 any = 0;
+  to->special = 0;
+  for (int k = 0; k < 16; k += 2) to->special |= decode(to->raw[k], to->form, to->value[k], to->power[k], &any);
 }
 void decode_rows(Rows *to) {
   for (int pair = 0; pair < 8; pair++) {
     u32 special = 0, any = 0;
     for (int row = 2 * pair; row < 2 * pair + 2; row++)
-      for (int k = 0; k < 16; k++) {
-        const u32 value = (u32)to->raw[row][k] << 16, power = value & EXPONENT;
-        special |= (power == EXPONENT) | ((power == 0) & ((value << 1) != 0));
-        any |= value & MAGNITUDE;
-        COPY(&to->value[row][k], &value, 4);
-        COPY(&to->power[row][k], &power, 4);
-      }
+      special |= decode(to->raw[row], to->form, to->value[row], to->power[row], &any);
     to->special[pair] = special;
     to->any[pair] = any;
   }
@@ -163,7 +173,7 @@ void multiply_tile(const Rows *a, const Columns *b, u32 sums[4][LANES]) {
       for (int n = 0; n < 16; n++) {
         u16 column[16];
         for (int k = 0; k < 16; k++) column[k] = b->raw[k][n & 7];
-        results[n] = exact_output(a->raw[2 * pair + (n >> 3)], column, addends[n]);
+        results[n] = exact_output(a->raw[2 * pair + (n >> 3)], column, addends[n], a->form);
       }
       COPY(&d, results, 64);
     }
@@ -182,7 +192,7 @@ void fragment_rows(Rows *to, const char *frame, const i32 *places) {
 }
 
 // Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site.
-HANDLER(mma_m16n8k16_bf16) {
+INLINE void multiply(const Instruction *i, char *frame, Warp *w, int form) {
   if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
   u16 b_registers[2][64];  // lane 4 n + k/2 holds k and k + 1 of column n
   u32 sums[4][LANES];      // copies, for a result may lie in any operand's register
@@ -190,9 +200,17 @@ HANDLER(mma_m16n8k16_bf16) {
   Columns b;
   for (int half = 0; half < 2; half++) COPY(b_registers[half], frame + i->field[8 + half], 128);
   for (int number = 0; number < 4; number++) COPY(sums[number], frame + i->field[10 + number], 128);
+  a.form = b.form = form;
   fragment_rows(&a, frame, i->field + 4);
   decode_columns(&b, b_registers);
   multiply_tile(&a, &b, sums);
   for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
+}
+HANDLER(mma_m16n8k16_bf16) {
+  multiply(i, frame, w, FORM_BF16);
+  return done(i);
+}
+HANDLER(mma_m16n8k16_f16) {
+  multiply(i, frame, w, FORM_F16);
   return done(i);
 }

@@ -1,21 +1,25 @@
-// Products of 16 rows of A and 8 columns of B, 16 deep, of bf16.
+// Products of 16 rows of A and 8 columns of B, 16 deep, of bf16 or f16.
 #pragma once
 #include "engine.h"
 
-// 16 rows of A, or 8 columns of B: raw bits, values, and values without their mantissas. special: a subnormal, infinity
-// or NaN is among them; any: something but zeros. Both of each pair of rows.
+enum { FORM_BF16, FORM_F16 };
+// 16 rows of A, or 8 columns of B: raw bits of a form, values, and the powers of two that their exponents say. special:
+// an infinity or NaN is among them, or a subnormal that f32 has not as a normal number; any: something but zeros. Both
+// of each pair of rows.
 typedef struct {
   f32 value[16][16], power[16][16];
   u16 raw[16][16];
   u32 special[8], any[8];
+  int form;
 } Rows;
 typedef struct {
   f32 value[16][8], power[16][8];
   u16 raw[16][8];
   u32 special;
+  int form;
 } Columns;
 
-void decode_rows(Rows *to);                                     // what is in raw
+void decode_rows(Rows *to);                                     // what is in raw, of the form
 void decode_turned(Columns *to);                                // the same
 void decode_columns(Columns *to, const u16 chunks[2][64]);      // of column n, k to k + 7 at [k / 8][8 n]
 void fragment_rows(Rows *to, const char *frame, const i32 *places);

@@ -1,4 +1,4 @@
-// wgmma of bf16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results
+// wgmma of bf16 or f16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results
 // lie.
 //
 // Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no
@@ -81,7 +81,7 @@ static Product *product_of(const Warp *w, u32 serial) {
 }
 
 enum { WGMMA_SCALE, WGMMA_B, WGMMA_A, WGMMA_SITE = 6, WGMMA_REGISTERS, WGMMA_FLAGS, WGMMA_FIRST };
-enum { A_IN_REGISTERS = 1, B_IS_TRANSPOSED = 2 };
+enum { A_IN_REGISTERS = 1, B_IS_TRANSPOSED = 2, IS_F16 = 4 };
 
 // The product that an instruction adds to or begins, with its addends; 0 with a fault.
 static Product *open_product(Warp *w, const char *frame, const i32 *places, int count, int adds, int site) {
@@ -120,7 +120,7 @@ static Product *open_product(Warp *w, const char *frame, const i32 *places, int 
 }
 
 // Fields: scale-d, descriptor of B, descriptor or four registers of A, site, accumulators, flags, the accumulators.
-HANDLER(wgmma_bf16) {
+HANDLER(wgmma_multiply) {
   Launch *c = w->launch;
   const int site = i->field[WGMMA_SITE], count = i->field[WGMMA_REGISTERS], flags = i->field[WGMMA_FLAGS];
   const int columns = 2 * count, is_transposed = (flags & B_IS_TRANSPOSED) != 0;
@@ -134,6 +134,7 @@ HANDLER(wgmma_bf16) {
   for (int number = 0; number < count; number++) places[number] = field_of(c, i, WGMMA_FIRST + number);
   const Reads reads = read_operands(w, site);
   Rows a;
+  a.form = flags & IS_F16 ? FORM_F16 : FORM_BF16;
   Tiles tiles;
   if (flags & A_IN_REGISTERS)
     fragment_rows(&a, frame, i->field + WGMMA_A);
@@ -150,6 +151,7 @@ HANDLER(wgmma_bf16) {
   if (!product) return done(i);
   for (int tile = 0; tile < columns / 8; tile++) {
     Columns b;
+    b.form = a.form;
     if (is_transposed) {
       for (int k = 0; k < DEPTH; k++)
         if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile, k, 1), b.raw[k])) return done(i);
