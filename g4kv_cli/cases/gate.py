@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from g4kv_cli.cases.attention.golden import attention_golden_cases
@@ -13,7 +14,8 @@ from g4kv_cli.cases.prep.golden import golden_cases
 from g4kv_cli.cases.prep.table import DEFAULT_SEED, prep_cases
 from g4kv_cli.cases.serve.table import serve_cases
 from g4kv_cli.cases.trap.table import smoke_traps
-from g4kv_cli.entries.table import require_served
+from g4kv_cli.entries.entry import Entry
+from g4kv_cli.entries.table import entries, require_served
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat, can_fold, require_format
@@ -26,6 +28,9 @@ FOLDED_SAMPLE = (
     "*-tile/ragged", "model-heads", "interleaved",
 )  # fmt: skip
 """Of the cases of folded rows those that run with the split ones, so that the format is never forgotten."""
+
+KEPT_TABLES = 24
+"""Of one geometry, format and kind of case each; to make one takes as long as to run a case or two."""
 
 
 def gate_cases(
@@ -52,11 +57,13 @@ def gate_cases(
     if kv_format is not None:
         require_format(geometries, kv_format)
 
+    rows = tuple(entries())
+
     def in_formats(table: Callable[..., Iterable[Case]], geometry: Geometry) -> Iterator[Case]:
         if kv_format != FOLDED:
-            yield from table(geometry, seed=seed, page_size=page_size)
+            yield from _made(table, rows, geometry, seed, page_size, SPLIT)
         if kv_format != SPLIT and can_fold(geometry):
-            folded = table(geometry, seed=seed, page_size=page_size, kv_format=FOLDED)
+            folded = _made(table, rows, geometry, seed, page_size, FOLDED)
             yield from folded if whole or kv_format == FOLDED else filter(_is_in_sample, folded)
 
     for geometry in geometries:
@@ -67,6 +74,15 @@ def gate_cases(
     if kv_format == FOLDED:
         return cases
     return [*cases, *smoke_traps(geometries, once_an_entry=not every_trap)]
+
+
+@lru_cache(maxsize=KEPT_TABLES)
+def _made(
+    table: Callable[..., Iterable[Case]], rows: tuple[Entry, ...], geometry: Geometry, seed: int,
+    page_size: int | None, kv_format: KvFormat,
+) -> tuple[Case, ...]:  # fmt: skip
+    """The cases of one table, kept for the next who asks; ``rows`` are the entries that it is made of."""
+    return tuple(table(geometry, seed=seed, page_size=page_size, kv_format=kv_format))
 
 
 def _is_in_sample(case: Case) -> bool:

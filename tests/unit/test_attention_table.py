@@ -21,6 +21,7 @@ from g4kv_cli.cases.attention.pool import other_pages, places_of
 from g4kv_cli.cases.attention.prepared import prepared
 from g4kv_cli.cases.attention.table import GROUPS, PAGE_SIZES, SPLIT_SWEEP, attention_cases
 from g4kv_cli.cases.gate import gate_cases, recorded_cases
+from g4kv_cli.entries import table as table_module
 from g4kv_cli.entries.contract import STRICT
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.errors import UsageError
@@ -80,6 +81,22 @@ def test_the_gate_has_both_sides_the_serving_loop_and_traps_last() -> None:
     assert kinds.index("trap") > max(index for index, kind in enumerate(kinds) if kind != "trap")
     with pytest.raises(UsageError, match="--page-size"):
         gate_cases([GEOMETRIES["12b-local"]], page_size=0)
+
+
+def test_tables_are_made_once_for_the_entries_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ids_and_first(**options: Any) -> tuple[set[str], Any]:
+        cases = gate_cases([GEOMETRIES["12b-local"]], **options)
+        return {case.id for case in cases}, next(case for case in cases if case.id.startswith("attention/"))
+
+    all_ids, first = ids_and_first()
+    assert ids_and_first()[1] is first
+    assert ids_and_first(seed=2)[1] != first
+    assert ids_and_first(page_size=3)[1] != first
+    others = tuple(one for one in table_module.ENTRIES if (one.operation, one.form) != ("attention", "decode"))
+    monkeypatch.setattr(table_module, "ENTRIES", others)
+    fewer, _ = ids_and_first()
+    assert fewer < all_ids
+    assert not any(name.startswith("attention/12b-local/decode/") for name in fewer)
 
 
 @pytest.mark.parametrize("name", [geometry for geometry in GEOMETRIES if geometry.endswith("local")])

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from g4kv_cli.bench.run import Request, make_plan
+from g4kv_cli.cases import gate
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.reject.run import reject_cases
 from g4kv_cli.cases.trap.table import trap_cases
@@ -49,6 +50,7 @@ def test_cases_of_a_geometry_do_not_depend_on_the_registry(added: Geometry, monk
     others = list(GEOMETRIES.values())
     with_it = gate_cases(others, every_trap=True)
     monkeypatch.undo()
+    gate._made.cache_clear()  # else these would be the same ones
     without = gate_cases(others, every_trap=True)
     assert [case.id for case in with_it] == [case.id for case in without]
     # Data but for the traps, which are functions of the table.
