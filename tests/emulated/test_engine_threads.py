@@ -6,8 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,8 @@ from engine_helper import engine
 from launch_helper import faults_of, int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
 
-from g4kv_cli.cases import workers
+from g4kv_cli.cases.run import RunSettings
+from g4kv_cli.cases.workers import WorkerPool
 from g4kv_cli.device.emulated import DeadlinePassed, EmulatorError, Fault, LaunchFault, LaunchInterrupted, Machine
 from g4kv_cli.device.emulated.engine import launch as engine_launch
 from g4kv_cli.device.emulated.launcher import Launcher
@@ -188,7 +187,7 @@ def test_an_interrupt_ends_all_threads(started: Started, monkeypatch: pytest.Mon
 
     before, count = signal.signal(signal.SIGVTALRM, interrupt), threading.active_count()
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.2)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
         with pytest.raises(LaunchInterrupted):
             run(ENDLESS, 3, "native", monkeypatch, deadline=time.monotonic() + 30)
     finally:
@@ -235,7 +234,7 @@ def test_a_fault_ends_all_threads(started: Started, monkeypatch: pytest.MonkeyPa
 def test_a_deadline_names_the_block_that_does_not_end(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     for threads in (3, 1):
         with pytest.raises(DeadlinePassed) as passed:
-            run(ENDLESS, threads, "native", monkeypatch, deadline=time.monotonic() + 0.3)
+            run(ENDLESS, threads, "native", monkeypatch, deadline=time.monotonic() + 0.15)
         assert passed.value.standing.block == (7, 0, 0)
     assert started == [3]
 
@@ -310,14 +309,9 @@ def test_as_many_threads_as_this_process_may_use_cores(monkeypatch: pytest.Monke
 
 
 def test_a_worker_of_smoke_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: Callable[..., Any] = lambda *_, **__: SimpleNamespace(standing=None, start=lambda: None)  # noqa: E731
-    for name in ("CaseRunner", "answer_requests", "_end_with_parent"):
-        monkeypatch.setattr(workers, name, nothing)
-    monkeypatch.setattr(workers.signal, "signal", nothing)
-    monkeypatch.setattr(workers.threading, "Thread", nothing)
-    for asked, wanted in (("", 1), ("4", 4)):
-        monkeypatch.setenv("G4KV_EMULATOR_THREADS", asked)
-        if not asked:
-            monkeypatch.delenv("G4KV_EMULATOR_THREADS")
-        workers._start_worker(SimpleNamespace(calls_host_code=False), None)  # type: ignore[arg-type]
-        assert emulator_threads() == wanted
+    monkeypatch.delenv("G4KV_EMULATOR_THREADS")
+    pool = WorkerPool(RunSettings("emulated:sm_90", None, ("g4kv", "smoke")), 1, may_fork=True)
+    try:
+        assert pool._executor.submit(emulator_threads).result(120) == 1
+    finally:
+        pool.shutdown()
