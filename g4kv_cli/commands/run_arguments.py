@@ -117,11 +117,18 @@ def _number(text: str, dtype: np.dtype[Any]) -> Any:
             raise ValueError(f"{text!r} is not true or false")
         return dtype.type(text in ("true", "1"))
     if dtype.kind in "iu":
-        value, limits = int(text, 0), np.iinfo(dtype)
+        limits = np.iinfo(dtype)
+        try:
+            value = int(text, 0)
+        except ValueError as error:
+            raise ValueError(f"{text!r} is no whole number") from error
         if not limits.min <= value <= limits.max:
             raise ValueError(f"{value} is not from {limits.min} to {limits.max}")
         return dtype.type(value)
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no number") from error
     with np.errstate(over="ignore"):
         scalar = np.float64(number).astype(dtype)
     if math.isfinite(number) and not np.isfinite(scalar):

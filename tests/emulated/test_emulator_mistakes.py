@@ -92,6 +92,16 @@ def test_a_wrong_argument(module: Module, call: Callable[[Module], object], word
     _refused(module, call, emulator.ArgumentError, words)
 
 
+def test_what_a_launch_forgot_is_said_where_it_breaks(module: Module) -> None:
+    """A null pointer, and dynamic shared memory that nobody gave."""
+    with pytest.raises(emulator.LaunchFailed, match="address 0x0, near no allocation: a null pointer"):
+        module.launch("small", 1, 1, [None])
+    module.emulator.reset()
+    text = "__global__ void k(float* x) { extern __shared__ float s[]; s[threadIdx.x] = *x; *x = s[0]; }"
+    with pytest.raises(emulator.LaunchFailed, match="0 bytes; the launch gave it no dynamic shared memory"):
+        emulator.load(text).launch("k", 1, 1, [np.ones(1, np.float32)])
+
+
 def test_arrays_that_overlap_on_the_host(module: Module) -> None:
     both = emulator.load('extern "C" __global__ void two(float* a, float* b) { *a = *b; }\n')
     with pytest.raises(emulator.ArgumentError, match=r"args\[0\] and args\[1\] of two overlap on the host"):

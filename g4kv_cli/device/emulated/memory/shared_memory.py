@@ -73,11 +73,12 @@ class SharedMemory:
         addresses: Units = base.astype(np.int64) + offset
         if base.dtype == np.uint32:
             addresses &= 0xFFFFFFFF
+        given = "" if lanes.chunk.run.dynamic_shared.any() else "; the launch gave it no dynamic shared memory"
         report_outside(
             lanes,
             site,
             "shared_out_of_bounds",
-            lambda at: f"access of {size} bytes at shared offset {at}, outside the block's {self.nbytes} bytes",
+            lambda at: f"access of {size} bytes at shared offset {at}, outside the block's {self.nbytes} bytes{given}",
             addresses,
             (addresses < 0) | (addresses > self.nbytes - size),
         )

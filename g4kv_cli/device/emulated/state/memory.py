@@ -31,6 +31,8 @@ LOCAL_SHIFT = 20
 begins again. Hardware has one address for all threads' local memory, of which each sees its own."""
 
 ALIGNMENT_BYTES = 256
+NULL_BYTES = 1 << 16
+"""Addresses below come from a null pointer and an index."""
 GUARD_BYTES = 256
 _RESERVE_BYTES = 1 << 40
 _SMALLEST_RESERVE_BYTES = 1 << 26
@@ -268,7 +270,8 @@ class DeviceMemory:
         """(label, offset in the allocation, words) for a message about an address, valid or not."""
         allocation = self.find(address)
         if allocation is None or address > allocation.end + (1 << 32):
-            return None, None, f"address {address:#x}, near no allocation"
+            null = ": a null pointer" if address < NULL_BYTES else ""
+            return None, None, f"address {address:#x}, near no allocation{null}"
         offset = address - allocation.begin
         if offset < allocation.nbytes:
             return allocation.label, offset, f"'{allocation.label}' + {offset}"
