@@ -50,7 +50,7 @@ class SourceFile:
     @staticmethod
     def from_text(name: str, text: str, directory: Path | None = None) -> SourceFile:
         """A translation unit from text; its headers are looked up as :func:`find_source` does."""
-        return SourceFile(name, text, _collect_headers(text, _search_path(directory)))
+        return SourceFile(name, text, _collect_headers(text, _Files(directory)))
 
 
 def find_source(name: str, directory: Path | None = None) -> SourceFile:
@@ -58,15 +58,18 @@ def find_source(name: str, directory: Path | None = None) -> SourceFile:
 
     Raises UsageError if the directory does not exist, or if the file is in neither place or unreadable.
     """
-    search = _search_path(directory)
-    path = _locate(name, search)
+    return _find(name, directory, _Files(directory))
+
+
+def _find(name: str, directory: Path | None, files: _Files) -> SourceFile:
+    path = _locate(name, files.search)
     if path is None:
         known = source_names(directory)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
-        raise UsageError(f"no kernel source {name} in {' or '.join(str(place) for place in search)}; {hint}")
+        raise UsageError(f"no kernel source {name} in {' or '.join(str(place) for place in files.search)}; {hint}")
     text = _read(path)
-    return SourceFile(name, text, _collect_headers(text, search), path)
+    return SourceFile(name, text, _collect_headers(text, files), path)
 
 
 def source_names(directory: Path | None = None) -> tuple[str, ...]:
@@ -79,7 +82,8 @@ def kernels_digest(names: Iterable[str], directory: Path | None = None) -> str:
 
     Raises UsageError like :func:`find_source`.
     """
-    return _digest([(name, find_source(name, directory).digest) for name in sorted(set(names))])
+    files = _Files(directory)  # the units have most headers in common
+    return _digest([(name, _find(name, directory, files).digest) for name in sorted(set(names))])
 
 
 def require_overlay(directory: Path, *, with_own: bool = False) -> None:
@@ -128,24 +132,37 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read the kernel source {path}: {why}; make it a readable text file") from error
 
 
-def _collect_headers(text: str, search: tuple[Path, ...]) -> tuple[Header, ...]:
+class _Files:
+    """Headers in the search path of a directory, each read once, and the names that they include."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.search = _search_path(directory)
+        self._known: dict[str, tuple[Header, list[str]] | None] = {}
+
+    def header(self, name: str) -> tuple[Header, list[str]] | None:
+        """A header and what it includes; None if it lies nowhere."""
+        if name not in self._known:
+            path = _locate(name, self.search)
+            text = "" if path is None else _read(path)
+            self._known[name] = None if path is None else (Header(name, text), _QUOTED_INCLUDE.findall(text))
+        return self._known[name]
+
+
+def _collect_headers(text: str, files: _Files) -> tuple[Header, ...]:
     """All quoted includes that lie in the search path, recursively, sorted by name.
 
     An include inside ``#if 0`` is collected too: harmless, it only widens the digest. A quoted name that lies
     in no kernel directory is left to the compiler (a toolkit header, or an error with its line).
     """
-    found: dict[str, str] = {}
+    found: dict[str, Header] = {}
     pending = _QUOTED_INCLUDE.findall(text)
     while pending:
         name = pending.pop()
-        if name in found:
-            continue
-        path = _locate(name, search)
-        if path is None:
-            continue
-        found[name] = _read(path)
-        pending.extend(_QUOTED_INCLUDE.findall(found[name]))
-    return tuple(Header(name, found[name]) for name in sorted(found))
+        known = None if name in found else files.header(name)
+        if known is not None:
+            found[name], included = known
+            pending.extend(included)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _digest(files: list[tuple[str, str]]) -> str:
