@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,15 @@ from nvrtc_helper import compile_kernel
 
 from g4kv_cli.cases.run import RunSettings
 from g4kv_cli.cases.workers import WorkerPool
-from g4kv_cli.device.emulated import DeadlinePassed, EmulatorError, Fault, LaunchFault, LaunchInterrupted, Machine
+from g4kv_cli.device.emulated import (
+    DeadlinePassed,
+    EmulatorError,
+    Fault,
+    Kernel,
+    LaunchFault,
+    LaunchInterrupted,
+    Machine,
+)
 from g4kv_cli.device.emulated.engine import launch as engine_launch
 from g4kv_cli.device.emulated.launcher import Launcher
 from g4kv_cli.device.emulated.mode import emulator_threads
@@ -91,6 +101,12 @@ FAULTY = {
 }
 
 
+def kernel_of(body: str) -> Kernel:
+    head = """extern "C" __global__ void kernel(int* x, const int* y, int* y2, const int* z, int n) {
+      const int t = threadIdx.x, b = blockIdx.x, i = b * 64 + t;"""
+    return compile_kernel(f"{head}\n{body}\n}}")
+
+
 def run(
     body: str, threads: int, mode: str, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[list[Fault], npt.NDArray[np.uint8], list[Any], Machine]:
@@ -98,10 +114,7 @@ def run(
     are initialised, what was counted and where was stored to, and the machine."""
     monkeypatch.setenv("G4KV_EMULATOR", mode)
     monkeypatch.setenv("G4KV_EMULATOR_THREADS", str(threads))
-    machine = Machine()
-    head = """extern "C" __global__ void kernel(int* x, const int* y, int* y2, const int* z, int n) {
-      const int t = threadIdx.x, b = blockIdx.x, i = b * 64 + t;"""
-    kernel = compile_kernel(f"{head}\n{body}\n}}")
+    machine, kernel = Machine(), kernel_of(body)
     assert kernel.program is not None
     kernel.program.shares = False  # compiled once a process
     values = np.arange(WORDS, dtype=np.int32)
@@ -185,6 +198,7 @@ def test_an_interrupt_ends_all_threads(started: Started, monkeypatch: pytest.Mon
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    assert kernel_of(ENDLESS).program is not None  # takes longer than the timer
     before, count = signal.signal(signal.SIGVTALRM, interrupt), threading.active_count()
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
@@ -232,11 +246,15 @@ def test_a_fault_ends_all_threads(started: Started, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_deadline_names_the_block_that_does_not_end(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    for threads in (3, 1):
+    monkeypatch.setattr(engine_launch, "SLICE", 1 << 14)
+    assert kernel_of(ENDLESS).program is not None
+    for threads, back in ((3, False), (3, True), (1, False)):
+        moments = itertools.count()  # time goes on with every slice of any thread
+        monkeypatch.setattr(engine_launch, "time", SimpleNamespace(monotonic=moments.__next__))
         with pytest.raises(DeadlinePassed) as passed:
-            run(ENDLESS, threads, "native", monkeypatch, deadline=time.monotonic() + 0.15)
+            run(ENDLESS, threads, "native", monkeypatch, deadline=200.0, reverse_blocks=back)
         assert passed.value.standing.block == (7, 0, 0)
-    assert started == [3]
+    assert started == [3, 3]
 
 
 @pytest.mark.parametrize("less", [0, 1])

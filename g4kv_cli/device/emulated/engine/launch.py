@@ -247,7 +247,13 @@ class EngineRun:
         for other in others:
             self._prepare(other)
         self._states += others
-        run_apart(state, others, self._advance)
+        try:
+            run_apart(state, others, self._advance)
+        except DeadlinePassed as passed:  # of the blocks that have not ended the first, as in order
+            sign = 1 if state.launch.step > 0 else -1
+            unfinished = [each for each in self._states if each.launch.is_running]
+            first = min(unfinished, key=lambda each: sign * each.launch.next, default=state)
+            raise DeadlinePassed(self.standing(first)) from passed
         for other in others:
             state.absorb(other)
 
