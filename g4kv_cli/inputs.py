@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import ml_dtypes
@@ -137,10 +138,16 @@ def closed_form_signs(
 ) -> npt.NDArray[np.int8]:
     """+1 and -1 [tokens, heads, head_dim], without period along any axis: a row's signs name its position and head.
 
-    One bit of a multiplicative hash (SplitMix64's finaliser) of (position, head, dim, Q or K).
+    One bit of a multiplicative hash (SplitMix64's finaliser) of (position, head, dim, Q or K). Read-only.
     """
+    if len(positions) * heads * head_dim > KEPT_SIGNS:
+        return _signs(tuple(positions.tolist()), heads, head_dim, of_query)
+    return _kept_signs(tuple(positions.tolist()), heads, head_dim, of_query)
+
+
+def _signs(positions: tuple[int, ...], heads: int, head_dim: int, of_query: bool) -> npt.NDArray[np.int8]:
     where = (
-        positions.astype(np.uint64)[:, None, None] * np.uint64(0x9E37_79B9_7F4A_7C15)
+        np.array(positions, np.int64).astype(np.uint64)[:, None, None] * np.uint64(0x9E37_79B9_7F4A_7C15)
         + np.arange(heads, dtype=np.uint64)[None, :, None] * np.uint64(0xD1B5_4A32_D192_ED03)
         + np.arange(head_dim, dtype=np.uint64)[None, None, :] * np.uint64(0x8CB9_2BA7_2F3D_8DD7)
         + np.uint64(_Q_SIGNS if of_query else _K_SIGNS)
@@ -149,7 +156,14 @@ def closed_form_signs(
     where *= np.uint64(0xBF58_476D_1CE4_E5B9)
     where ^= where >> np.uint64(27)
     where *= np.uint64(0x94D0_49BB_1331_11EB)
-    return np.where(where >> np.uint64(63), -1, 1).astype(np.int8)
+    signs = np.where(where >> np.uint64(63), -1, 1).astype(np.int8)
+    signs.flags.writeable = False
+    return signs
+
+
+KEPT_SIGNS = 1 << 18
+"""No more are kept for the next call that has the same tokens, as most refused calls have."""
+_kept_signs = lru_cache(maxsize=32)(_signs)
 
 
 def closed_form_weight(head_dim: int) -> npt.NDArray[np.float32]:

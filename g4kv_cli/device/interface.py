@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ class DeviceArray:
         return DeviceArray(self.allocation, self.offset_bytes, shape, kind, contiguous_strides(shape, kind.itemsize))
 
 
+@lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Byte strides of a row-contiguous array."""
     strides: list[int] = []

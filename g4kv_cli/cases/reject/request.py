@@ -247,7 +247,7 @@ class RejectBench:
         self.claimed_bytes = 0
         self.last_draft: Draft | None = None
         self._arrays: dict[str, DeviceArray] = {}
-        self._contents: dict[str, Array] = {}
+        self._contents: dict[str, bytes] = {}
         self.layout = reject_layout(self.geometry) if self.entry.has_pool else None
         if self.entry.is_prep:
             self._make_prep()
@@ -313,9 +313,7 @@ class RejectBench:
     def changed_arrays(self) -> list[str]:
         """Names of arrays whose bytes are not what they were made with."""
         return [
-            name
-            for name, array in self._arrays.items()
-            if self.device.read(array).tobytes() != self._contents[name].tobytes()
+            name for name, array in self._arrays.items() if self.device.read(array).tobytes() != self._contents[name]
         ]
 
     def restore_outputs(self) -> None:
@@ -388,12 +386,12 @@ class RejectBench:
         return name in OUTPUTS or (name.startswith("partial_") and self.entry.operation != "merge")
 
     def _upload(self, name: str, values: Array) -> None:
-        self._contents[name] = values
+        self._contents[name] = values.tobytes()
         self._arrays[name] = self.device.upload(values, name)
 
     def _poisoned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike = BF16) -> None:
         array = self._arrays[name] = self.device.allocate(shape, dtype, name)
-        self._contents[name] = np.full(array.nbytes, POISON_BYTE, np.uint8)
+        self._contents[name] = bytes([POISON_BYTE]) * array.nbytes
         self.device.fill(array, POISON_BYTE)
 
 
