@@ -125,6 +125,8 @@ NEVER_RECORDED = re.compile(
     r"|cvt\.r[nzmp]\.(b?f16|f64)\.[us]\d+|cvt\.r[nzmp]i\.[us]8\.bf16"
     r"|cvt\..*sat\..*|cvt\.r[nzmp]\.(bf16\.f16|f16\.bf16)|(add|sub|mul|fma)\.r[zmp]\.sat\.f32|mad\.r[nzmp]\..*"
     r"|\w+\.r[nzmp]\.(ftz\.)?f32x2|cvt\.ftz\.f32\.f16"  # test_opcodes_composed.py
+    r"|cvt\..*(e2m1|e2m3|e3m2|ue8m0)x2.*|cvt\.rn\.(satfinite\.)?(relu\.)?(e.m.x2\.bf16x2|b?f16x2\.e.m.x2)"
+    # test_opcodes_small_floats.py
 )
 """Opcodes of the table without a vector of their own, and why they need none."""
 

@@ -11,6 +11,7 @@ from .opcodes_composed import composed_operations
 from .opcodes_convert import conversion_operations
 from .opcodes_float import float_operations
 from .opcodes_integer import integer_operations
+from .opcodes_small_floats import small_float_operations
 from .operation import EXPRESSION_NAMES, Op
 
 __all__ = ["ELEMENTWISE", "EXPRESSION_NAMES", "Op"]
@@ -20,5 +21,6 @@ _OF_THEIR_OWN: dict[str, Op] = {
     **comparison_operations(),
     **conversion_operations(),
     **float_operations(),
+    **small_float_operations(),
 }
 ELEMENTWISE: dict[str, Op] = {**_OF_THEIR_OWN, **composed_operations(_OF_THEIR_OWN)}
