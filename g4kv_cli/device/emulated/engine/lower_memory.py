@@ -161,7 +161,7 @@ def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[st
     if found.group(2) is not None:
         operands.pop()
     whole = operands[2] if len(operands) in (3, 4) else None
-    if not isinstance(whole, Immediate) or whole.bits not in (4, 8, 16):
+    if not isinstance(whole, Immediate) or whole.bits not in ((16,) if found.group(1) == "cg" else (4, 8, 16)):
         raise NotLowered(f"{instruction.opcode} with these operands")
     to, to_is_wide, to_offset = lowering.address(operands[0])
     source, source_is_wide, source_offset = lowering.address(operands[1])
