@@ -1,5 +1,6 @@
-// mma.sync and wgmma of bf16 and f16 into f32, as the H200 was recorded to do it: the 16 products and the addend are
-// each cut to a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an f32.
+// mma.sync and wgmma of bf16, f16 and tf32 into f32, as the H200 was recorded to do it: the 16 products and the addend
+// are each cut to a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an
+// f32.
 #include "mma.h"
 
 typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
@@ -21,26 +22,39 @@ typedef u16 H64 __attribute__((ext_vector_type(64), aligned(2)));
 // size * 2^by, cut toward zero.
 INLINE u64 scaled(u64 size, int by) { return by >= 0 ? size << by : by < -62 ? 0 : size >> -by; }
 
+// The digits of a number's mantissa, 24 of f32 at most, and its exponent; a subnormal has the lowest of its form.
+INLINE u32 digits_of(f32 number, int form, int *exponent) {
+  u32 bits;
+  COPY(&bits, &number, 4);
+  const int field = (int)(bits >> 23 & 255u);
+  const u32 digits = field ? (bits & 0x7fffffu) | 0x800000u : bits & 0x7fffffu;
+  *exponent = (field ? field : 1) - 127;
+  const int lowest = form == FORM_F16 ? -14 : -126, by = lowest - *exponent;
+  if (by <= 0) return digits;
+  *exponent = lowest;
+  return by < 24 ? digits >> by : 0;  // f16 has no digits there
+}
 // One output in integers: every class of number.
-static u32 exact_output(const u16 *a, const u16 *b, u32 addend, int form) {
-  const int digits = form == FORM_F16 ? 10 : 7, most = form == FORM_F16 ? 31 : 255, bias = most >> 1;
+static u32 exact_output(const f32 *a, const f32 *b, u32 addend, int form) {
   u64 size[17];
   int exponent[17], highest = -1000000, is_nan = 0, plus = 0, minus = 0;
   u32 negative[17];
   for (int k = 0; k < 16; k++) {
-    const u32 x = a[k], y = b[k], one = 1u << digits, mx = x & (one - 1), my = y & (one - 1);
-    const int ex = (int)(x >> digits) & most, ey = (int)(y >> digits) & most;
-    const u32 sx = ex ? mx | one : mx, sy = ey ? my | one : my;
-    const int infinite_x = ex == most && !mx, infinite_y = ey == most && !my;
-    negative[k] = (x ^ y) >> 15 & 1u;
-    is_nan |= (ex == most && mx) || (ey == most && my) || (infinite_x && !sy) || (infinite_y && !sx);
+    int ex, ey;
+    const u32 sx = digits_of(a[k], form, &ex), sy = digits_of(b[k], form, &ey);
+    u32 x, y;
+    COPY(&x, a + k, 4);
+    COPY(&y, b + k, 4);
+    const int infinite_x = (x & MAGNITUDE) == EXPONENT, infinite_y = (y & MAGNITUDE) == EXPONENT;
+    negative[k] = (x ^ y) >> 31;
+    is_nan |= (x & MAGNITUDE) > EXPONENT || (y & MAGNITUDE) > EXPONENT || (infinite_x && !sy) || (infinite_y && !sx);
     if (infinite_x || infinite_y) {
       plus |= !negative[k];
       minus |= (int)negative[k];
     }
     size[k] = (u64)sx * sy;
-    exponent[k] = (ex ? ex : 1) + (ey ? ey : 1) - 2 * (bias + digits);  // of the last place
-    if (size[k] && exponent[k] + 2 * digits > highest) highest = exponent[k] + 2 * digits;
+    exponent[k] = ex + ey - 46;  // of the last place
+    if (size[k] && ex + ey > highest) highest = ex + ey;
   }
   const int ec = (int)(addend >> 23 & 255u);
   const u32 mc = addend & 0x7fffffu;
@@ -171,9 +185,9 @@ void multiply_tile(const Rows *a, const Columns *b, u32 sums[4][LANES]) {
       u32 addends[16], results[16];
       COPY(addends, &c, 64);
       for (int n = 0; n < 16; n++) {
-        u16 column[16];
-        for (int k = 0; k < 16; k++) column[k] = b->raw[k][n & 7];
-        results[n] = exact_output(a->raw[2 * pair + (n >> 3)], column, addends[n], a->form);
+        f32 column[16];
+        for (int k = 0; k < 16; k++) column[k] = b->value[k][n & 7];
+        results[n] = exact_output(a->value[2 * pair + (n >> 3)], column, addends[n], a->form);
       }
       COPY(&d, results, 64);
     }
@@ -212,5 +226,69 @@ HANDLER(mma_m16n8k16_bf16) {
 }
 HANDLER(mma_m16n8k16_f16) {
   multiply(i, frame, w, FORM_F16);
+  return done(i);
+}
+
+// Puts a tf32, an f32 of which the lower bits do not count, into matrices; whether the exact form must look at it.
+INLINE u32 place_tf32(u32 bits, f32 *value, f32 *power) {
+  const u32 cut = bits & ~0x1fffu, exponent = cut & EXPONENT;
+  COPY(value, &cut, 4);
+  COPY(power, &exponent, 4);
+  return exponent == EXPONENT || (!exponent && (cut & MAGNITUDE));
+}
+// Fields as above; k goes to 8, or to 4 with zeros behind.
+HANDLER(mma_m16n8k8_tf32) {
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
+  u32 sums[4][LANES];
+  Rows a = {.form = FORM_TF32};
+  Columns b = {.form = FORM_TF32};
+  for (int number = 0; number < 4; number++) COPY(sums[number], frame + i->field[10 + number], 128);
+  for (int l = 0; l < LANES; l++) {
+    const int group = l >> 2, of_group = l & 3;
+    for (int number = 0; number < 4; number++) {
+      const int row = group + 8 * (number & 1), k = of_group + 4 * (number >> 1);
+      const u32 bits = (&AT(u32, 4 + number))[l];
+      a.special[row >> 1] |= place_tf32(bits, &a.value[row][k], &a.power[row][k]);
+      a.any[row >> 1] |= bits & MAGNITUDE;
+    }
+    for (int number = 0; number < 2; number++) {
+      const int k = of_group + 4 * number;
+      b.special |= place_tf32((&AT(u32, 8 + number))[l], &b.value[k][group], &b.power[k][group]);
+    }
+  }
+  multiply_tile(&a, &b, sums);
+  for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
+  return done(i);
+}
+
+// Bytes into 32 bits: exact, then cut or saturated. Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site, whether A
+// is signed, B is, and the result saturates; k goes to 32, or to 16 with zeros behind.
+INLINE i32 byte_of(u32 word, int number, int is_signed) {
+  const u32 byte = word >> (8 * number) & 255u;
+  return is_signed ? (i32)(int8_t)byte : (i32)byte;
+}
+HANDLER(mma_m16n8k32_bytes) {
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
+  const int a_signed = i->field[15], b_signed = i->field[16], saturates = i->field[17];
+  i32 a[16][32], b[8][32];
+  u32 sums[4][LANES];
+  for (int l = 0; l < LANES; l++)
+    for (int part = 0; part < 4; part++) {
+      const int group = l >> 2, k = 4 * (l & 3) + part;
+      for (int number = 0; number < 4; number++)
+        a[group + 8 * (number & 1)][k + 16 * (number >> 1)] = byte_of((&AT(u32, 4 + number))[l], part, a_signed);
+      for (int number = 0; number < 2; number++)
+        b[group][k + 16 * number] = byte_of((&AT(u32, 8 + number))[l], part, b_signed);
+    }
+  for (int number = 0; number < 4; number++)
+    for (int l = 0; l < LANES; l++) {
+      const i32 *row = a[(l >> 2) + 8 * (number >> 1)], *column = b[2 * (l & 3) + (number & 1)];
+      i32 product = 0;
+      for (int k = 0; k < 32; k++) product += row[k] * column[k];
+      const i64 sum = (i64)product + (i32)(&AT(u32, 10 + number))[l];
+      const i64 kept = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
+      sums[number][l] = (u32)(saturates ? kept : sum);
+    }
+  for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
   return done(i);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "engine.h"
 
-enum { FORM_BF16, FORM_F16 };
+enum { FORM_BF16, FORM_F16, FORM_TF32 };
 // 16 rows of A, or 8 columns of B: raw bits of a form, values, and the powers of two that their exponents say. special:
 // an infinity or NaN is among them, or a subnormal that f32 has not as a normal number; any: something but zeros. Both
 // of each pair of rows.

@@ -1,5 +1,5 @@
-// wgmma of bf16 or f16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results
-// lie.
+// wgmma of bf16 or f16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and
+// results lie.
 //
 // Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no
 // arithmetic gives, each for one register of one instruction. A chain of instructions on the same registers keeps one
