@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from g4kv_cli.cases.attention.case import AttentionCase
+from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.clusters import TILE_KEYS
 from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.main import run as g4kv
+from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.kv_format import FOLDED
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +31,10 @@ def test_prefill_of_every_geometry_that_it_serves(cuda_device: Device, symbol: s
     assert code == 0
     cases = json.loads(record.read_text())["cases"]
     folded = FOLDED in kernel_variants()[symbol].kv_formats
-    served = [case for case in cases if "/large-tile/" in case["id"] and (f"/{FOLDED}/" in case["id"]) == folded]
+    large = [case for case in cases if "/large-tile/" in case["id"] and (f"/{FOLDED}/" in case["id"]) == folded]
+    table = gate_cases(list(GEOMETRIES.values()))
+    pages = {case.id: case.page_size for case in table if isinstance(case, AttentionCase)}
+    served = [case for case in large if pages[case["id"]] % TILE_KEYS == 0]
     assert served
     assert all(symbol in case["kernels"] for case in served)
+    assert not any(symbol in case["kernels"] for case in large if case not in served)

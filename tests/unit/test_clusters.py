@@ -140,7 +140,9 @@ def test_splits_are_one_cluster_or_blocks_alone_and_of_one_count_several_cluster
         assert cluster_blocks(num_splits, most) == (8 if several else num_splits if num_splits <= most else 1)
 
 
-def _launched(num_splits: int, num_requests: int, name: str = "batch_decode_split_paged_hd512_into") -> _Recorder:
+def _launched(
+    num_splits: int, num_requests: int, name: str = "batch_decode_split_paged_hd512_into", *, overlap: bool = False
+) -> _Recorder:
     device = _Recorder()
     entry = entry_named(name)
     kernel = choose_variant(entry, device, tile_rows=16, page_size=48, group=2)
@@ -153,7 +155,7 @@ def _launched(num_splits: int, num_requests: int, name: str = "batch_decode_spli
     no_pages = PagedReads(pool, LAYOUT.page_bytes, np.zeros(0, np.int32), np.zeros(1, np.int32), True, str, str)
     launch_in_clusters(
         _NoKernels(device), kernel, entry.merge_kernels, parameters, num_requests=num_requests, pool=pool,
-        layout=LAYOUT, must_write=(), paged_reads=no_pages,
+        layout=LAYOUT, must_write=(), paged_reads=no_pages, overlap=overlap,
     )  # fmt: skip
     device.close()
     return device
@@ -163,17 +165,18 @@ def _parameters(launch: Launch) -> AttentionParameters:
     return AttentionParameters.from_buffer_copy(launch.arguments[0].data)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("num_splits", "blocks", "shares"), [(1, 1, 1), (3, 3, 1), (8, 8, 1), (9, 1, 9), (16, 1, 16), (112, 8, 14)]
 )
 def test_one_cluster_needs_one_launch_and_several_or_blocks_alone_a_merge_that_overlaps(
-    num_splits: int, blocks: int, shares: int
+    num_splits: int, blocks: int, shares: int, overlap: bool
 ) -> None:
-    made = _launched(num_splits, num_requests=5).made
+    made = _launched(num_splits, num_requests=5, overlap=overlap).made
     name, first = made[0]
     assert first.grid == (blocks, 4, 5 * shares)
     assert first.cluster == (blocks, 1, 1)
-    assert not first.overlap
+    assert first.overlap is overlap
     assert _parameters(first).num_splits == shares
     if shares == 1:
         assert len(made) == 1
