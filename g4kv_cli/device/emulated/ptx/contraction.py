@@ -5,9 +5,9 @@ the machine code that ptxas 13.0 makes for sm_90 of 4,000 random straight-line p
 patterns; sm_80 and sm_120: an earlier form of the rule, with the same counts): a product disappears into sums if every
 use of it is a sum of the same basic block and it wins in each of them. Of two products in one sum the one with fewer
 uses wins, else the first. With this rule 3,982 of the 4,000 came out as ptxas made them; the others hold chains of such
-choices that no compiler's output was seen to have. A product whose sign is changed before the sum is left alone here,
-though ptxas looks through that; so is one that a ``max`` reads too, of which ptxas was seen to fuse the sum
-(results/README.md: FlashInfer's prefill).
+choices that no compiler's output was seen to have. What a register held before, or holds behind the sums, is another
+value to ptxas, and is one here. Left alone here, though ptxas looks through them, are a product whose sign is changed
+before the sum, and one of which a factor's register is written in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .blocks import BasicBlock
-from .instruction import Instruction, Operand, Register
+from .instruction import Instruction, Register
 
 _TYPES = r"((?:ftz\.)?f32|f64|b?f16(?:x2)?)"
 _PRODUCT = re.compile(rf"mul\.{_TYPES}")
@@ -33,7 +33,7 @@ class _Uses:
     """Who reads and who writes a register in the whole kernel: (block, place in it)."""
 
     readers: list[tuple[int, int]] = field(default_factory=list)
-    writers: int = 0
+    writers: list[tuple[int, int]] = field(default_factory=list)
 
 
 def contract(blocks: list[BasicBlock]) -> int:
@@ -47,40 +47,51 @@ def contract(blocks: list[BasicBlock]) -> int:
             for register in instruction.reads:
                 uses.setdefault(register, _Uses()).readers.append((number, place))
             for register in instruction.writes:
-                uses.setdefault(register, _Uses()).writers += 1
-    return sum(_Block(number, block, uses).contract() for number, block in enumerate(blocks))
+                uses.setdefault(register, _Uses()).writers.append((number, place))
+    before = [block.body for block in blocks]
+    return sum(_Block(number, block, uses, before).contract() for number, block in enumerate(blocks))
 
 
 class _Block:
-    def __init__(self, number: int, block: BasicBlock, uses: dict[Register, _Uses]) -> None:
+    """A product is its place here: a register may hold several values, one after another."""
+
+    def __init__(
+        self, number: int, block: BasicBlock, uses: dict[Register, _Uses], before: list[list[Instruction]]
+    ) -> None:
         self.number = number
         self.block = block
         self.uses = uses
-        self.products: dict[Register, int] = {}
-        """Results of products that only sums of this block use, and their places."""
-        self.decided: dict[Register, bool] = {}
+        self.before = before
+        self.sums_of: dict[int, list[int]] = {}
+        """The sums of each product that nothing else uses."""
+        self.product_at: dict[tuple[int, Register], int] = {}
+        """Which product a sum's operand is."""
+        self.decided: dict[int, bool] = {}
 
     def contract(self) -> int:
         body = self.block.body
         for place, instruction in enumerate(body):
-            if self._is_product(instruction):
-                target = instruction.operands[0]
-                if isinstance(target, Register) and self._only_sums_use(target, instruction):
-                    self.products[target] = place
-        if not self.products:
+            target = instruction.operands[0] if instruction.operands else None
+            if self._is_product(instruction) and isinstance(target, Register):
+                sums = self._sums(target, place)
+                if sums:
+                    self.sums_of[place] = sums
+                    self.product_at |= {(at, target): place for at in sums}
+        if not self.sums_of:
             return 0
         fused = 0
         out: list[Instruction] = []
-        for instruction in body:
-            chosen = self._chosen(instruction)
+        for place, instruction in enumerate(body):
+            if place in self.sums_of and self._wins_everywhere(place):
+                continue
+            chosen = self._chosen(place)
             if chosen is None:
                 out.append(instruction)
                 continue
             fused += 1
-            out.extend(self._fused(instruction, body[self.products[chosen]], chosen))
-        read = {register for instruction in out for register in instruction.reads}
-        dropped = {id(body[place]) for register, place in self.products.items() if register not in read}
-        self.block.body = [instruction for instruction in out if id(instruction) not in dropped]
+            target = body[chosen].operands[0]
+            out.extend(self._fused(instruction, body[chosen], target))  # type: ignore[arg-type]
+        self.block.body = out
         return fused
 
     def _is_product(self, instruction: Instruction) -> bool:
@@ -88,23 +99,39 @@ class _Block:
             _PRODUCT.fullmatch(instruction.opcode) is not None
             and instruction.guard is None
             and len(instruction.operands) == 3
-            and all(self._is_constant(operand) for operand in instruction.operands)
         )
 
-    def _is_constant(self, operand: Operand | None) -> bool:
-        """Whether it holds one value wherever it is read: a literal, or a register that is written once."""
-        return not isinstance(operand, Register) or self.uses[operand].writers <= 1
-
-    def _only_sums_use(self, register: Register, product: Instruction) -> bool:
+    def _sums(self, target: Register, place: int) -> list[int]:
+        """The places of the sums that use the product; none where something else does, or its factors are not what they
+        were by then."""
+        body, product = self.block.body, self.block.body[place]
         found = _PRODUCT.fullmatch(product.opcode)
-        readers = self.uses[register].readers
-        return bool(readers) and all(
-            number == self.number
-            and place < len(self.block.body)
-            and found is not None
-            and self._is_sum_of(self.block.body[place], register, found.group(1))
-            for number, place in readers
-        )
+        readers = self._readers(target, place)
+        if found is None or not readers or readers[-1] >= len(body):
+            return []
+        if not all(self._is_sum_of(body[at], target, found.group(1)) for at in readers):
+            return []
+        factors = {operand for operand in product.operands[1:] if isinstance(operand, Register)}
+        # The product itself may be written over a factor: if it goes, the factor stays.
+        if any(factors.intersection(body[at].writes) for at in range(place + 1, readers[-1])):
+            return []
+        return readers
+
+    def _readers(self, target: Register, place: int) -> list[int]:
+        """The places that read what the register holds from ``place`` on; none where that is not known to end here."""
+        uses = self.uses[target]
+        here = sorted(at for number, at in uses.readers if number == self.number and at > place)
+        later = [at for number, at in uses.writers if number == self.number and at > place]
+        if later:
+            end = min(later)
+            is_whole = end >= len(self.block.body) or self.block.body[end].guard is None
+            return [at for at in here if at <= end] if is_whole else []
+        return [] if any(self._is_exposed(target, *reader) for reader in uses.readers) else here
+
+    def _is_exposed(self, register: Register, number: int, place: int) -> bool:
+        """Whether a reader may see what another block, or this one the time before, left in the register."""
+        writers = (at for block, at in self.uses[register].writers if block == number and at < place)
+        return not any(self.before[number][at].guard is None for at in writers)
 
     def _is_sum_of(self, instruction: Instruction, register: Register, kind: str) -> bool:
         found = _SUM.fullmatch(instruction.opcode)
@@ -115,34 +142,38 @@ class _Block:
         _, first, second = instruction.operands
         return (first is register) != (second is register)
 
-    def _wins_everywhere(self, register: Register, above: tuple[Register, ...] = ()) -> bool:
+    def _wins_everywhere(self, product: int, above: tuple[int, ...] = ()) -> bool:
         """Whether the product is taken in by each of its sums."""
-        known = self.decided.get(register)
+        known = self.decided.get(product)
         if known is not None:
             return known
-        if register in above or len(above) == _LONGEST_CHAIN:
+        if product in above or len(above) == _LONGEST_CHAIN:
             return False
-        wins = all(self._wins(register, place, (*above, register)) for _, place in self.uses[register].readers)
+        wins = all(self._wins(product, place, (*above, product)) for place in self.sums_of[product])
         if not above or not wins:
-            self.decided[register] = wins
+            self.decided[product] = wins
         return wins
 
-    def _wins(self, register: Register, place: int, above: tuple[Register, ...]) -> bool:
+    def _wins(self, product: int, place: int, above: tuple[int, ...]) -> bool:
+        register = self.block.body[product].operands[0]
         _, first, second = self.block.body[place].operands
         other = second if first is register else first
-        if not isinstance(other, Register) or other not in self.products:
+        rival = self.product_at.get((place, other)) if isinstance(other, Register) else None
+        if rival is None:
             return True
-        mine, theirs = len(self.uses[register].readers), len(self.uses[other].readers)
+        mine, theirs = len(self.sums_of[product]), len(self.sums_of[rival])
         beats = theirs < mine or (theirs == mine and other is first)
-        return not (beats and self._wins_everywhere(other, above))
+        return not (beats and self._wins_everywhere(rival, above))
 
-    def _chosen(self, instruction: Instruction) -> Register | None:
+    def _chosen(self, place: int) -> int | None:
         """The product that a sum takes in."""
+        instruction = self.block.body[place]
         if _SUM.fullmatch(instruction.opcode) is None:
             return None
         for operand in instruction.operands[1:]:
-            if isinstance(operand, Register) and operand in self.products and self._wins_everywhere(operand):
-                return operand
+            product = self.product_at.get((place, operand)) if isinstance(operand, Register) else None
+            if product is not None and self._wins_everywhere(product):
+                return product
         return None
 
     def _fused(self, total: Instruction, product: Instruction, taken: Register) -> Iterable[Instruction]:
