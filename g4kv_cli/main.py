@@ -98,7 +98,7 @@ ENVIRONMENT: dict[str, str] = {
     "G4KV_CACHE_DIR": "where compiled kernels are kept  [~/.cache/g4kv]",
     "G4KV_DEVICE": "--device of every command",
     "G4KV_EMULATOR": "native, interpreter or both (compared)  [native]",
-    "G4KV_EMULATOR_THREADS": "threads of a launch on the emulated device  [one a core, 1 in workers]",
+    "G4KV_EMULATOR_THREADS": "threads of a launch on the emulated device  [one a core up to 16, 1 in workers]",
     "G4KV_REQUIRE_GPU": "--require-gpu of every command",
     "G4KV_TRACEBACK": "--traceback",
     "G4KV_COMMAND_OPTION": "any option, such as G4KV_SMOKE_GEOMETRY",

@@ -321,6 +321,8 @@ def test_as_many_threads_as_this_process_may_use_cores(monkeypatch: pytest.Monke
     monkeypatch.delenv("G4KV_EMULATOR_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)), raising=False)
     assert emulator_threads() == 5
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(100)), raising=False)
+    assert emulator_threads() == 16
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert emulator_threads() == 7

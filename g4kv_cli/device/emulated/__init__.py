@@ -9,7 +9,7 @@ Of Hopper (compute_90a) it knows mbarriers, bulk tensor copies (``Machine.tensor
 
 A native engine (``engine``) runs what it knows; the interpreter, which is its reference, runs the rest and writes the
 reports. ``G4KV_EMULATOR`` is ``native`` (if not set), ``interpreter``, or ``both`` to compare them. A long launch whose
-blocks know nothing of each other runs on ``G4KV_EMULATOR_THREADS`` threads of it, one a core if that is not set.
+blocks know nothing of each other runs on ``G4KV_EMULATOR_THREADS`` threads of it; if not set, one a core up to 16.
 
 A library of its own: it needs NumPy only. A launch either returns a LaunchReport or raises LaunchFault with one
 Fault for each broken rule. Arithmetic is bit-equal to what an NVIDIA H200 was recorded to do; nothing here says

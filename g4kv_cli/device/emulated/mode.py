@@ -10,7 +10,8 @@ from .faults import EmulatorError
 
 VARIABLE = "G4KV_EMULATOR"
 THREADS_VARIABLE = "G4KV_EMULATOR_THREADS"
-MOST_THREADS = 1024
+MOST_THREADS, MOST_DEFAULT_THREADS = 1024, 16
+"""Of a launch: asked for, and by default, for each takes up to a millisecond before any of them begins."""
 
 
 class Mode(Enum):
@@ -33,15 +34,17 @@ def emulator_mode() -> Mode:
 
 
 def emulator_threads() -> int:
-    """Threads that may run the blocks of a launch: as many as asked for, else one a core that this process may use.
+    """Threads that may run the blocks of a launch: as many as asked for, else one a core of this process, at most
+    ``MOST_DEFAULT_THREADS``.
 
     Raises EmulatorError for what is no number of threads.
     """
     word = os.environ.get(THREADS_VARIABLE, "")
     if not word:
+        cores = os.cpu_count() or 1
         with suppress(AttributeError):  # not on macOS
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+            cores = len(os.sched_getaffinity(0))
+        return min(cores, MOST_DEFAULT_THREADS)
     if not (word.isascii() and word.isdigit()) or not 1 <= int(word) <= MOST_THREADS:
         raise EmulatorError(f"{THREADS_VARIABLE} is {word!r}; it can be 1 to {MOST_THREADS}")
     return int(word)
