@@ -116,6 +116,7 @@ class Lowering:
         self.read = flow.reads
         """Registers that any instruction reads."""
         self._fresh = 0
+        self._slots: dict[Register, Slot] = {}
 
     # ---- operands ------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,10 @@ class Lowering:
 
     def register(self, register: Register) -> Slot:
         """The slot of a register."""
-        return Slot(SLOT_KIND[register.kind], register)
+        found = self._slots.get(register)
+        if found is None:
+            found = self._slots[register] = Slot(SLOT_KIND[register.kind], register)
+        return found
 
     def constant(self, bits: int, kind: str) -> Slot:
         """The slot of a value that all lanes have, of a kind of raw bits."""

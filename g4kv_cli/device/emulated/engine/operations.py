@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..ptx.instruction import Instruction, Register
 from ..ptx.origins import Extent
@@ -21,8 +22,7 @@ class NotLowered(Exception):
     """The engine does not know the kernel completely; each of ``args`` names something that is missing."""
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A place in the frame. ``key`` is a Register, a Constant, a Parameter, a Variable or a number of its own."""
 
     kind: str

@@ -165,12 +165,13 @@ class Program:
     def _table(self, code: Sequence[tuple[str, list[int]]], library: Library, pool: list[int]) -> int:
         """The address of instructions that are kept."""
         table = np.zeros(len(code) + 1, INSTRUCTION)
+        run, field = table["run"], table["field"]
         for place, (handler, fields) in enumerate(code):
-            table[place]["run"] = library.handler(handler)
+            run[place] = library.handler(handler)
             if len(fields) > FIELDS:
                 fields, more = [*fields[: FIELDS - 1], len(pool)], fields[FIELDS - 1 :]
                 pool.extend(more)
-            table[place]["field"][: len(fields)] = fields
+            field[place, : len(fields)] = fields
         self._code.append(table)
         return int(table.ctypes.data)
 
@@ -191,6 +192,7 @@ def resolve(operations: Sequence[Operation], block: int, frame: Frame, is_masked
     (``is_masked``, or under a guard), the result goes to scratch and is blended in."""
     code: list[tuple[str, list[int]]] = []
     opened = 0
+    local, shared = frame.local[block], frame.shared
     for operation in operations:
         fields: list[int] = []
         blends: list[tuple[str, list[int]]] = []
@@ -198,8 +200,10 @@ def resolve(operations: Sequence[Operation], block: int, frame: Frame, is_masked
             if not isinstance(item, Slot):
                 fields.append(item)
                 continue
-            place = frame.place(block, item)
-            is_shared = item not in frame.local[block]
+            place = local.get(item, -1)
+            is_shared = place < 0
+            if is_shared:
+                place = shared[item]
             if number in operation.outs and (operation.is_guarded or (is_masked and is_shared)):
                 scratch = frame.scratch + SLOT_BYTES["b64"] * len(blends)
                 blends.append((f"blend_{item.kind}", [place, scratch]))

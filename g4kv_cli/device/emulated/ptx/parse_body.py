@@ -66,7 +66,7 @@ class _Scope:
             found = scope.registers.get(name)
             if found is not None:
                 return found
-            match = _INDEXED.fullmatch(name)
+            match = _INDEXED.fullmatch(name) if scope.families else None
             family = scope.families.get(match.group(1)) if match else None
             if family is not None and match is not None and int(match.group(2)) < family[1]:
                 found = scope.registers[name] = Register(name + scope.suffix, family[0])
