@@ -79,3 +79,38 @@ def test_mistakes_with_copies_are_found(what: str, size: int, monkeypatch: pytes
     assert faults
     assert sum(machine.counts.replayed.values()) == 1
     assert faults == run(size, text, "interpreter", monkeypatch)[0]
+
+
+SIGNALLED = """
+  __shared__ alignas(8) unsigned long long barrier;
+  __shared__ TYPE row[64];
+  const unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);
+  if (t == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(at), "r"(64) : "memory");
+  __syncthreads();
+  for (int k = 0; k < n; k++) {
+    COPY(row + t, (const TYPE*)in + k * 64 + t, SIZE);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(at) : "memory");
+    WAIT
+    out[k * 64 + t] = ((int*)&row[63 - t])[0];
+    __syncthreads();
+  }
+"""
+WAIT = """unsigned done;
+    do asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                    : "=r"(done) : "r"(at), "r"(k & 1) : "memory");
+    while (!done);"""
+
+
+@pytest.mark.parametrize("size", TYPES)
+def test_copies_that_signal_an_mbarrier(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, machine = run(size, SIGNALLED.replace("WAIT", WAIT), "both", monkeypatch)
+    assert faults == []
+    assert machine.counts.compared == 1
+
+
+def test_a_copy_that_is_read_before_its_signal_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SIGNALLED.replace("WAIT", "")
+    faults, machine = run(16, text, "native", monkeypatch)
+    assert "shared_race" in {fault.kind for fault in faults}
+    assert sum(machine.counts.replayed.values()) == 1
+    assert faults == run(16, text, "interpreter", monkeypatch)[0]

@@ -11,6 +11,7 @@ from ..interpreter.emit_hopper import (
     ARRIVE_FORM,
     BULK_LOAD_FORM,
     BULK_STORE_FORM,
+    COPIES_ARRIVE_FORM,
     INIT_FORM,
     LOAD_FORM,
     NO_OPERATION,
@@ -51,6 +52,10 @@ def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
         form, more, alone = found.groups()
         flags = _ARRIVES * (form is not None) + _EXPECTS * (more == ".expect_tx" or alone is not None)
         _lower_arrive(lowering, instruction, flags + _DROPS * (form == "arrive_drop"), False)
+    elif (found := COPIES_ARRIVE_FORM.fullmatch(opcode)) is not None and found.group(1) and len(operands) == 1:
+        lowering.emit("copy_wait", -1, outs=())  # of the lane's own copies: they arrive now, and then the lane
+        fields = *_mbarrier(lowering, operands[0]), *[lowering.constant(1, "b32")] * 2, _ARRIVES, 0
+        lowering.emit("mbarrier_arrive", lowering.fresh("b64"), *fields)
     elif (found := LOAD_FORM.fullmatch(opcode)) is not None:
         if len(operands) != (4 if found.group(2) else 3):
             raise _unknown(instruction)

@@ -40,7 +40,7 @@ ARRIVE_FORM = re.compile(
     r"|(expect_tx)(?:\.relaxed\.(?:cta|cluster))?)" + _SHARED
 )
 WAIT_FORM = re.compile(r"mbarrier\.(?:try|test)_wait(\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?" + _SHARED)
-_COPIES_ARRIVE = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
+COPIES_ARRIVE_FORM = re.compile(r"cp\.async\.mbarrier\.arrive(\.noinc)?" + _SHARED)
 BULK_LOAD_FORM = re.compile(
     r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
 )
@@ -110,7 +110,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     for pattern, emit in (
         (INIT_FORM, _emit_init),
         (ARRIVE_FORM, _emit_arrive),
-        (_COPIES_ARRIVE, _emit_copies_arrive),
+        (COPIES_ARRIVE_FORM, _emit_copies_arrive),
         (BULK_LOAD_FORM, _emit_bulk_load),
         (_BULK_BETWEEN, _emit_bulk_load),
         (BULK_STORE_FORM, _emit_bulk_store),
