@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import resource
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -268,6 +270,7 @@ def test_where_the_system_moves_no_pages_memory_is_as_ever(monkeypatch: pytest.M
 
     def refuse(_source: int, nbytes: int, _new: int, _flags: int, target: int) -> int | None:
         asked.append(target)
+        ctypes.set_errno(errno.EINVAL)
         if takes_away:
             ctypes.CDLL(None).munmap(ctypes.c_void_p(target), ctypes.c_size_t(nbytes))
         return spare_pages._FAILED
@@ -289,3 +292,28 @@ def test_memories_that_nobody_has_any_more_leave_room_for_a_new_one() -> None:
         assert machine.allocate(1 << 39, "half of what one has")
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are moved on Linux alone")
+def test_mappings_of_memories_that_nobody_has_any_more_do_not_stop_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have so many; what holds them is in a cycle that the collector takes apart."""
+    mremap, mmap_at = spare_pages._library()
+    machine, held = Machine(), Machine()
+    cycle: list[object] = [held]
+    cycle.append(cycle)
+    alive = weakref.ref(held)
+    del held, cycle
+
+    def only_without_it(*arguments: int) -> int | None:
+        if alive() is None:
+            return mremap(*arguments)
+        ctypes.set_errno(errno.ENOMEM)
+        return spare_pages._FAILED
+
+    monkeypatch.setattr(spare_pages, "_library", lambda: (only_without_it, mmap_at))
+    gc.disable()
+    try:
+        new_pages = _one_after_another(machine, [4 << 20] * 20)
+    finally:
+        gc.enable()
+    assert new_pages < 20 * (4 << 20) // resource.getpagesize() / 4

@@ -8,6 +8,8 @@ where it refuses, nothing is moved.
 from __future__ import annotations
 
 import ctypes
+import errno
+import gc
 import mmap
 import sys
 from collections.abc import Callable
@@ -80,9 +82,13 @@ class SparePages:
         """Whether pages could be moved. Their old place stays mapped, without pages."""
         mremap, mmap_at = _library()
         base = self._base
-        moved = mremap(base + source, nbytes, nbytes, _MAYMOVE | _FIXED | _DONTUNMAP, base + target)
-        if moved != _FAILED:
-            return True
+        for _ in range(2):
+            moved = mremap(base + source, nbytes, nbytes, _MAYMOVE | _FIXED | _DONTUNMAP, base + target)
+            if moved != _FAILED:
+                return True
+            if ctypes.get_errno() != errno.ENOMEM:
+                break
+            gc.collect()  # memories that nobody has any more may hold all mappings that a process may have
         # The system may have taken away what was mapped there.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
         if mmap_at(base + target, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == _FAILED:
@@ -99,7 +105,7 @@ def _pages(offset: int, nbytes: int) -> Piece:
 @cache
 def _library() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
     """mremap(2) and mmap(2)."""
-    c = ctypes.CDLL(None)
+    c = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     c.mremap.argtypes, c.mremap.restype = [address, size, size, number, address], address
     c.mmap.argtypes, c.mmap.restype = [address, size, number, number, number, ctypes.c_long], address
