@@ -22,6 +22,7 @@ from g4kv_cli.device.emulated import (
     DeadlinePassed,
     EmulatorError,
     Fault,
+    FreedMemory,
     Kernel,
     LaunchConfigurationError,
     LaunchFault,
@@ -452,7 +453,7 @@ def report_line(fault: Fault) -> str:
 
 
 def _copy_fault(direction: str, error: EmulatorError) -> DeviceFault:
-    kind = "global_out_of_bounds"
+    kind = "use_after_free" if isinstance(error, FreedMemory) else "global_out_of_bounds"
     return DeviceFault([f"{kind}: a copy {direction} the device: {error}"], [kind])
 
 

@@ -352,6 +352,15 @@ def test_a_graph_that_is_replayed_behind_its_memory_faults(streams_13: Streams) 
     assert "use_after_free" in str(streams_13.state.error)
 
 
+@pytest.mark.parametrize(("is_freed", "kind"), [(True, "use_after_free"), (False, "global_out_of_bounds")])
+def test_a_copy_to_where_nothing_is_any_more_says_so(streams_13: Streams, is_freed: bool, kind: str) -> None:
+    array = streams_13.allocate(16)
+    if is_freed:
+        streams_13.of("cudaFree", array)
+    assert streams_13.cudaMemset(array, 0, ctypes.c_size_t(16 if is_freed else 17)) != 0
+    assert str(streams_13.state.error).startswith(f"{kind}: a copy to the device: host access ")
+
+
 def test_there_is_one_memory_pool(streams: Streams) -> None:
     pool, threshold, reuse = streams.made("cudaDeviceGetDefaultMemPool", 0), ctypes.c_uint64(1 << 40), ctypes.c_int()
     streams.of("cudaMemPoolSetAttribute", pool, 4, ctypes.byref(threshold))

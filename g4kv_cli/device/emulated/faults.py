@@ -54,6 +54,10 @@ class EmulatorError(Exception):
     """Base of every error of the emulator; ``str(error)`` is one readable line."""
 
 
+class FreedMemory(EmulatorError):
+    """The host reads or writes an allocation that was freed."""
+
+
 class PtxSyntaxError(EmulatorError):
     """The PTX text could not be read."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..faults import EmulatorError
+from ..faults import EmulatorError, FreedMemory
 from .spare_pages import SparePages
 
 GLOBAL_BASE = 0x7F00_0000_0000
@@ -176,7 +176,7 @@ class DeviceMemory:
         if allocation is None or address + nbytes > allocation.end or nbytes < 0:
             raise EmulatorError(f"host access of {nbytes} bytes at {address:#x} leaves every allocation")
         if allocation.is_freed:
-            raise EmulatorError(f"host access to '{allocation.label}', which was freed")
+            raise FreedMemory(f"host access to '{allocation.label}', which was freed")
         return allocation, address - GLOBAL_BASE
 
     def free(self, address: int) -> None:
