@@ -22,7 +22,7 @@ from g4kv_cli.errors import CompileError, DeviceFault, DeviceUnavailable, G4kvEr
 from g4kv_cli.model.geometry import Geometry
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import POISON_BYTE
-from g4kv_cli.records.run import BLOCKS_DIFFER, CaseResult, Mismatch, Status
+from g4kv_cli.records.run import OF_SOME_BLOCKS, CaseResult, Mismatch, Status
 
 Array = npt.NDArray[Any]
 
@@ -67,6 +67,8 @@ class Session:
     """Why parts of the case are not covered, each reason once."""
     only_the_ends: bool = False
     """Whether the emulated device runs the blocks at both ends of the grid alone."""
+    lacks_rows: bool = False
+    """Whether, of the rows that are looked at, these blocks have left some out."""
 
     @property
     def device(self) -> Device:
@@ -75,8 +77,8 @@ class Session:
     @property
     def output_digest(self) -> str:
         """Of the outputs. Which rows the ends of a grid make is known of the built-in kernels alone."""
-        is_known = not self.only_the_ends or self.library.provider is None
-        return str(self.digest.hexdigest()) if is_known else BLOCKS_DIFFER
+        is_known = not self.lacks_rows and (not self.only_the_ends or self.library.provider is None)
+        return f"{self.digest.hexdigest()}{'' if is_known else OF_SOME_BLOCKS}"
 
     def keep(self, array: DeviceArray) -> DeviceArray:
         """Have the array freed when the case ends."""

@@ -99,15 +99,15 @@ class Mismatch:
     worst_row_equals: str = ""
 
 
-BLOCKS_DIFFER = "of the blocks that a device runs"
+OF_SOME_BLOCKS = " of the blocks that a device runs"
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """One case's outcome. ``mismatches`` only with status failed; ``reason`` only where it did not pass.
 
-    ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit; or
-    BLOCKS_DIFFER, where two devices do not run the same blocks.
+    ``output_digest`` is the SHA-256 over all outputs' bytes, so that two devices can be compared bit for bit;
+    OF_SOME_BLOCKS stands behind it where another device may run others.
     ``kernels`` are the names of those that were launched, in the order of their first launch.
     """
 

@@ -13,6 +13,7 @@ from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.entries.table import entries_for
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.records.run import OF_SOME_BLOCKS
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -66,7 +67,11 @@ def test_12b_local_is_green_and_only_graphs_are_skipped(tmp_path: Path, capsys: 
     assert total >= 200
     assert {case["geometry"] for case in record["cases"]} == {"12b-local"}
     assert record["run"]["device"]["kind"] == "emulated"
-    assert all(len(case["output_digest"]) == 64 for case in record["cases"] if case["status"] == "passed")
+    digests = {case["id"]: case["output_digest"] for case in record["cases"] if case["status"] == "passed"}
+    assert {len(digest.removesuffix(OF_SOME_BLOCKS)) for digest in digests.values()} == {64}
+    of_some = {case for case, digest in digests.items() if digest.endswith(OF_SOME_BLOCKS)}
+    assert of_some
+    assert all("/past-" in case for case in of_some)
     assert shown.splitlines()[0].startswith("device   emulated sm_90")
     assert f"{passed} passed, 0 failed, 0 error, {len(skipped)} skipped of {total} cases" in shown.splitlines()[-1]
     assert f'tests="{total}"' in junit.read_text()
@@ -150,6 +155,21 @@ def test_bits_of_other_kernels_than_the_records_are_not_compared(tmp_path: Path)
     assert [results[case]["status"] for case in cases] == ["skipped", "passed"]
     words = "no bits to compare: paged_decode_hopper_hd256_heads8 ran here, paged_decode_hd256_groups4 there"
     assert words in results[cases[0]]["reason"]
+
+
+def test_rows_that_only_a_gpu_computes_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    case = "attention/12b-local/prefill/small-tile/rows/past-int32"
+    chosen = ("--case", "prep/12b-local/contiguous/closed-form", "--case", case)
+    code, record = _smoke(path, *chosen)
+    assert code == 0
+    same, again = _smoke(tmp_path / "two.json", *chosen, "--same-bits-as", str(path))
+    assert (same, again["cases"][1]["status"]) == (0, "passed")
+    record["cases"][1]["output_digest"] = "0" * 64  # a GPU's, of all rows
+    path.write_text(json.dumps(record))
+    code, compared = _smoke(tmp_path / "three.json", *chosen, "--same-bits-as", str(path))
+    assert (code, compared["cases"][1]["status"]) == (0, "skipped")
+    assert "no bits to compare: of so many rows the emulated device runs" in compared["cases"][1]["reason"]
 
 
 def test_a_record_of_none_of_the_cases_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

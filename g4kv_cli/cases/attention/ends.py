@@ -56,6 +56,7 @@ def run_ends(session: Session, case: AttentionCase, tensors: AttentionTensors, e
         )
     got = rows.read(out)
     session.digest.update(got.tobytes())
+    session.lacks_rows = bool((bits(got) == POISON_BITS).all(axis=-1).any())
     _judge(session, case, got, expected, rows)
 
 
@@ -132,11 +133,12 @@ class _EndRows:
 
 
 def _judge(session: Session, case: AttentionCase, got: Array, expected: ExpectedAttention, rows: _EndRows) -> None:
-    """A row that is still poison was not run, but of the last token one has to be there."""
+    """On the emulated device a row that is still poison was not run, but of the last token one has to be there."""
     ends = (0, got.shape[1] - 1)
     at = (np.array([0, 0, len(got) - 1, len(got) - 1]), np.array([*ends, *ends]))
     there = (bits(got[at]) != POISON_BITS).any(axis=-1)
     there[2:] |= not there[2:].any()
+    there |= session.device.info.kind == "cuda"
     kept = tuple(index[there][:, None] for index in at)
     heads = np.where(kept[1][:, 0] == 0, 0, case.geometry.num_qo_heads - 1)
     named: dict[str, Any] = {"token": [rows.tokens[token] for token in kept[0][:, 0]], "head": heads}
