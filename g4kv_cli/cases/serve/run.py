@@ -232,7 +232,7 @@ class _Run:
             padding_page=PADDING_PAGE,
         )  # fmt: skip
         self.session.arrays.extend(plan.buffers.by_name().values())
-        group = self.geometry.num_qo_heads // self.geometry.num_kv_heads
+        group = self.geometry.gqa_group
         library, layout = self.session.library, self.pool.layout
         before = self.flat.copy() if is_decode and begins_early(form, library, layout, group) else None
         prep = self._prep(name, works, rows, plan, padding, is_decode)
