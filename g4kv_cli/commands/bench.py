@@ -110,6 +110,10 @@ def _list_peers(console: BenchConsole) -> int:
 def _compare(console: BenchConsole, a_path: Path, b_path: Path, threshold: float) -> int:
     """Two records: 1 if the second is slower, or did not get to its end."""
     a, b = (read_bench_record(path, "--compare") for path in (a_path, b_path))
+    if a.overlaps != b.overlaps:
+        raise UsageError(
+            f"--compare {a_path} {b_path}: launches overlap in one of them alone (--pdl); compare like runs"
+        )
     comparison = compare_records(a, b, str(a_path), str(b_path), threshold)
     if not any(cell.ratio is not None for cell in comparison.cells):
         raise UsageError(f"--compare {a_path} {b_path}: no cell has a time in both; name records of one plan")
@@ -122,6 +126,8 @@ def _report_record(console: BenchConsole, path: Path, options: BenchOptions) -> 
     """A record in place of a run: the same report and exit code."""
     analysis = analyse(read_bench_record(path, "--from"))
     record = analysis.record
+    if record.overlaps and options.dispatch_path is not None:
+        raise UsageError(f"--from {path}: its launches overlap (--pdl); --dispatch takes a record of those that do not")
     failure = report_analysis(console, analysis, options, with_start=True)
     code = compared(console, within(record, options.threshold), exit_code_of(record))
     if failure is not None:

@@ -47,6 +47,8 @@ EXIT_INTERRUPTED = 130
 def measure(console: BenchConsole, options: BenchOptions, request: Request) -> int:
     """Measure every cell of the plan; the command's exit code."""
     old_record = options.baseline_record()
+    if old_record is not None and old_record.overlaps != options.enable_pdl:
+        raise UsageError(f"--baseline {options.baseline}: launches overlap in one run alone (--pdl); compare like runs")
     if options.alternates:
         options.baseline_kernels()
     opened = open_gpu(options.device)

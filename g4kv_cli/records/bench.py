@@ -163,6 +163,11 @@ class BenchRecord:
     burst_ceilings: Ceilings | None = None
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether our decode launches began while those in front ended (``--pdl``); older records do not say."""
+        return bool(self.settings.get("enable_pdl"))
+
     def at(self, shape: Shape) -> tuple[Measurement, ...]:
         """All measurements of a shape, in the order of the run."""
         return tuple(item for item in self.measurements if item.shape == shape.id)

@@ -48,7 +48,7 @@ class BenchConsole:
         run = record.run
         self._line("device   ", device_text(run))
         self._line("kernels  ", f"{kernels_text(run)}, commit {run.git_commit or 'none'}")
-        if record.settings.get("enable_pdl"):
+        if record.overlaps:
             self._line("launches ", "each begins while the one in front ends, where its kernel can (--pdl)")
         if record.ceilings is not None:
             self._line("ceilings ", ceilings_text(record.ceilings))

@@ -169,6 +169,23 @@ def test_peers_are_listed_with_how_to_get_them() -> None:
         assert name in result.stdout
 
 
+def test_launches_that_overlap_are_held_against_their_like_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlapping = tmp_path / "pdl.json"
+    record = json.loads(Path(SAMPLE).read_text(encoding="utf-8"))
+    record["settings"]["enable_pdl"] = True
+    overlapping.write_text(json.dumps(record), encoding="utf-8")
+    assert main.run(["bench", "--compare", str(overlapping), str(overlapping)]) == 0
+    capsys.readouterr()
+    assert main.run(["bench", "--compare", SAMPLE, str(overlapping)]) == 2
+    assert "launches overlap in one of them alone (--pdl); compare like runs" in capsys.readouterr().err
+    table = tmp_path / "table.json"
+    assert main.run(["bench", "--from", str(overlapping), "--dispatch", str(table)]) == 2
+    assert "its launches overlap (--pdl); --dispatch takes a record of those that do not" in capsys.readouterr().err
+    assert not table.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
