@@ -19,13 +19,17 @@ def _needs_engine() -> None:
     engine()
 
 
+def head_of(source: str) -> str:
+    """The whole kernel of a body."""
+    head = 'extern "C" __global__ void kernel(int* out, const int* in, int* aux, int n) {\n'
+    return f"{head}  const int t = threadIdx.x, b = blockIdx.x, i = b * blockDim.x + t;\n{source}\n}}"
+
+
 def run(source: str, monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[list[Fault], Machine]:
     """The faults of ``kernel(int* out, const int* in, int* aux, int n)`` with both emulators compared."""
     monkeypatch.setenv("G4KV_EMULATOR", str(options.pop("mode", "both")))
     machine = Machine()
-    head = 'extern "C" __global__ void kernel(int* out, const int* in, int* aux, int n) {\n'
-    head += "  const int t = threadIdx.x, b = blockIdx.x, i = b * blockDim.x + t;\n"
-    kernel = compile_kernel(f"{head}{source}\n}}", str(options.pop("arch", "90")))
+    kernel = compile_kernel(head_of(source), str(options.pop("arch", "90")))
     assert kernel.not_native_for == ()
     out = upload(machine, np.zeros(WORDS, np.int32), "out")
     given = upload(machine, (np.arange(1024, dtype=np.int64) * 2654435761 % (1 << 32)).astype(np.uint32), "in")
@@ -121,6 +125,42 @@ def test_who_comes_first(source: str, grid: int, monkeypatch: pytest.MonkeyPatch
     """Blocks run together as the interpreter has them; 300 of them are more than it has together."""
     faults, machine = run(source, monkeypatch, grid=grid)
     assert (faults, machine.counts.compared) == ([], 1)
+
+
+MIXED = {
+    "sums and maxima": "atomicAdd(aux + (i & 7), in[i & 1023] & 255); atomicMax(aux + (i & 7), 3000 + (t & 3));",
+    "of two sizes": """
+  atomicAdd(aux + 2 * (i & 7) + 1, t & 7);
+  atomicMax((unsigned long long*)aux + (i & 7), (unsigned long long)(800 + (i & 63)) << 32);""",
+    "in shared memory": """
+  __shared__ int own[8], other[8];
+  if (t < 8) own[t] = other[t] = t;
+  __syncthreads();
+  atomicAdd(own + (t & 7), t); atomicAnd(own + (t & 7), ~(t >> 2)); atomicAdd(other + (t & 7), 1);
+  __syncthreads();
+  if (t < 8) out[8 * b + t] = own[t] - other[t];""",
+}
+APART = {
+    "at places of their own": "atomicAdd(aux + (i & 7), 1); atomicMax(aux + 8 + (i & 7), i);",
+    "in arrays of their own": """
+  __shared__ int own[8], other[8];
+  if (t < 8) own[t] = other[t] = t;
+  __syncthreads();
+  atomicAdd(own + (t & 7), t); atomicMin(other + (t & 7), -t);
+  __syncthreads();
+  if (t < 8) out[8 * b + t] = own[t] - other[t];""",
+}
+
+
+@pytest.mark.parametrize("name", [*MIXED, *APART])
+def test_kinds_of_atomics_that_show_their_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums alone commute, and maxima do; both at one place do not: then the interpreter's order is kept."""
+    source = MIXED.get(name) or APART[name]
+    faults, machine = run(source, monkeypatch)
+    assert (faults, machine.counts.compared, machine.counts.replayed) == ([], 1, {})
+    kernel = compile_kernel(head_of(source), "90")
+    assert kernel.program is not None
+    assert kernel.program.runs_together == (name in MIXED)
 
 
 FAULTY = {

@@ -51,6 +51,13 @@ class Kernel:
 
     @cached_property
     def _bound(self) -> tuple[Program | None, tuple[str, ...]]:
+        return self._lowered(False)
+
+    @cached_property
+    def _bound_in_order(self) -> tuple[Program | None, tuple[str, ...]]:
+        return self._lowered(True)
+
+    def _lowered(self, in_order: bool) -> tuple[Program | None, tuple[str, ...]]:
         engine = library()
         if engine is None:
             return None, ("there is no engine",)
@@ -59,14 +66,15 @@ class Kernel:
             context = lay_out(self.module.parsed, self.parsed).context
             context.validated = validated_loads(self.parsed)
             note_extents(context, self.module.parsed, self.parsed)
-            return Program(lower(context, flow), engine), ()
+            return Program(lower(context, flow, in_order), engine), ()
         except NotLowered as error:
             return None, error.args
 
     @property
     def program(self) -> Program | None:
         """What the engine runs; None if there is no engine, or it does not know the kernel completely."""
-        return self._bound[0]
+        first = self._bound[0]
+        return self._bound_in_order[0] if first is not None and first.mixes_atomics else first
 
     @property
     def not_native_for(self) -> tuple[str, ...]:

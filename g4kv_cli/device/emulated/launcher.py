@@ -13,6 +13,7 @@ from .engine.launch import (
     GUESSED_RACE,
     GUESSES,
     ORDERLESS,
+    SEVERAL_KINDS,
     UNORDERED,
     USED_TWICE,
     Detected,
@@ -101,6 +102,9 @@ class Launcher:
             return self._interpret(request)
         self._active = run = EngineRun(engine, self._memory, program, request, threads=self._threads)
         found = run.execute()
+        if isinstance(found, Detected) and found.kind == SEVERAL_KINDS:
+            program.mixes_atomics = True
+            return self._run(request)
         if isinstance(found, Detected) and found.kind == USED_TWICE and not program.shares:
             watched = engine.state.used_twice()
             if watched is not None:  # each thread its own, perhaps: kernels work in place

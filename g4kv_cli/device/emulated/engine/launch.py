@@ -41,6 +41,7 @@ _READ_AND_STORED = 3
 GUESSES = frozenset(
     {"equal stores", "guessed race", "stores that meet", "reads and stores of one allocation", "uninitialised"}
     | {
+        "atomics of several kinds",
         "shared uninitialised",
         "several spaces",
         "reads of what others store",
@@ -55,6 +56,8 @@ ORDERLESS = frozenset({"accesses without an order", "trace full"})
 """What that run may come to: then the interpreter decides about what was found before."""
 GUESSED_RACE, BLOCK_SCOPE = "guessed race", "accesses of the scope of a block"
 USED_TWICE = "reads and stores of one allocation"
+SEVERAL_KINDS = "atomics of several kinds"
+"""At one place, where the order shows that each by itself does not have."""
 UNORDERED = frozenset({"stores that meet", USED_TWICE, "reads of what others store", GUESSED_RACE, BLOCK_SCOPE})
 """What may have an order, which another run writes down."""
 _FRAME_ALIGN = 64
@@ -283,6 +286,8 @@ class EngineRun:
         instructions = state.launch.instructions
         if instructions > state.launch.instruction_limit:  # of all threads together
             return Detected("watchdog")
+        if self.program.may_mix_atomics and meets_other_kind(stores):
+            return Detected(SEVERAL_KINDS)
         if self.traced is not None:
             if has_conflicts(state.trace, self.program.sites, request, self.memory):
                 return Detected("accesses without an order")
@@ -360,6 +365,18 @@ def stored_ranges(stores: npt.NDArray[Any], may_collide: Sequence[tuple[int, int
             begin = address - GLOBAL_BASE
             clash &= (begins[1:] < begin) | (ends[1:] > begin + nbytes)
     return merge_ranges(begins, ends), bool(clash.any())
+
+
+def meets_other_kind(stores: npt.NDArray[Any]) -> bool:
+    """Whether atomics of a log of stores met atomics of another operation or size at one place."""
+    atomics = stores[stores["each"] == 0]
+    kinds = atomics["first"].astype(np.int64) << 8 | atomics["bytes"]
+    if not atomics.size or (kinds == kinds[0]).all():
+        return False
+    order = np.lexsort((kinds, atomics["begin"]))
+    begins, kinds = atomics["begin"][order], kinds[order]
+    reach = np.maximum.accumulate(begins + atomics["bytes"][order])
+    return bool(((kinds[1:] != kinds[:-1]) & (begins[1:] < reach[:-1])).any())
 
 
 def _is_by_same_threads(stores: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -28,6 +28,14 @@ def _name(operation: str, kind: str) -> str:
     return f"{operation}.{kind[0]}" if operation in ("min", "max") else operation
 
 
+def kind_of(instruction: Instruction) -> tuple[str, int] | None:
+    """(operation, bytes) of an atomic that may be one on shared memory; None for any other instruction."""
+    found = ATOMIC.fullmatch(instruction.opcode)
+    if found is None or found[2] == "global":
+        return None
+    return _name(found[3], found[7]), TYPE_BYTES[found[7]]
+
+
 def commutes(instruction: Instruction, read: set[Register]) -> bool:
     """Whether an atomic may come before or after others without anybody seeing a difference."""
     found = ATOMIC.fullmatch(instruction.opcode)

@@ -7,12 +7,16 @@ warps have made one before any makes the next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
+
 from ..ptx.blocks import BasicBlock
 from ..ptx.flow import Flow, compute_liveness
 from ..ptx.instruction import Instruction, Register
 from ..ptx.link import PRINTF
 from ..ptx.ordering import VOLATILE, WEAK, manner
-from .lower_atomics import commutes
+from ..ptx.origins import Extent
+from .lower_atomics import commutes, kind_of
 
 _ACCESSES = ("ld", "st", "atom", "red")
 
@@ -25,6 +29,25 @@ def runs_together(flow: Flow) -> bool:
         for block in flow.blocks
         for each in block.body
     )
+
+
+def mixes_in_shared(flow: Flow, extents: Mapping[tuple[int, str], Extent]) -> bool:
+    """Whether atomics of several kinds may meet in shared memory, which show an order that each by itself does not
+    have. Those on global memory are seen when they meet (launch.py)."""
+    kinds: dict[tuple[str, int], list[Extent | None]] = {}
+    for block in flow.blocks:
+        for each in block.body:
+            if (kind := kind_of(each)) is not None:
+                kinds.setdefault(kind, []).append(extents.get((each.ptx_line, each.opcode)))
+    return any(
+        _overlap(one, other) for first, second in combinations(kinds.values(), 2) for one in first for other in second
+    )
+
+
+def _overlap(one: Extent | None, other: Extent | None) -> bool:
+    if one is None or other is None:
+        return True
+    return (one.end is None or other.begin < one.end) and (other.end is None or one.begin < other.end)
 
 
 def cut_pieces(flow: Flow) -> None:

@@ -21,7 +21,7 @@ from .lower_memory import lower_memory
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
 from .order_trace import flags_of
-from .pieces import cut_pieces, runs_together
+from .pieces import cut_pieces, mixes_in_shared, runs_together
 from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
 FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp, lower_hopper, lower_clusters, lower_calls)
@@ -29,12 +29,13 @@ COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""
 
 
-def lower(context: KernelContext, flow: Flow) -> Lowered:
-    """Lower a kernel whose flow keeps every multiply by itself. Raises NotLowered with all that is missing."""
+def lower(context: KernelContext, flow: Flow, in_order: bool = False) -> Lowered:
+    """Lower a kernel whose flow keeps every multiply by itself; ``in_order``: its warps and blocks make their accesses
+    in the interpreter's order in any case. Raises NotLowered with all that is missing."""
     lowering = Lowering(context, flow)
     if RESERVED_SHARED in context.shared_offsets:
         lowering.missing["shared memory that the system clears"] = None
-    together = runs_together(flow)
+    together = in_order or runs_together(flow) or mixes_in_shared(flow, context.extents)
     if together:
         cut_pieces(flow)
     blocks = [lowering.block(block, FAMILIES) for block in flow.blocks]
@@ -105,6 +106,10 @@ class Program:
         is_ordered = kernel.runs_together or self.has_block_scope
         self.runs_apart = not is_ordered and not kernel.calls and len(kernel.atomic_forms) < 2
         """Whether several threads may run its blocks."""
+        self.may_mix_atomics = len(kernel.atomic_forms) > 1 and not kernel.runs_together
+        """Whether atomics of several kinds may meet in global memory, whose order this does not keep."""
+        self.mixes_atomics = False
+        """Whether a launch was seen to do so."""
         self.local_bytes = kernel.local_bytes
         self.calls = kernel.calls
         operations = [operation.handler for block in kernel.blocks for operation in block.operations]

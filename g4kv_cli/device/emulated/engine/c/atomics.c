@@ -157,10 +157,10 @@ INLINE void take_turn(const Instruction *i, char *frame, Launch *c, u8 *at, int 
     ((u32 *)(frame + i->field[4]))[lane] = (u32)old;
 }
 
-static void log_atomic(Launch *c, i64 begin, int bytes) {
+static void log_atomic(Launch *c, i64 begin, int bytes, int operation) {
   const Store *last = c->store_count ? &c->stores[c->store_count - 1] : 0;
-  if (last && !last->each && last->begin == begin && last->bytes == bytes) return;
-  const Store store = {.begin = begin, .bytes = bytes};
+  if (last && !last->each && last->begin == begin && last->bytes == bytes && last->first == operation) return;
+  const Store store = {.begin = begin, .bytes = bytes, .first = operation};
   c->stores[c->store_count++] = store;
 }
 INLINE int is_misaligned(Warp *w, const Instruction *i, u64 at, int lane) {
@@ -184,7 +184,7 @@ INLINE void atomic_global(const Instruction *i, char *frame, Warp *w, int bytes)
     const i64 begin = (i64)(at[l] - c->base);
     save_old(c, begin, bytes);
     take_turn(i, frame, c, c->data + begin, l, bytes, 0);
-    log_atomic(c, begin, bytes);
+    log_atomic(c, begin, bytes, i->field[7]);
   }
 }
 INLINE void atomic_shared(const Instruction *i, char *frame, Warp *w, int bytes) {

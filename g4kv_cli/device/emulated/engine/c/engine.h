@@ -98,7 +98,7 @@ typedef struct {
 
 // Bytes of the arena that consecutive lanes of a warp stored to, or loaded where that is watched, `each` bytes a lane
 // from lane `first` on (warp * 32 + lane; -1 for loads of several lanes). each is 0 for what atomics changed, whose
-// threads do not matter.
+// threads do not matter; first is their operation then.
 typedef struct {
   i64 begin;
   i32 bytes, site, block, is_load, first, each;
