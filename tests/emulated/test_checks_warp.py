@@ -273,3 +273,43 @@ extern "C" __global__ void kernel(float* out) {
         values.append(read_as(machine, out, 32, np.uint32))
     assert counts[0] == counts[1]
     np.testing.assert_array_equal(*values)
+
+
+TWO_WAYS_BACK = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 kernel_0)
+{
+  .reg .pred %p<3>;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<3>;
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r2, %r1;
+  mov.u32 %r3, 0;
+  mov.u32 %r4, 0;
+$turn:
+  shfl.sync.idx.b32 %r5, %r2, %r3, 31, -1;
+  add.u32 %r4, %r4, %r5;
+  add.u32 %r3, %r3, 1;
+  setp.ge.u32 %p1, %r3, 4;
+  @%p1 bra $done;
+  setp.ne.u32 %p2, %r1, %r3;
+  @%p2 bra $turn;
+  add.u32 %r2, %r2, 100;
+  bra $turn;
+$done:
+  ld.param.u64 %rd1, [kernel_0];
+  mad.wide.u32 %rd2, %r1, 4, %rd1;
+  st.global.u32 [%rd2], %r4;
+  ret;
+}
+"""
+
+
+def test_lanes_that_go_round_a_loop_by_two_ways_are_together_again() -> None:
+    machine = Machine()
+    out = machine.allocate(128, "out")
+    assert not faults_of(machine, Module(TWO_WAYS_BACK).kernel("kernel"), pointer(out), block=32)
+    # Lane 1, 2 and 3 add 100 before the others read theirs: only they take the way back by that.
+    assert read_as(machine, out, 32, np.int32).tolist() == [0 + 101 + 102 + 103] * 32

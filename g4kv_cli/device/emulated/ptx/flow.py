@@ -112,6 +112,7 @@ def build_flow(kernel: ParsedKernel, joins_multiplies: bool = True) -> Flow:
     if _note_waits(blocks, entry):
         blocks, entry = cut(_with_meetings(kernel))
         _note_waits(blocks, entry)
+    _join_ways_back(blocks, entry)
     kernel.contracted = contract(blocks) if kernel.contracts else 0
     for block in blocks:
         is_stand_in = block.final is not None and block.final.opcode.startswith(MEETING)
@@ -223,6 +224,21 @@ def _schedule_order(blocks: list[BasicBlock], entry: int) -> list[int]:
     first = traps + [node for node in order if node in leaving and blocks[node].end != "trap"]
     taken = set(first)
     return first + [node for node in order if node not in taken]
+
+
+def _join_ways_back(blocks: list[BasicBlock], entry: int) -> None:
+    """A loop with several ways back to its header gets one block that they all lead to.
+
+    It is scheduled behind all else of the loop: lanes that go back at once wait there for those that have more to do in
+    this turn, and all of them are together again at the header.
+    """
+    for header, body in _loop_bodies(blocks, entry).items():
+        back = [block for node, block in enumerate(blocks) if body >> node & 1 and header in block.successors]
+        if len(back) > 1:
+            join = BasicBlock([], successors=(header,), in_wait=blocks[header].in_wait)
+            for block in back:
+                block.successors = tuple(len(blocks) if target == header else target for target in block.successors)
+            blocks.append(join)
 
 
 def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
