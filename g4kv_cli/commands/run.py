@@ -16,7 +16,7 @@ import numpy as np
 from g4kv_cli import emulator
 from g4kv_cli.commands.run_arguments import FORMS, RunArgument, parse_arguments
 from g4kv_cli.commands.run_device import launch_on
-from g4kv_cli.compiler.foreign import compile_foreign
+from g4kv_cli.compiler.foreign import NoKernel, compile_foreign
 from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.device.interface import Device
 from g4kv_cli.device.open import open_device
@@ -129,7 +129,13 @@ def run(**options: Any) -> int:
     policy = Policy({"default": "report", **dict.fromkeys(request.ignore, "ignore")})
     device = open_device(request.device)
     try:
-        module = _load(request, device)
+        try:
+            module = _load(request, device)
+        except NoKernel as error:
+            if request.lists and error.templates:
+                _print_templates(error.templates)
+                return 0
+            raise
         if request.lists:
             _print_kernels(module)
             return 0
@@ -272,7 +278,12 @@ def _print_kernels(module: emulator.Module) -> None:
         print_line(out, "kernel    ", name)
         for number, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
             print_line(out, f"  args[{number}]  ", f"{parameter_words(parameter, kind)}, {parameter.nbytes} bytes")
-    for template in module.templates:
-        print_line(out, "template  ", f"{template}, of which --kernel names an instance: --kernel '{template}<float>'")
+    _print_templates(module.templates)
     for variable, nbytes in module.variables.items():
         print_line(out, "variable  ", f"{variable}, {nbytes} bytes")
+
+
+def _print_templates(names: Sequence[str]) -> None:
+    out = results_console()
+    for name in names:
+        print_line(out, "template  ", f"{name}, of which --kernel names an instance: --kernel '{name}<float>'")

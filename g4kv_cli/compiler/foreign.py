@@ -47,6 +47,23 @@ _READS_FILES = re.compile(r"-I|--include-path|-include|--pre-include|--use-pch|-
 _OWN_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\s]", re.MULTILINE)
 
 
+class NoKernel(CompileError):
+    """CUDA source of which no kernel came; ``templates`` are those that it has no instance of."""
+
+    def __init__(self, name: str, templates: Sequence[str]) -> None:
+        if templates:
+            instance = f"{templates[0]}<float>"
+            why = (
+                f"{', '.join(templates)} {'is a template' if len(templates) == 1 else 'are templates'}, and of a "
+                f"template an instance has to be named: g4kv run --kernel {instance!r}, load(..., "
+                f"names=[{instance!r}]), or in the source, template __global__ void {instance}(...)"
+            )
+        else:
+            why = "a kernel is a __global__ function"
+        super().__init__(f"{name} has no kernel in its PTX: {why}")
+        self.templates = tuple(templates)
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignProgram:
     """An image, the compiler's log, and the symbol of each name expression (``scale<float>``: ``_Z5scaleIfEvPT_``)."""
@@ -54,6 +71,12 @@ class ForeignProgram:
     data: bytes
     log: str
     symbols: Mapping[str, str]
+
+
+def template_names(source: str) -> list[str]:
+    """Kernels of CUDA text that are templates."""
+    plain = re.sub(r"__launch_bounds__\s*\([^()]*\)", "", source)
+    return list(dict.fromkeys(re.findall(r"\btemplate\s*<[^;{}]*?__global__[^;{}()]*\b(\w+)\s*\(", plain)))
 
 
 def includes_own(text: str) -> bool:
@@ -74,7 +97,8 @@ def compile_foreign(
     """Compile CUDA source for ``arch`` (``sm_90``). ``name`` is what the compiler calls it.
 
     Kept in the kernel cache unless it may include files of its own, which NVRTC does not tell. Raises CompileError with
-    NVRTC's log, UsageError for a malformed arch, an option that says it twice, or an include path that is none.
+    NVRTC's log, NoKernel, and UsageError for a malformed arch, an option that says it twice, or an include path that is
+    none.
     """
     for option in options:
         if _ARCH_OPTION.match(option):
@@ -116,8 +140,5 @@ def _compile(
 ) -> ForeignProgram:
     made = nvrtc.compile_program(source, arch, kind, options, expressions, HEADER_HINT)
     if kind == "ptx" and b".entry" not in made.data:
-        raise CompileError(
-            f"{source.name} has no kernel in its PTX: a kernel is a __global__ function, and of a template "
-            "an instance has to be named, such as scale<float>"
-        )
+        raise NoKernel(source.name, template_names(source.text))
     return ForeignProgram(made.data, made.log, made.symbols)

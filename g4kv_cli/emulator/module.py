@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from g4kv_cli.compiler.foreign import template_names
 from g4kv_cli.device.emulated import EmulatorError, PtxSyntaxError
 from g4kv_cli.device.emulated import Kernel as EmulatedKernel
 from g4kv_cli.device.emulated import Module as EmulatedModule
@@ -15,7 +16,7 @@ from g4kv_cli.device.emulated.ptx.parse import Parameter, parse_parameters
 from g4kv_cli.emulator.errors import KernelNotFound, SourceError, SymbolError, Unsupported
 from g4kv_cli.emulator.mangled import Signature, read_symbol, variable_name
 from g4kv_cli.emulator.memory import HostArray
-from g4kv_cli.emulator.names import find_kernel, find_variable, kernel_words, template_names
+from g4kv_cli.emulator.names import find_kernel, find_variable, kernel_words
 from g4kv_cli.emulator.report import Report
 from g4kv_cli.emulator.sources import LoadedSource
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from g4kv_cli.compiler.foreign import template_names
 from g4kv_cli.emulator.errors import KernelNotFound, SymbolError
 from g4kv_cli.emulator.mangled import read_symbol, variable_name
 
@@ -84,12 +85,6 @@ def _shown(names: Iterable[str], most: int = 6) -> str:
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
-
-
-def template_names(source: str) -> list[str]:
-    """Kernels of CUDA text that are templates."""
-    plain = re.sub(r"__launch_bounds__\s*\([^()]*\)", "", source)
-    return list(dict.fromkeys(re.findall(r"\btemplate\s*<[^;{}]*?__global__[^;{}()]*\b(\w+)\s*\(", plain)))
 
 
 def _squeezed(name: str) -> str:

@@ -156,6 +156,28 @@ def test_list_shows_kernels_parameters_templates_and_variables(source: str, caps
     assert "variable  offset, 4 bytes" in lines
 
 
+def test_a_file_of_templates_alone_says_how_to_name_an_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.cu").write_text("template <class T> __global__ void scale(T* x, T by) { *x *= by; }\n")
+    assert run(["run", "t.cu", "--list"]) == 0
+    shown = "template  scale, of which --kernel names an instance: --kernel 'scale<float>'\n"
+    assert capsys.readouterr().out == shown
+    for words in (["run", "t.cu", "--grid", "1", "--block", "1"], ["kernels", "--check", "t.cu"]):
+        assert run(words) == 2
+        told = capsys.readouterr().err
+        assert "t.cu has no kernel in its PTX: scale is a template, and of a template an instance has to be" in told
+        assert "g4kv run --kernel 'scale<float>'" in told
+        assert "template __global__ void scale<float>(...)" in told
+    Path("t.cu").write_text("template <class T> __global__ void scale(T* x, T by) { *x *= by; }\n"
+                            "template __global__ void scale<float>(float*, float);\n")  # fmt: skip
+    assert run(["kernels", "--check", "t.cu"]) == 0
+    Path("t.cu").write_text("__device__ int none;\n")
+    assert run(["run", "t.cu", "--list"]) == 2
+    assert "no kernel in its PTX: a kernel is a __global__ function\n" in capsys.readouterr().err
+
+
 def test_ptx_runs_as_it_stands(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("all.ptx").write_text(emulator.load(SOURCE, options=["-DBARRIER=__syncthreads()"]).ptx[0])
     assert run(["run", "all.ptx", *SUM, "i32:999", "--symbol", "offset=f32:0"]) == 0
