@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,8 @@ OPTION = "--json"
 PAGE_SIZE = "page_size"
 GEOMETRIES_OF_FILES = "geometries"
 WORKLOAD = "workload"
+_OLDER = {"settings": {}, "planned": 0, "ended": "not said"}
+"""Fields that records of before they were written down lack."""
 OF_FILES = (GEOMETRIES_OF_FILES, WORKLOAD)
 """Settings that hold what files said, as data."""
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -87,22 +89,12 @@ class JsonRecord:
         self._written = time.monotonic()
 
 
-def read_run(path: Path, option: str) -> RunRecord:
-    """All of a record. Raises UsageError, naming ``option``, if it is none."""
+def read_run(path: Path, option: str, defaults: Mapping[str, Any] = MappingProxyType({})) -> RunRecord:
+    """All of a record; ``defaults`` stand in for fields that it lacks. UsageError, naming ``option``, if it is none."""
 
     def fail(what: str) -> UsageError:
         return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
 
-    record = dict(_read_json(path, fail))
-    record.pop("schema_version"), record.pop("summary", None)
-    try:
-        return record_from(RunRecord, record)
-    except SchemaError as error:
-        raise fail(str(error)) from error
-
-
-def _read_json(path: Path, fail: Callable[[str], UsageError]) -> Mapping[str, Any]:
-    """The object in a file, of this schema version. Raises what ``fail`` makes of the reason."""
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -111,7 +103,11 @@ def _read_json(path: Path, fail: Callable[[str], UsageError]) -> Mapping[str, An
         raise fail(f"not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
         raise fail(f"not a record of schema version {SCHEMA_VERSION}")
-    return record
+    try:
+        body = {name: value for name, value in record.items() if name not in ("schema_version", "summary")}
+        return record_from(RunRecord, {**defaults, **body})
+    except SchemaError as error:
+        raise fail(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +131,19 @@ class EarlierRun:
 
 def read_record(path: Path, option: str) -> EarlierRun:
     """Read a record made with ``--json``. Raises UsageError if it is none."""
-
-    def fail(what: str) -> UsageError:
-        return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
-
-    record = _read_json(path, fail)
-    try:
-        run = record["run"]
-        digests = {str(case["id"]): str(case.get("output_digest", "")) for case in record["cases"]}
-        kernels = {str(case["id"]): tuple(map(str, case["kernels"])) for case in record["cases"] if "kernels" in case}
-        device = f"{run['device']['name']} {run['device']['arch']}"
-        settings = record.get("settings", {})
-        asked = settings.get(PAGE_SIZE)
-        return EarlierRun(
-            path,
-            str(run["kernels_digest"]),
-            int(run["seed"]),
-            device,
-            digests,
-            kernels,
-            page_size=None if asked is None else int(asked),
-            knows_page_size=PAGE_SIZE in settings,
-            of_files={name: settings[name] for name in OF_FILES if name in settings},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise fail(f"the record lacks {error}") from error
+    record = read_run(path, option, _OLDER)
+    settings, device = record.settings, record.run.device
+    page_size = settings.get(PAGE_SIZE)
+    if page_size is not None and not isinstance(page_size, int):
+        raise UsageError(f"{option} {path}: settings.{PAGE_SIZE} must be an integer or null")
+    return EarlierRun(
+        path,
+        record.run.kernels_digest,
+        record.run.seed,
+        f"{device.name} {device.arch}",
+        {case.id: case.output_digest for case in record.cases},
+        {case.id: case.kernels for case in record.cases if case.kernels},
+        page_size=page_size,
+        knows_page_size=PAGE_SIZE in settings,
+        of_files={name: settings[name] for name in OF_FILES if name in settings},
+    )

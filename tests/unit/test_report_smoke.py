@@ -7,11 +7,12 @@ import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from g4kv_cli.errors import UsageError
-from g4kv_cli.records.run import CaseResult, DeviceInfo, Mismatch, RunInfo
+from g4kv_cli.records.run import CaseResult, DeviceInfo, Mismatch, RunInfo, to_json
 from g4kv_cli.report.console import SmokeConsole, mismatch_lines
 from g4kv_cli.report.format import count_text, seconds_text
 from g4kv_cli.report.json import JsonRecord, read_record
@@ -117,14 +118,33 @@ def test_reading_a_record_back(tmp_path: Path) -> None:
     assert read_record(path, "--same-bits-as").kernels == {"prep/a/three": ("one", "two")}
 
 
+def test_a_record_of_before_all_its_fields_were_written_down_can_be_compared_with(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    older = {"schema_version": 1, "run": to_json(RUN), "cases": [to_json(PASSED)]}
+    path.write_text(json.dumps(older))
+    earlier = read_record(path, "--same-bits-as")
+    assert (earlier.digests, earlier.knows_page_size) == ({"prep/a/one": "cd" * 32}, False)
+
+
+def _record_with(**fields: Any) -> str:
+    record = {"schema_version": 1, "run": to_json(RUN), "settings": {}, "cases": [], "planned": 0, "ended": "finished"}
+    return json.dumps({**record, **fields})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "not JSON"),
         ("[]", "not a record of schema version 1"),
         ('{"schema_version": 99}', "not a record of schema version 1"),
-        ('{"schema_version": 1, "cases": []}', "the record lacks 'run'"),
-        ('{"schema_version": 1, "run": {"device": {"name": "a", "arch": "b"}}, "cases": [{}]}', "lacks 'id'"),
+        ('{"schema_version": 1, "cases": []}', "run is missing"),
+        (_record_with(cases=[{}]), "cases[0].status is missing"),
+        (_record_with(cases="x"), 'cases must be a list, not "x"'),
+        (_record_with(cases=[3]), "cases[0] must be an object, not 3"),
+        (_record_with(cases=[{**to_json(PASSED), "status": "great"}]), "cases[0].status must be one of passed, failed"),
+        (_record_with(run=None), "run must be an object, not null"),
+        (_record_with(settings={"page_size": "16"}), "settings.page_size must be an integer or null"),
+        (_record_with(other=1), "other is no field of a record"),
     ],
 )
 def test_what_is_no_record(tmp_path: Path, text: str, words: str) -> None:
