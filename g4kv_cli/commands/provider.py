@@ -12,7 +12,7 @@ from g4kv_cli.errors import EXIT_FAILURE
 from g4kv_cli.providers.check import check_manifest
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.providers.skeleton import skeleton_of
-from g4kv_cli.records.files import unwritable
+from g4kv_cli.records.files import write_new
 from g4kv_cli.report.provider import write_check
 
 _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -45,9 +45,5 @@ def init(library: Path, output: Path | None) -> int:
     if output is None:
         sys.stdout.write(text)
         return 0
-    try:
-        with output.open("x", encoding="utf-8") as file:  # never over somebody's work
-            file.write(text)
-    except OSError as error:
-        raise unwritable(output, "--output", error) from error
+    write_new(output, text, "--output")  # never over somebody's work
     return 0

@@ -35,6 +35,13 @@ def write_whole(path: Path, content: str | bytes, option: str) -> None:
         raise unwritable(given, option, error) from error
 
 
+def write_new(path: Path, content: str | bytes, option: str) -> None:
+    """:func:`write_whole` where nothing is yet: UsageError, too, where something is, if only a link to nothing."""
+    if os.path.lexists(path):
+        raise unwritable(path, option, FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)))
+    write_whole(path, content, option)
+
+
 def require_place(path: Path, option: str) -> None:
     """Raises UsageError where :func:`write_whole` could not write, for want of a directory say, before any work."""
     if not _target(path, option).parent.is_dir():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import struct
 import subprocess
@@ -89,15 +91,38 @@ def test_a_library_its_functions_and_the_beginning_of_its_manifest(
     code, shown = _check(folder / "engine.toml", capsys)
     assert (code, "has no function 'engine_atention'; nearest: engine_attention" in shown) == (2, True)
 
-    output = folder / "begun.toml"
-    assert g4kv(["provider", "init", "--library", str(folder / "libengine.so"), "--output", str(output)]) == 0
-    begun = output.read_text()
+    capsys.readouterr()
+    assert g4kv(["provider", "init", "--library", str(folder / "libengine.so")]) == 0
+    begun = capsys.readouterr().out
     assert "#   engine_prep\n" in begun
     assert "u64, u64, u64, u64, u64, u32, u64, u64, u64, u32, u32, f32, u32, u64, u64, u64, u32)" in begun
-    assert g4kv(["provider", "init", "--library", str(folder / "libengine.so"), "--output", str(output)]) == 2
-    said = f"--output {output}: cannot write: File exists; a file is in the way: name another"
-    assert said in capsys.readouterr().err
-    assert output.read_text() == begun, "never over somebody's work"
+
+
+def test_a_beginning_is_written_whole_and_never_over_something(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("g4kv_cli.commands.provider.skeleton_of", lambda library: "begun\n")
+    output, link = folder / "begun.toml", folder / "link.toml"
+    words = ["provider", "init", "--library", str(folder / "kernels.cu"), "--output"]
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", no_space)
+        assert g4kv([*words, str(output)]) == 2
+    assert f"--output {output}: cannot write: No space left on device" in capsys.readouterr().err
+    assert not list(folder.glob("*begun*")), "nothing half-written"
+    assert g4kv([*words, str(output)]) == 0
+    assert output.read_text() == "begun\n"
+    output.write_text("mine")
+    link.symlink_to("nowhere")
+    for taken in (output, link):
+        assert g4kv([*words, str(taken)]) == 2
+        said = f"--output {taken}: cannot write: File exists; a file is in the way: name another"
+        assert said in capsys.readouterr().err
+    assert output.read_text() == "mine"
+    assert link.is_symlink()
 
 
 def test_what_is_no_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +130,9 @@ def test_what_is_no_library(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "is no shared library of Linux" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["engine.toml", "triton/triton.toml", "flashinfer/flashinfer.toml"])
+@pytest.mark.parametrize(
+    "name", ["engine.toml", "triton/triton.toml", "flashinfer/flashinfer.toml", "numba/numba.toml"]
+)
 def test_nothing_is_wrong_with_the_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = _check(Path(__file__).resolve().parents[2] / "docs" / "examples" / name, capsys)
     assert (code, shown.splitlines()[-1].split(", ")[-1]) == (0, "0 problems")
