@@ -231,6 +231,9 @@ def _run(arguments: Sequence[str]) -> int:
             return _report(error, _unexpected_message(error), style, EXIT_FAILURE)
         message = f"the Python package {package} is missing; install g4kv with: python -m pip install ."
         return _report(error, message, style, EXIT_FAILURE)
+    except MemoryError as error:
+        text = f"this machine lacks the memory: {error}".rstrip(": ")
+        return _report(error, f"{text}; ask for less, or run it where there is more", style, EXIT_FAILURE)
     except OutputLost:
         raise
     except Exception as error:

@@ -48,7 +48,7 @@ def read_toml(file: FilePath, what: str) -> Document:
     try:
         text = data.decode()
         values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is no TOML: {error}; name a {what}") from error
     return Document(file, values, lines_of(text), what, data)
 

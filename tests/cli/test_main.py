@@ -276,6 +276,14 @@ def test_a_full_disk_is_an_error_in_words(command, capsys) -> None:  # type: ign
     assert "No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("said", "shown"), [("Unable to allocate 37 GiB", ": Unable to allocate 37 GiB"), ("", "")])
+def test_a_lack_of_memory_is_one_line(command, capsys, said: str, shown: str) -> None:  # type: ignore[no-untyped-def]
+    command(_raising(MemoryError(said) if said else MemoryError()))
+    assert main_module.run(["probe"]) == 2
+    words = f"g4kv: error: this machine lacks the memory{shown}; ask for less, or run it where there is more\n"
+    assert capsys.readouterr().err == words
+
+
 def test_help_says_the_exit_codes_and_the_environment(run_g4kv) -> None:  # type: ignore[no-untyped-def]
     shown = run_g4kv("--help").stdout
     codes = {line.split()[0] for line in shown.splitlines() if line.split() and line.split()[0].isdigit()}

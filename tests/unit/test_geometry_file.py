@@ -137,6 +137,7 @@ def test_a_fault_names_file_line_and_key(file: Path, old: str, new: str, line: i
         ('model = "m"\nnum_qo_heads = 1\nmax_positions = 9\n', r"has no family: give a table \[local\], \[global\]"),
         ("model = ", "is no TOML"),
         ("\xff", "is no TOML"),
+        (f"model = {'[' * 100_000}", "is no TOML"),
     ],
 )
 def test_files_that_are_no_geometry(file: Path, text: str, words: str) -> None:
