@@ -31,6 +31,11 @@ ENTRY = HEADER + (
 )
 
 
+@pytest.fixture(autouse=True)
+def _on_both_emulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+
+
 @cache
 def recorded() -> dict[str, Any]:
     with np.load(DATA / "matrix_forms.npz") as stored:
@@ -49,6 +54,7 @@ def launch(registers: str, body: str, given: Any, wanted: Any) -> Any:
     machine.write(source, given)
     kernel = Module(text).kernel("kernel")
     machine.launch(kernel, (len(given), 1, 1), (32, 1, 1), [pointer(source), pointer(target)])
+    assert machine.counts.compared == 1 or kernel.not_native_for
     return machine.read(target, wanted.nbytes).reshape(wanted.shape)
 
 

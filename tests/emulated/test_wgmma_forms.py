@@ -22,6 +22,12 @@ from nvrtc_helper import DATA
 
 from g4kv_cli.device.emulated import Machine, Module, UnsupportedOpcode
 
+
+@pytest.fixture(autouse=True)
+def _on_both_emulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+
+
 KERNEL = """.version 8.4
 .target sm_90a
 .address_size 64
@@ -114,6 +120,7 @@ def launch(opcode: str, a: Any, b: Any, c: Any, in_registers: bool = False, sign
     places = [upload(machine, values, "in") for values in (image, fragments, c)]
     out = machine.allocate(c.nbytes, "out")
     machine.launch(Module(text).kernel("kernel"), (len(a), 1, 1), (128, 1, 1), [pointer(at) for at in (*places, out)])
+    assert machine.counts.compared == 1
     return machine.read(out, c.nbytes).view(c.dtype).reshape(c.shape)
 
 

@@ -1,10 +1,13 @@
-"""Lowers what compute_90a adds: mbarriers, bulk tensor copies into shared memory, wgmma of bf16 and f16, and clusters.
+"""Lowers what compute_90a adds: mbarriers, bulk copies, wgmma, and clusters.
 
 Other forms are left to the interpreter, with the whole kernel.
 """
 
 from __future__ import annotations
 
+import re
+
+from ..arithmetic.mma_forms import ELEMENT_BITS
 from ..interpreter.emit_clusters import ARRIVE_FORM as CLUSTER_ARRIVE
 from ..interpreter.emit_clusters import INIT_FENCE, MAP_FORM, MULTICAST_FORM, PUSH_FORM, REMOTE_ARRIVE_FORM
 from ..interpreter.emit_hopper import (
@@ -21,18 +24,20 @@ from ..interpreter.emit_hopper import (
     WAIT_BULK_FORM,
     WAIT_FORM,
     WGMMA_FORM,
+    wgmma_form,
 )
 from ..ptx.flow import READ_PHASE
 from ..ptx.instruction import WGMMA_WAIT, Immediate, Instruction, Operand, Register, TensorAddress, Vector
 from ..ptx.parse import TYPE_BYTES
 from .lower import Lowering
+from .lower_products import form_field
 from .operations import NotLowered, Slot
 
 _ARRIVES, _EXPECTS, _DROPS = 1, 2, 4
-_A_IN_REGISTERS, _B_IS_TRANSPOSED, _IS_F16 = 1, 2, 4
+_A_IN_REGISTERS, _B_IS_TRANSPOSED, _IS_F16, _NEGATES_A, _NEGATES_B, _A_IS_TRANSPOSED = 1, 2, 4, 8, 16, 32
+_FORM_SHIFT = 8
 """Flags as in ``c/async.c`` and ``c/wgmma.c``."""
 _MOST_DIMENSIONS = 5
-_WGMMA_TYPES = (("f32", "bf16", "bf16", None), ("f32", "f16", "f16", None))
 
 
 def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
@@ -76,8 +81,8 @@ def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
         lowering.emit("bulk_wait", operands[0].bits, outs=())
     elif opcode in PROXY_FENCES:
         lowering.emit("proxy_fence", lowering.site(), outs=())
-    elif (found := WGMMA_FORM.fullmatch(opcode)) is not None and found.groups()[2:] in _WGMMA_TYPES:
-        _lower_wgmma(lowering, instruction, int(found.group(1)), int(found.group(2)), found.group(4) == "f16")
+    elif (found := WGMMA_FORM.fullmatch(opcode)) is not None:
+        _lower_wgmma(lowering, instruction, found)
     elif opcode == "wgmma.fence.sync.aligned":
         lowering.emit("wgmma_fence", lowering.site(), outs=())
     elif opcode == "wgmma.commit_group.sync.aligned":
@@ -211,30 +216,43 @@ def _registers(operand: Operand | None, count: int, instruction: Instruction) ->
     return found
 
 
-def _lower_wgmma(lowering: Lowering, instruction: Instruction, columns: int, depth: int, is_f16: bool) -> None:
+def _flag(instruction: Instruction, operand: Operand | None, values: tuple[int, int]) -> bool:
+    """Whether an immediate is the second of two values."""
+    if not isinstance(operand, Immediate) or operand.bits not in values:
+        raise _unknown(instruction)
+    return operand.bits == values[1]
+
+
+def _lower_wgmma(lowering: Lowering, instruction: Instruction, found: re.Match[str]) -> None:
     operands = instruction.operands
+    try:
+        columns, form = wgmma_form(found)
+    except ValueError as error:
+        raise _unknown(instruction) from error
     in_registers = len(operands) > 1 and isinstance(operands[1], Vector)
-    if instruction.guard is not None or len(operands) != 8 - in_registers or depth != 16:
+    has_signs, is_half = form.c != "s32", ELEMENT_BITS[form.a] == 16
+    if instruction.guard is not None or len(operands) != 4 + 2 * has_signs + is_half * (2 - in_registers):
         raise _unknown(instruction)
-    if columns % 8 or not 8 <= columns <= 256:
-        raise _unknown(instruction)
-    signs, transposed = operands[4:6], operands[6:]
-    if any(not isinstance(sign, Immediate) or sign.bits != 1 for sign in signs):
-        raise _unknown(instruction)
-    if any(not isinstance(flag, Immediate) or flag.bits not in (0, 1) for flag in transposed):
-        raise _unknown(instruction)
-    of_a, of_b = [0] * in_registers + [flag.bits for flag in transposed if isinstance(flag, Immediate)]
-    if of_a:
-        raise NotLowered(f"{instruction.opcode} with A transposed")
-    accumulators = [lowering.register(each) for each in _registers(operands[0], columns // 2, instruction)]
+    flags = _A_IN_REGISTERS * in_registers + _IS_F16 * (form.a == "f16")
+    if has_signs:
+        flags += _NEGATES_A * _flag(instruction, operands[4], (1, -1))
+        flags += _NEGATES_B * _flag(instruction, operands[5], (1, -1))
+    if is_half:
+        flags += _B_IS_TRANSPOSED * _flag(instruction, operands[-1], (0, 1))
+        flags += _A_IS_TRANSPOSED * (not in_registers and _flag(instruction, operands[6], (0, 1)))
+    count = columns // (4 if form.c == "f16" else 2)
+    accumulators = [lowering.register(each) for each in _registers(operands[0], count, instruction)]
     scale, b = lowering.source(operands[3], "pred"), lowering.source(operands[2], "b64")
     if in_registers:
         a = [lowering.register(each) for each in _registers(operands[1], 4, instruction)]
     else:
         a = [lowering.source(operands[1], "b64")] * 4
-    flags = _A_IN_REGISTERS * in_registers + _B_IS_TRANSPOSED * of_b + _IS_F16 * is_f16
+    handler = "wgmma_multiply"
+    if not is_half or form.c != "f32":
+        handler = "wgmma_form"
+        flags += form_field(form) << _FORM_SHIFT
     fields: tuple[int | Slot, ...] = (scale, b, *a, lowering.site(), len(accumulators), flags)
-    lowering.emit("wgmma_multiply", *fields, *accumulators, outs=())
+    lowering.emit(handler, *fields, *accumulators, outs=())
 
 
 def _lower_wait(lowering: Lowering, instruction: Instruction) -> None:

@@ -44,7 +44,7 @@ def _items(operand: Operand | None, count: int) -> list[Operand | None]:
 
 _FORMS = frozenset({(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4)})
 """(bytes of an element, elements) of the handlers' accesses."""
-_SPACES: dict[str | None, str] = {
+SPACES: dict[str | None, str] = {
     "global": "global",
     "const": "global",
     "shared": "shared",
@@ -52,15 +52,16 @@ _SPACES: dict[str | None, str] = {
     "local": "local",
     None: "generic",
 }
+"""State spaces in names of handlers."""
 
 
 def access(
     lowering: Lowering, opcode: str, space: str | None, address: Operand | None, nbytes: int
 ) -> tuple[str, tuple[int | Slot, ...]]:
     """(the state space in a handler's name, its first fields: address, offset, site, whether that is 64 bits wide)."""
-    if space not in _SPACES:
+    if space not in SPACES:
         raise NotLowered(opcode)
-    where = _SPACES[space]
+    where = SPACES[space]
     base, is_wide, offset = lowering.address(address)
     if where not in ("shared", "local") and not is_wide:
         raise NotLowered(f"{opcode} with a 32-bit address")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from ..interpreter.emit_warp import MATRIX, REDUCTION, REDUX, SHUFFLE, SIGNAL, VOTE
 from ..ptx.flow import CONTRIBUTE, READ_REDUCTION
 from ..ptx.instruction import Instruction, Operand, PredicatePair, Register, Vector
 from .lower import Lowering
-from .operations import NotLowered, Slot
+from .operations import NotLowered
 
 _SHUFFLE_MODES = ("bfly", "idx", "up", "down")
 _VOTE_MODES = ("all", "any", "uni")
 _REDUCTIONS = ("add", "minu", "maxu", "mins", "maxs", "and", "or", "xor")
-_MMA = re.compile(r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.f32\.(bf16|f16)\.\2\.f32")
-
-_MMA_TF32 = re.compile(r"mma\.sync\.aligned\.m16n8k([48])\.row\.col\.f32\.tf32\.tf32\.f32")
-_MMA_BYTES = re.compile(r"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col(\.satfinite)?\.s32\.([su]8)\.([su]8)\.s32")
 
 
 def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
@@ -55,15 +49,6 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
     elif opcode == "movmatrix.sync.aligned.m8n8.trans.b16":
         matrix = lowering.source(operands[1], "b32")
         lowering.emit("turn_matrix", lowering.target(_register(operands[0]), "b32"), matrix, lowering.site())
-    elif (found := _MMA.fullmatch(opcode)) is not None:
-        of_a, of_b = (4, 2) if found.group(1) == "16" else (2, 1)
-        _lower_product(lowering, instruction, of_a, of_b, f"mma_m16n8k16_{found.group(2)}")
-    elif (found := _MMA_TF32.fullmatch(opcode)) is not None:
-        _lower_product(lowering, instruction, *((4, 2) if found.group(1) == "8" else (2, 1)), "mma_m16n8k8_tf32")
-    elif (found := _MMA_BYTES.fullmatch(opcode)) is not None:
-        of_a, of_b = (4, 2) if found.group(1) == "32" else (2, 1)
-        how = (found.group(3) == "s8", found.group(4) == "s8", found.group(2) is not None)
-        _lower_product(lowering, instruction, of_a, of_b, "mma_m16n8k32_bytes", *map(int, how))
     elif opcode == CONTRIBUTE:
         number, predicate = lowering.source(operands[0], "b32"), lowering.source(operands[1], "pred")
         lowering.emit("barrier_contribute", number, predicate, lowering.site(), outs=())
@@ -84,21 +69,6 @@ def _register(operand: Operand | None) -> Register | None:
     if operand is None or isinstance(operand, Register):
         return operand
     raise NotLowered("destination form")
-
-
-def _fragment(lowering: Lowering, operand: Operand | None, count: int) -> list[Slot]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count or any(isinstance(item, Register) and item.kind != "b32" for item in items):
-        raise NotLowered(f"expected {count} registers of 32 bits")
-    return [lowering.source(item, "b32") for item in items]
-
-
-def _lower_product(lowering: Lowering, instruction: Instruction, of_a: int, of_b: int, handler: str, *how: int) -> None:
-    """mma.sync with so many registers of A and B; the handler takes 4 and 2."""
-    d, a, b, c = (_fragment(lowering, *each) for each in zip(instruction.operands, (4, of_a, of_b, 4), strict=True))
-    zero = lowering.constant(0, "b32")  # beyond the k of a shorter one
-    fields = [*d, *a, *[zero] * (4 - of_a), *b, *[zero] * (2 - of_b), *c]
-    lowering.emit(handler, *fields, lowering.site(), *how, outs=(0, 1, 2, 3))
 
 
 def _lower_matrix(

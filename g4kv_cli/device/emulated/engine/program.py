@@ -18,13 +18,17 @@ from .lower_atomics import lower_atomic
 from .lower_calls import lower_calls
 from .lower_hopper import lower_clusters, lower_hopper
 from .lower_memory import lower_memory
+from .lower_products import lower_products
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
 from .order_trace import flags_of
 from .pieces import cut_pieces, mixes_in_shared, runs_together
 from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
-FAMILIES = (lower_basic, lower_memory, lower_atomic, lower_warp, lower_hopper, lower_clusters, lower_calls)
+FAMILIES = (
+    *(lower_basic, lower_memory, lower_atomic, lower_warp, lower_products),
+    *(lower_hopper, lower_clusters, lower_calls),
+)
 COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""
 
@@ -61,7 +65,7 @@ def lower(context: KernelContext, flow: Flow, in_order: bool = False) -> Lowered
         lowering.granule_shift,
         _has(blocks, "copy_async"),
         _has(blocks, "atomic_shared", "atomic_generic"),
-        _has(blocks, "wgmma_multiply"),
+        _has(blocks, "wgmma_multiply", "wgmma_form"),
         _has(blocks, "store_tensor", "store_bytes"),
         lowering.is_asynchronous,
         any(

@@ -292,7 +292,10 @@ def _flag(emitter: BlockEmitter, instruction: Instruction, operand: Operand | No
 
 
 def _emit_wgmma(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
-    columns, form = _wgmma_form(emitter, instruction, found)
+    try:
+        columns, form = wgmma_form(found)
+    except ValueError as error:
+        raise emitter.unsupported(instruction, str(error)) from error
     if instruction.guard is not None:
         raise emitter.unsupported(instruction, "under a guard")
     operands = instruction.operands
@@ -342,8 +345,8 @@ def check_products(emitter: BlockEmitter, instruction: Instruction) -> None:
     emitter.emit(f"if {mask} is not None: {look}({mask}.lanes, {cut})")
 
 
-def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match[str]) -> tuple[int, Form]:
-    """(N, types) of a wgmma. Raises UnsupportedOpcode for what does not exist, or has a wrong N."""
+def wgmma_form(found: re.Match[str]) -> tuple[int, Form]:
+    """(N, types) of a wgmma that ``WGMMA_FORM`` found. Raises ValueError for what does not exist, or has a wrong N."""
     columns, depth = int(found.group(1)), int(found.group(2))
     c, a, b, last = found.groups()[2:]
     is_integer = c == "s32"
@@ -351,10 +354,10 @@ def _wgmma_form(emitter: BlockEmitter, instruction: Instruction, found: re.Match
     exists &= a == b or any(a in mixed and b in mixed for mixed in (_BYTES, _SMALL_FLOATS))
     exists &= last == (".and.popc" if a == "b1" else ".satfinite" if is_integer and last else None)
     if not exists:
-        raise emitter.unsupported(instruction, "there is no such form")
+        raise ValueError("there is no such form")
     if columns % 8 or not 8 <= columns <= 256 or (is_integer and columns > 32 and columns % 16):
         more = ", of integers above 32 one of 16" if is_integer else ""
-        raise emitter.unsupported(instruction, f"N must be a multiple of 8 from 8 to 256{more}")
+        raise ValueError(f"N must be a multiple of 8 from 8 to 256{more}")
     return columns, Form(a, b, c, last == ".satfinite", "and" if a == "b1" else "", is_warpgroup=True)
 
 

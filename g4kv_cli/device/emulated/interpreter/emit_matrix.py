@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import lru_cache
 
 from ..arithmetic.mma_forms import ELEMENT_BITS, Form
 from ..ptx.instruction import Immediate, Instruction, Operand
-from ..warp.fragments import Fragments, fragments_of
+from ..warp.fragments import Fragment, Fragments, fragments_of
 from ..warp.matrix_forms import load_fragment, multiply_form, store_fragment
 from .emit import BlockEmitter
 
@@ -52,21 +54,88 @@ _REPEATED = {"f16": 8}
 """Registers of A and B that wmma has for f16: more than there are different ones."""
 
 
+@dataclass(frozen=True)
+class Product:
+    """A matrix product: its shape (m, n, k), types, fragments, and how many registers of A, B and C it names."""
+
+    shape: tuple[int, int, int]
+    form: Form
+    fragments: Fragments
+    counts: tuple[int, int, int]
+
+
+@lru_cache(maxsize=256)
+def product_of(opcode: str) -> Product | None:
+    """The product that an opcode of ``mma.sync`` or ``wmma.mma`` is; None for any other. Raises ValueError with the
+    reason, if there is one, for what is not emulated."""
+    if (found := _MMA.fullmatch(opcode)) is not None:
+        m, n, k, saturates, d, a, b, c, combine, _ = found.groups()
+        form, shapes, repeated = Form(a, b, c, saturates is not None, combine or ""), _MMA_SHAPES, 0
+    elif (found := _WMMA.fullmatch(opcode)) is not None:
+        combine, layout_a, layout_b, m, n, k, d, a, b, c, saturates, _ = found.groups()
+        if a in _PARTS_OF_BYTES and (layout_a, layout_b) != ("row", "col"):
+            raise ValueError("there is no such form")
+        form = Form(a or "f16", b or "f16", c, saturates is not None, combine or "", 4 if a == "tf32" else 0)
+        shapes, repeated = _WMMA_SHAPES, _REPEATED.get(form.a, 0)
+    else:
+        return None
+    shape = int(m), int(n), int(k)
+    if d != form.c or not _is_known(shape, form, shapes) or (form.a == "b1") != bool(form.combine):
+        raise ValueError("no matrix product of this shape and these types is emulated")
+    if form.saturates and form.c != "s32":
+        raise ValueError("")
+    fragments = fragments_of(shape, ELEMENT_BITS[form.a], ELEMENT_BITS[form.c])
+    counts = repeated or fragments.a.registers, repeated or fragments.b.registers, fragments.c.registers
+    return Product(shape, form, fragments, counts)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A load or store of a fragment by ``wmma``: of ``count`` registers, by rows or columns of the matrix in a state
+    space."""
+
+    is_load: bool
+    fragment: Fragment
+    count: int
+    by_rows: bool
+    space: str | None
+
+
+@lru_cache(maxsize=256)
+def move_of(opcode: str) -> Move | None:
+    """The move that an opcode of ``wmma.load`` or ``wmma.store`` is; None for any other. Raises ValueError with the
+    reason, if there is one, for what is not emulated."""
+    found = _MOVE.fullmatch(opcode)
+    if found is None:
+        return None
+    direction, role, layout, m, n, k, space, kind = found.groups()
+    shape = int(m), int(n), int(k)
+    is_accumulator = role in "cd"
+    if (direction == "store") != (role == "d"):
+        raise ValueError("")
+    is_known = any(
+        shape in known and kind in (results if is_accumulator else types) for types, results, known in _WMMA_SHAPES
+    )
+    if kind in _PARTS_OF_BYTES and layout != ("row" if role == "a" else "col"):
+        is_known = False
+    if not is_known:
+        raise ValueError("no fragment of this shape and type is emulated")
+    fragments: Fragments = fragments_of(shape, ELEMENT_BITS[kind], ELEMENT_BITS[kind])
+    fragment = {"a": fragments.a, "b": fragments.b}.get(role, fragments.c)
+    count = fragment.registers if is_accumulator else _REPEATED.get(kind, fragment.registers)
+    return Move(direction == "load", fragment, count, layout == "row", "shared" if space == "shared::cta" else space)
+
+
 def emit_matrix(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
-    opcode = instruction.opcode
-    if (found := _MMA.fullmatch(opcode)) is not None:
-        *shape, saturates, d, a, b, c, combine, _ = found.groups()
-        form = Form(a, b, c, saturates is not None, combine or "")
-        _emit_product(emitter, number, instruction, tuple(map(int, shape)), form, d, _MMA_SHAPES, {})
-    elif (found := _WMMA.fullmatch(opcode)) is not None:
-        combine, layout_a, layout_b, *shape, d, a, b, c, saturates, _ = found.groups()
-        if a in _PARTS_OF_BYTES and (layout_a, layout_b) != ("row", "col"):
-            raise emitter.unsupported(instruction, "there is no such form")
-        form = Form(a or "f16", b or "f16", c, saturates is not None, combine or "", 4 if a == "tf32" else 0)
-        _emit_product(emitter, number, instruction, tuple(map(int, shape)), form, d, _WMMA_SHAPES, _REPEATED)
-    elif (found := _MOVE.fullmatch(opcode)) is not None:
-        _emit_move(emitter, number, instruction, found)
+    try:
+        product, move = product_of(instruction.opcode), move_of(instruction.opcode)
+    except ValueError as error:
+        raise emitter.unsupported(instruction, str(error)) from error
+    if product is not None:
+        _emit_product(emitter, number, instruction, product)
+    elif move is not None:
+        _emit_move(emitter, number, instruction, move)
     else:
         return False
     return True
@@ -84,77 +153,47 @@ def _is_known(
     )
 
 
-def _emit_product(
-    emitter: BlockEmitter,
-    number: int,
-    instruction: Instruction,
-    shape: tuple[int, ...],
-    form: Form,
-    d: str,
-    shapes: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, int, int], ...]], ...],
-    repeated: dict[str, int],
-) -> None:
-    is_binary = form.a == "b1"
-    if d != form.c or not _is_known(shape, form, shapes) or is_binary != bool(form.combine):
-        raise emitter.unsupported(instruction, "no matrix product of this shape and these types is emulated")
-    if form.saturates and form.c != "s32":
-        raise emitter.unsupported(instruction)
-    m, n, k = shape
-    fragments = fragments_of((m, n, k), ELEMENT_BITS[form.a], ELEMENT_BITS[form.c])
-    parts = (fragments.a, fragments.b)
-    counts = tuple(repeated.get(form.a, part.registers) for part in parts)
-    c_count = fragments.c.registers
-    operands = instruction.operands
+def _emit_product(emitter: BlockEmitter, number: int, instruction: Instruction, product: Product) -> None:
+    fragments, counts, operands = product.fragments, product.counts, instruction.operands
     if len(operands) != 4:
         raise emitter.unsupported(instruction, "wrong number of operands")
-    targets = emitter.registers(instruction, operands[0], c_count, f"b{fragments.c.register_bits}")
+    targets = emitter.registers(instruction, operands[0], counts[2], f"b{fragments.c.register_bits}")
     arguments = [
         emitter.source(item, f"b{part.register_bits}", instruction)
-        for operand, count, part in zip(operands[1:], (*counts, c_count), (*parts, fragments.c), strict=True)
+        for operand, count, part in zip(operands[1:], counts, (fragments.a, fragments.b, fragments.c), strict=True)
         for item in emitter.items(instruction, operand, count)
     ]
-    function = multiply_form(emitter.site(instruction), form, fragments, (counts[0], counts[1], c_count))
+    function = multiply_form(emitter.site(instruction), product.form, fragments, counts)
     emitter.effect(number, instruction, targets, function, arguments)
 
 
-def _emit_move(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
-    direction, role, layout, m, n, k, space, kind = found.groups()
-    shape = int(m), int(n), int(k)
-    is_accumulator = role in "cd"
-    if (direction == "store") != (role == "d"):
-        raise emitter.unsupported(instruction)
-    is_known = any(
-        shape in known and kind in (results if is_accumulator else types) for types, results, known in _WMMA_SHAPES
-    )
-    if kind in _PARTS_OF_BYTES and layout != ("row" if role == "a" else "col"):
-        is_known = False
-    if not is_known:
-        raise emitter.unsupported(instruction, "no fragment of this shape and type is emulated")
-    bits = ELEMENT_BITS[kind]
-    fragments: Fragments = fragments_of(shape, bits, bits)
-    fragment = {"a": fragments.a, "b": fragments.b}.get(role, fragments.c)
-    count = fragment.registers if is_accumulator else _REPEATED.get(kind, fragment.registers)
-    space = "shared" if space == "shared::cta" else space
-    operands: list[Operand | None] = list(instruction.operands)
-    registers = operands.pop(0 if direction == "load" else 1)
-    default = Immediate(fragment.shape[1] if layout == "row" else fragment.shape[0])
-    if len(operands) not in (1, 2):
+def stride_of(instruction: Instruction, move: Move) -> Operand | None:
+    """Elements from one row or column to the next; a matrix lies without gaps if the instruction does not say."""
+    if len(instruction.operands) == 3:
+        return instruction.operands[2]
+    return Immediate(move.fragment.shape[1] if move.by_rows else move.fragment.shape[0])
+
+
+def _emit_move(emitter: BlockEmitter, number: int, instruction: Instruction, move: Move) -> None:
+    fragment, space = move.fragment, move.space
+    if len(instruction.operands) not in (2, 3):
         raise emitter.unsupported(instruction, "wrong number of operands")
-    base, _, offset = emitter.address(operands[0], instruction)
-    stride = emitter.source(operands[1] if len(operands) == 2 else default, "b32", instruction)
+    registers, address = instruction.operands[:2] if move.is_load else instruction.operands[1::-1]
+    base, _, offset = emitter.address(address, instruction)
+    stride = emitter.source(stride_of(instruction, move), "b32", instruction)
     if space != "global":
-        shift = (bits // 8 or 4).bit_length() - 1
+        shift = (fragment.element_bits // 8 or 4).bit_length() - 1
         emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, shift)
     site = emitter.site(instruction)
-    if direction == "load":
-        targets = emitter.registers(instruction, registers, count, f"b{fragment.register_bits}")
-        function = load_fragment(site, space, offset, fragment, layout == "row", count)
+    if move.is_load:
+        targets = emitter.registers(instruction, registers, move.count, f"b{fragment.register_bits}")
+        function = load_fragment(site, space, offset, fragment, move.by_rows, move.count)
         emitter.effect(number, instruction, targets, function, [base, stride])
         return
     values = [
         emitter.source(item, f"b{fragment.register_bits}", instruction)
-        for item in emitter.items(instruction, registers, count)
+        for item in emitter.items(instruction, registers, move.count)
     ]
     emitter.effect(
-        number, instruction, [], store_fragment(site, space, offset, fragment, layout == "row"), [base, stride, *values]
+        number, instruction, [], store_fragment(site, space, offset, fragment, move.by_rows), [base, stride, *values]
     )

@@ -201,7 +201,7 @@ struct Warp {
   i64 cluster_seen[LANES];  // the phase that had begun when a lane last waited
   Product *products;        // wgmma of which nobody has waited for the end
   i32 product_count;
-  u32 issued_products, committed_products;
+  u32 issued_products, committed_products, finished_products;  // before the last of these all were waited for
   U32 bulk_committed;  // groups of bulk stores of each lane
 };
 

@@ -1,4 +1,4 @@
-// mma.sync and wgmma of bf16, f16 and tf32 into f32, as the H200 was recorded to do it: the 16 products and the addend
+// mma.sync and wgmma of bf16 and f16 into f32, as the H200 was recorded to do it: the 16 products and the addend
 // are each cut to a multiple of 2^(E - 25), E the highest exponent among them, summed exactly, and the sum cut to an
 // f32.
 #include "mma.h"
@@ -22,26 +22,43 @@ typedef u16 H64 __attribute__((ext_vector_type(64), aligned(2)));
 // size * 2^by, cut toward zero.
 INLINE u64 scaled(u64 size, int by) { return by >= 0 ? size << by : by < -62 ? 0 : size >> -by; }
 
-// The digits of a number's mantissa, 24 of f32 at most, and its exponent; a subnormal has the lowest of its form.
-INLINE u32 digits_of(f32 number, int form, int *exponent) {
+// The digits of a number's mantissa, 24 of f32 at most, and its exponent, that of its form's subnormals or above.
+INLINE u32 digits_of(f32 number, int lowest, int *exponent) {
   u32 bits;
   COPY(&bits, &number, 4);
   const int field = (int)(bits >> 23 & 255u);
   const u32 digits = field ? (bits & 0x7fffffu) | 0x800000u : bits & 0x7fffffu;
   *exponent = (field ? field : 1) - 127;
-  const int lowest = form == FORM_F16 ? -14 : -126, by = lowest - *exponent;
+  const int by = lowest - *exponent;
   if (by <= 0) return digits;
   *exponent = lowest;
-  return by < 24 ? digits >> by : 0;  // f16 has no digits there
+  return by < 24 ? digits >> by : 0;  // the form has no digits there
+}
+// The 64 bits of value * 2^unit to the nearest f16, of two the even one; a zero has no sign.
+static u32 nearest_f16(i64 value, int unit) {
+  const u64 bits = (u64)(unit + 1023) << 52;
+  f64 power;
+  COPY(&power, &bits, 8);
+  const f64 exact = (f64)value * power;
+  u64 odd;  // the last digit that f32 has says whether there were more
+  COPY(&odd, &exact, 8);
+  odd = (odd & ~(u64)0x1fffffff) | (u64)((odd & 0x1fffffff) != 0) << 29;
+  f64 cut;
+  COPY(&cut, &odd, 8);
+  const _Float16 half = (_Float16)(f32)cut;
+  u16 found;
+  COPY(&found, &half, 2);
+  return found & 0x7fffu ? found : 0;
 }
 // One output in integers: every class of number.
-static u32 exact_output(const f32 *a, const f32 *b, u32 addend, int form) {
-  u64 size[17];
-  int exponent[17], highest = -1000000, is_nan = 0, plus = 0, minus = 0;
-  u32 negative[17];
-  for (int k = 0; k < 16; k++) {
+u32 exact_output(const f32 *a, const f32 *b, u32 addend, const Exactly *how) {
+  u64 size[MOST_DEPTH + 1];
+  int exponent[MOST_DEPTH + 1], highest = -1000000, is_nan = 0, plus = 0, minus = 0;
+  u32 negative[MOST_DEPTH + 1];
+  const int last = how->depth;
+  for (int k = 0; k < last; k++) {
     int ex, ey;
-    const u32 sx = digits_of(a[k], form, &ex), sy = digits_of(b[k], form, &ey);
+    const u32 sx = digits_of(a[k], how->lowest_a, &ex), sy = digits_of(b[k], how->lowest_b, &ey);
     u32 x, y;
     COPY(&x, a + k, 4);
     COPY(&y, b + k, 4);
@@ -56,34 +73,35 @@ static u32 exact_output(const f32 *a, const f32 *b, u32 addend, int form) {
     exponent[k] = ex + ey - 46;  // of the last place
     if (size[k] && ex + ey > highest) highest = ex + ey;
   }
-  const int ec = (int)(addend >> 23 & 255u);
-  const u32 mc = addend & 0x7fffffu;
-  negative[16] = addend >> 31;
-  size[16] = ec ? mc | 0x800000u : mc;
-  exponent[16] = (ec ? ec : 1) - 127 - 23;
-  if (ec == 255) {
-    is_nan |= mc != 0;
-    plus |= !mc && !negative[16];
-    minus |= !mc && negative[16];
+  int ec;
+  f32 number;
+  COPY(&number, &addend, 4);
+  negative[last] = addend >> 31;
+  size[last] = digits_of(number, how->is_half ? LOWEST_F16 : LOWEST_F32, &ec);
+  exponent[last] = ec - 23;
+  if ((addend & EXPONENT) == EXPONENT) {
+    is_nan |= (addend & MAGNITUDE) > EXPONENT;
+    plus |= !negative[last];
+    minus |= (int)negative[last];
   }
-  if (size[16] && exponent[16] + 23 > highest) highest = exponent[16] + 23;
-  if (is_nan || (plus && minus)) return NAN32;
-  if (plus) return EXPONENT;
-  if (minus) return 0x80000000u | EXPONENT;
-  const int unit = highest - 25;
+  if (size[last] && ec > highest) highest = ec;
+  if (is_nan || (plus && minus)) return how->is_half ? 0x7fffu : NAN32;
+  if (plus || minus) return how->is_half ? (plus ? 0x7c00u : 0xfc00u) : EXPONENT | (minus ? 0x80000000u : 0);
+  const int unit = highest - how->fraction_bits;
   i64 total = 0;
-  for (int k = 0; k < 17; k++) {
+  for (int k = 0; k <= last; k++) {
     if (!size[k]) continue;
     const i64 part = (i64)scaled(size[k], exponent[k] - unit);
     total += negative[k] ? -part : part;
   }
   if (total == 0) return 0;
+  if (how->is_half) return nearest_f16(total, unit);
   const u64 sum = total < 0 ? (u64)-total : (u64)total;
   const int leading = 63 - __builtin_clzll(sum) + unit, power = leading < -126 ? -126 : leading;
   const u64 cut = scaled(sum, unit - (power - 23));
   u64 bits = cut >= 1u << 23 ? ((u64)(power + 127) << 23) + (cut - (1u << 23)) : cut;
   if (bits > EXPONENT) bits = EXPONENT;
-  return (u32)bits | (total < 0 ? 0x80000000u : 0);
+  return ((u32)bits | (total < 0 ? 0x80000000u : 0)) & how->kept;
 }
 
 void decode_columns(Columns *to, const u16 chunks[2][64]) {
@@ -171,6 +189,8 @@ INLINE int fast_rows(const f32 *av, const f32 *ap, u32 odd, const Columns *b, U1
 
 // sums[2 * (row half) + (column parity)][lane] += A B, as in registers.
 void multiply_tile(const Rows *a, const Columns *b, u32 sums[4][LANES]) {
+  const int lowest = a->form == FORM_F16 ? LOWEST_F16 : LOWEST_F32;
+  const Exactly how = {16, lowest, lowest, 25, 0, 0xffffffffu};
   for (int pair = 0; pair < 8; pair++) {  // rows 2 pair and 2 pair + 1: lanes 8 (pair % 4) to 8 (pair % 4) + 7
     const int half = pair >> 2, at = 8 * (pair & 3);
     F8 even, odd;
@@ -187,7 +207,7 @@ void multiply_tile(const Rows *a, const Columns *b, u32 sums[4][LANES]) {
       for (int n = 0; n < 16; n++) {
         f32 column[16];
         for (int k = 0; k < 16; k++) column[k] = b->value[k][n & 7];
-        results[n] = exact_output(a->value[2 * pair + (n >> 3)], column, addends[n], a->form);
+        results[n] = exact_output(a->value[2 * pair + (n >> 3)], column, addends[n], &how);
       }
       COPY(&d, results, 64);
     }
@@ -226,69 +246,5 @@ HANDLER(mma_m16n8k16_bf16) {
 }
 HANDLER(mma_m16n8k16_f16) {
   multiply(i, frame, w, FORM_F16);
-  return done(i);
-}
-
-// Puts a tf32, an f32 of which the lower bits do not count, into matrices; whether the exact form must look at it.
-INLINE u32 place_tf32(u32 bits, f32 *value, f32 *power) {
-  const u32 cut = bits & ~0x1fffu, exponent = cut & EXPONENT;
-  COPY(value, &cut, 4);
-  COPY(power, &exponent, 4);
-  return exponent == EXPONENT || (!exponent && (cut & MAGNITUDE));
-}
-// Fields as above; k goes to 8, or to 4 with zeros behind.
-HANDLER(mma_m16n8k8_tf32) {
-  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
-  u32 sums[4][LANES];
-  Rows a = {.form = FORM_TF32};
-  Columns b = {.form = FORM_TF32};
-  for (int number = 0; number < 4; number++) COPY(sums[number], frame + i->field[10 + number], 128);
-  for (int l = 0; l < LANES; l++) {
-    const int group = l >> 2, of_group = l & 3;
-    for (int number = 0; number < 4; number++) {
-      const int row = group + 8 * (number & 1), k = of_group + 4 * (number >> 1);
-      const u32 bits = (&AT(u32, 4 + number))[l];
-      a.special[row >> 1] |= place_tf32(bits, &a.value[row][k], &a.power[row][k]);
-      a.any[row >> 1] |= bits & MAGNITUDE;
-    }
-    for (int number = 0; number < 2; number++) {
-      const int k = of_group + 4 * number;
-      b.special |= place_tf32((&AT(u32, 8 + number))[l], &b.value[k][group], &b.power[k][group]);
-    }
-  }
-  multiply_tile(&a, &b, sums);
-  for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
-  return done(i);
-}
-
-// Bytes into 32 bits: exact, then cut or saturated. Fields: d 0 to 3, a 4 to 7, b 8 and 9, c 10 to 13, site, whether A
-// is signed, B is, and the result saturates; k goes to 32, or to 16 with zeros behind.
-INLINE i32 byte_of(u32 word, int number, int is_signed) {
-  const u32 byte = word >> (8 * number) & 255u;
-  return is_signed ? (i32)(int8_t)byte : (i32)byte;
-}
-HANDLER(mma_m16n8k32_bytes) {
-  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[14], w->mask, 0);
-  const int a_signed = i->field[15], b_signed = i->field[16], saturates = i->field[17];
-  i32 a[16][32], b[8][32];
-  u32 sums[4][LANES];
-  for (int l = 0; l < LANES; l++)
-    for (int part = 0; part < 4; part++) {
-      const int group = l >> 2, k = 4 * (l & 3) + part;
-      for (int number = 0; number < 4; number++)
-        a[group + 8 * (number & 1)][k + 16 * (number >> 1)] = byte_of((&AT(u32, 4 + number))[l], part, a_signed);
-      for (int number = 0; number < 2; number++)
-        b[group][k + 16 * number] = byte_of((&AT(u32, 8 + number))[l], part, b_signed);
-    }
-  for (int number = 0; number < 4; number++)
-    for (int l = 0; l < LANES; l++) {
-      const i32 *row = a[(l >> 2) + 8 * (number >> 1)], *column = b[2 * (l & 3) + (number & 1)];
-      i32 product = 0;
-      for (int k = 0; k < 32; k++) product += row[k] * column[k];
-      const i64 sum = (i64)product + (i32)(&AT(u32, 10 + number))[l];
-      const i64 kept = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
-      sums[number][l] = (u32)(saturates ? kept : sum);
-    }
-  for (int number = 0; number < 4; number++) COPY(frame + i->field[number], sums[number], 128);
   return done(i);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "engine.h"
 
-enum { FORM_BF16, FORM_F16, FORM_TF32 };
+enum { FORM_BF16, FORM_F16 };
 // 16 rows of A, or 8 columns of B: raw bits of a form, values, and the powers of two that their exponents say. special:
 // an infinity or NaN is among them, or a subnormal that f32 has not as a normal number; any: something but zeros. Both
 // of each pair of rows.
@@ -18,6 +18,16 @@ typedef struct {
   u32 special;
   int form;
 } Columns;
+
+// How a sum is made exactly: of so many products, of numbers with these lowest exponents, each addend cut to a multiple
+// of 2^(E - fraction_bits); and what an f32 keeps of it, or else the nearest f16.
+#define MOST_DEPTH 32
+enum { LOWEST_F32 = -126, LOWEST_F16 = -14, LOWEST_E4M3 = -6 };
+typedef struct {
+  int depth, lowest_a, lowest_b, fraction_bits, is_half;
+  u32 kept;
+} Exactly;
+u32 exact_output(const f32 *a, const f32 *b, u32 addend, const Exactly *how);  // the addend an f32, whatever the sum
 
 void decode_rows(Rows *to);                                     // what is in raw, of the form
 void decode_turned(Columns *to);                                // the same

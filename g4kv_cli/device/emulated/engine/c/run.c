@@ -171,7 +171,7 @@ static void start_warp(Launch *c, Warp *w) {
   __builtin_memset(w->slept, 0xff, sizeof(Slept) * (size_t)c->loops);
   w->sleeper_count = w->product_count = 0;
   w->cluster_arrived = w->cluster_passed = w->cluster_waiting = 0;
-  w->issued_products = w->committed_products = 0;
+  w->issued_products = w->committed_products = w->finished_products = 0;
   w->bulk_committed = (U32)(0u);
   __builtin_memset(w->cluster_seen, 0, sizeof w->cluster_seen);
   __builtin_memset(w->pending, 0, 4 * (size_t)c->block_count);

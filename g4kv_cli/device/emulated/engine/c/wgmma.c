@@ -1,12 +1,11 @@
-// wgmma of bf16 or f16 into f32 by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and
-// results lie.
+// wgmma by one of its four warps: 16 of the 64 rows. warp/wgmma.py says where operands and results lie.
 //
 // Destination registers hold placeholders until a wait of the warp, which puts the results there: NaNs that no
 // arithmetic gives, each for one register of one instruction. A chain of instructions on the same registers keeps one
 // Product, whose placeholders are always the newest ones. Whatever else meets a placeholder is the interpreter's to
 // judge.
 #include "async.h"
-#include "mma.h"
+#include "products.h"
 
 #define DEPTH 16
 #define CHUNK 16
@@ -71,8 +70,16 @@ static u64 descriptor_of(Warp *w, const char *frame, int place, int site) {
 // ---- placeholders ------------------------------------------------------------------------------------------------
 
 INLINE u32 placeholder(u32 serial, int number) { return PLACEHOLDER + (serial << REGISTER_BITS) + (u32)number; }
-INLINE Mask placeholders_in(const char *frame, int place) {
-  return pack32((U32)((*(const U32 *)(frame + place) & PLACEHOLDER_MASK) == PLACEHOLDER));
+// Lanes in which a register may hold one: others of these bits are numbers like any.
+static Mask placeholders_in(const Warp *w, const char *frame, int place) {
+  const Mask alike = pack32((U32)((*(const U32 *)(frame + place) & PLACEHOLDER_MASK) == PLACEHOLDER));
+  const u32 open = w->issued_products - w->finished_products, *values = (const u32 *)(frame + place);
+  Mask held = 0;
+  for (int l = 0; alike && l < LANES; l++) {
+    const u32 serial = (values[l] - PLACEHOLDER) >> REGISTER_BITS;
+    if ((alike >> l & 1) && (serial - w->finished_products) % SERIALS < open) held |= 1u << l;
+  }
+  return held;
 }
 static Product *product_of(const Warp *w, u32 serial) {
   for (int k = 0; k < w->product_count; k++)
@@ -81,7 +88,8 @@ static Product *product_of(const Warp *w, u32 serial) {
 }
 
 enum { WGMMA_SCALE, WGMMA_B, WGMMA_A, WGMMA_SITE = 6, WGMMA_REGISTERS, WGMMA_FLAGS, WGMMA_FIRST };
-enum { A_IN_REGISTERS = 1, B_IS_TRANSPOSED = 2, IS_F16 = 4 };
+enum { A_IN_REGISTERS = 1, B_IS_TRANSPOSED = 2, IS_F16 = 4, NEGATES_A = 8, NEGATES_B = 16, A_IS_TRANSPOSED = 32 };
+#define FORM_SHIFT 8  // of the other types
 
 // The product that an instruction adds to or begins, with its addends; 0 with a fault.
 static Product *open_product(Warp *w, const char *frame, const i32 *places, int count, int adds, int site) {
@@ -107,7 +115,7 @@ static Product *open_product(Warp *w, const char *frame, const i32 *places, int 
   Mask held = 0;
   for (int number = 0; number < count; number++) {
     if (adds) {
-      held |= placeholders_in(frame, places[number]);
+      held |= placeholders_in(w, frame, places[number]);
       COPY(product->values[number], frame + places[number], 4 * LANES);
     } else
       __builtin_memset(product->values[number], 0, 4 * LANES);
@@ -119,33 +127,66 @@ static Product *open_product(Warp *w, const char *frame, const i32 *places, int 
   return product;
 }
 
-// Fields: scale-d, descriptor of B, descriptor or four registers of A, site, accumulators, flags, the accumulators.
+// Whether all of a warp execute an instruction alike; otherwise a fault was raised.
+static int begins_whole(Warp *w, Mask scale, int site) {
+  if (UNLIKELY(w->launch->stop)) return 0;
+  if (w->mask == ALL_LANES && (!scale || scale == ALL_LANES)) return 1;
+  raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
+  return 0;
+}
+// Reads this warp's rows of A, of 32 bytes each: from four registers, or where a descriptor says. 0 with a fault.
+static int read_a(Warp *w, const char *frame, const Instruction *i, const Reads *reads, int flags, u8 to[16][32]) {
+  const int site = i->field[WGMMA_SITE], first = 16 * (w->number % 4);
+  if (flags & A_IN_REGISTERS) {
+    for (int number = 0; number < 4; number++)
+      for (int g = 0; g < 8; g++)
+        COPY(&to[8 * (number & 1) + g][16 * (number >> 1)], frame + i->field[WGMMA_A + number] + 16 * g, 16);
+    return 1;
+  }
+  const int is_transposed = (flags & A_IS_TRANSPOSED) != 0;
+  Tiles tiles;
+  if (!decode(w, descriptor_of(w, frame, i->field[WGMMA_A], site), 64, is_transposed, site, &tiles)) return 0;
+  for (int row = 0; !is_transposed && row < 16; row++)
+    for (int k = 0; k < DEPTH; k += 8)
+      if (!read_chunk(w, reads, chunk_of(&tiles, first + row, k, 0), &to[row][2 * k])) return 0;
+  for (int k = 0; is_transposed && k < DEPTH; k++)
+    for (int row = 0; row < 16; row += 8) {
+      u8 chunk[CHUNK];
+      if (!read_chunk(w, reads, chunk_of(&tiles, first + row, k, 1), chunk)) return 0;
+      for (int r = 0; r < 8; r++) COPY(&to[row + r][2 * k], chunk + 2 * r, 2);
+    }
+  return 1;
+}
+// The other sign of elements, of each of which the highest bit is the sign's.
+INLINE void negate(u8 *raw, int bytes, int element_bytes) {
+  for (int k = element_bytes - 1; k < bytes; k += element_bytes) raw[k] ^= 0x80u;
+}
+// The results have placeholders until somebody waits for them.
+static void issue_product(Warp *w, char *frame, Product *product, const i32 *places) {
+  product->serial = w->issued_products++ % SERIALS;
+  product->group = w->committed_products;
+  for (int number = 0; number < product->registers; number++)
+    *(U32 *)(frame + places[number]) = (U32)(placeholder(product->serial, number));
+}
+
+// Of bf16 or f16 into f32. Fields: scale-d, descriptor of B, descriptor or four registers of A, site, accumulators,
+// flags, the accumulators.
 HANDLER(wgmma_multiply) {
   Launch *c = w->launch;
   const int site = i->field[WGMMA_SITE], count = i->field[WGMMA_REGISTERS], flags = i->field[WGMMA_FLAGS];
-  const int columns = 2 * count, is_transposed = (flags & B_IS_TRANSPOSED) != 0;
+  const int columns = 2 * count, is_transposed = (flags & B_IS_TRANSPOSED) != 0, negates = (flags & NEGATES_B) != 0;
   const Mask scale = AT(Mask, WGMMA_SCALE);
-  if (UNLIKELY(c->stop)) return done(i);
-  if (UNLIKELY(w->mask != ALL_LANES || (scale && scale != ALL_LANES))) {
-    raise_fault(w, FAULT_UNSURE, site, w->mask, 0);
-    return done(i);
-  }
+  if (!begins_whole(w, scale, site)) return done(i);
   i32 places[MOST_REGISTERS];
   for (int number = 0; number < count; number++) places[number] = field_of(c, i, WGMMA_FIRST + number);
   const Reads reads = read_operands(w, site);
   Rows a;
   a.form = flags & IS_F16 ? FORM_F16 : FORM_BF16;
-  Tiles tiles;
-  if (flags & A_IN_REGISTERS)
-    fragment_rows(&a, frame, i->field + WGMMA_A);
-  else {
-    if (!decode(w, descriptor_of(w, frame, i->field[WGMMA_A], site), 64, 0, site, &tiles)) return done(i);
-    for (int row = 0; row < 16; row++)
-      for (int k = 0; k < DEPTH; k += 8)
-        if (!read_chunk(w, &reads, chunk_of(&tiles, 16 * (w->number % 4) + row, k, 0), &a.raw[row][k])) return done(i);
-    decode_rows(&a);
-  }
+  if (!read_a(w, frame, i, &reads, flags, (u8(*)[32])a.raw)) return done(i);
+  if (flags & NEGATES_A) negate((u8 *)a.raw, sizeof a.raw, 2);
+  decode_rows(&a);
   const u64 b = descriptor_of(w, frame, i->field[WGMMA_B], site);
+  Tiles tiles;
   if (!decode(w, b, columns, is_transposed, site, &tiles)) return done(i);
   Product *product = open_product(w, frame, places, count, scale != 0, site);
   if (!product) return done(i);
@@ -155,20 +196,68 @@ HANDLER(wgmma_multiply) {
     if (is_transposed) {
       for (int k = 0; k < DEPTH; k++)
         if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile, k, 1), b.raw[k])) return done(i);
+      if (negates) negate((u8 *)b.raw, sizeof b.raw, 2);
       decode_turned(&b);
     } else {
       u16 chunks[2][64];
       for (int n = 0; n < 8; n++)
         for (int half = 0; half < 2; half++)
           if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile + n, 8 * half, 0), &chunks[half][8 * n])) return done(i);
+      if (negates) negate((u8 *)chunks, sizeof chunks, 2);
       decode_columns(&b, chunks);
     }
     multiply_tile(&a, &b, &product->values[4 * tile]);
   }
-  product->serial = w->issued_products++ % SERIALS;
-  product->group = w->committed_products;
-  for (int number = 0; number < count; number++)
-    *(U32 *)(frame + places[number]) = (U32)(placeholder(product->serial, number));
+  issue_product(w, frame, product, places);
+  c->spent += columns;
+  return done(i);
+}
+
+// Of other types, which are K-major but for f16. Fields as above, with the form above the flags.
+HANDLER(wgmma_form) {
+  Launch *c = w->launch;
+  const int site = i->field[WGMMA_SITE], count = i->field[WGMMA_REGISTERS];
+  const int flags = i->field[WGMMA_FLAGS] & ((1 << FORM_SHIFT) - 1), is_transposed = (flags & B_IS_TRANSPOSED) != 0;
+  const Form form = form_of(i->field[WGMMA_FLAGS] >> FORM_SHIFT);
+  const int is_half = form.sum == SUM_F16, columns = (is_half ? 4 : 2) * count;
+  const int element_bytes = form.a == ELEMENT_F16 ? 2 : form.a == ELEMENT_TF32 ? 4 : 1;
+  const Mask scale = AT(Mask, WGMMA_SCALE);
+  if (!begins_whole(w, scale, site)) return done(i);
+  i32 places[MOST_REGISTERS];
+  for (int number = 0; number < count; number++) places[number] = field_of(c, i, WGMMA_FIRST + number);
+  const Reads reads = read_operands(w, site);
+  u8 rows[16][32], columns_of_b[8][32];
+  AnyRows a;
+  AnyColumns b;
+  if (!read_a(w, frame, i, &reads, flags, rows)) return done(i);
+  if (flags & NEGATES_A) negate(rows[0], sizeof rows, element_bytes);
+  read_rows(&a, rows, form);
+  const u64 descriptor = descriptor_of(w, frame, i->field[WGMMA_B], site);
+  Tiles tiles;
+  if (!decode(w, descriptor, columns, is_transposed, site, &tiles)) return done(i);
+  Product *product = open_product(w, frame, places, count, scale != 0, site);
+  if (!product) return done(i);
+  for (int tile = 0; tile < columns / 8; tile++) {
+    for (int n = 0; !is_transposed && n < 8; n++)
+      for (int half = 0; half < 2; half++)
+        if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile + n, 8 * half, 0), &columns_of_b[n][16 * half]))
+          return done(i);
+    for (int k = 0; is_transposed && k < DEPTH; k++) {
+      u8 chunk[CHUNK];
+      if (!read_chunk(w, &reads, chunk_of(&tiles, 8 * tile, k, 1), chunk)) return done(i);
+      for (int n = 0; n < 8; n++) COPY(&columns_of_b[n][2 * k], chunk + 2 * n, 2);
+    }
+    if (flags & NEGATES_B) negate(columns_of_b[0], sizeof columns_of_b, element_bytes);
+    read_columns(&b, columns_of_b, form);
+    if (is_half) {
+      u32 sums[4][LANES];
+      split_halves(sums, &product->values[2 * tile]);
+      multiply_form(&a, &b, form, sums);
+      join_halves(&product->values[2 * tile], sums);
+    } else
+      multiply_form(&a, &b, form, &product->values[4 * tile]);
+  }
+  issue_product(w, frame, product, places);
   c->spent += columns;
   return done(i);
 }
@@ -198,7 +287,7 @@ HANDLER(wgmma_wait) {
   const i32 limit = (i32)w->committed_products - i->field[0];
   for (int number = 0; number < i->field[2]; number++) {
     const int place = field_of(c, i, 3 + number);
-    const Mask held = placeholders_in(frame, place);
+    const Mask held = placeholders_in(w, frame, place);
     if (!held) continue;
     const u32 token = *(const u32 *)(frame + place);
     const Product *product = product_of(w, (token - PLACEHOLDER) >> REGISTER_BITS);
@@ -217,6 +306,7 @@ HANDLER(wgmma_wait) {
     kept++;
   }
   w->product_count = kept;
+  if (!kept) w->finished_products = w->issued_products;
   finish_reads(w, c->warp_count + w->number / 4, limit);
   return done(i);
 }
@@ -225,7 +315,7 @@ HANDLER(wgmma_wait) {
 // registers.
 HANDLER(wgmma_look) {
   for (int number = 0; number < i->field[1]; number++) {
-    const Mask held = placeholders_in(frame, field_of(w->launch, i, 2 + number)) & w->mask;
+    const Mask held = placeholders_in(w, frame, field_of(w->launch, i, 2 + number)) & w->mask;
     if (UNLIKELY(held)) raise_fault(w, FAULT_UNSURE, i->field[0], held, 0);
   }
   return done(i);
