@@ -108,8 +108,16 @@ class SmokeConsole:
             counts = summary_text(summarise(list(group)))
             print_entry(self._out, mark, name, f"{counts}, {seconds_text(seconds)}", NAME_WIDTH)
             self._write_variants(group)
+        told: set[str] = set()
+        again = 0
         for result in notable:
-            write_result(self._out, result)
+            if is_told_again(result, told):
+                again += 1
+            else:
+                write_result(self._out, result)
+        if again:
+            line = f"the same in {count_text(again, 'case')} more: see --json or --junit"
+            print_line(self._out, "    ERROR  ", line, label_style=_COLORS["error"])
         # Said once for all the cases it holds for: a provider's reasons are few and its uncovered cases many.
         write_uncovered(self._out, group)
 
@@ -208,6 +216,16 @@ def write_result(out: Console, result: CaseResult) -> None:
         out.print(Text.assemble(("      dumped ", "dim"), result.dump))
     if result.rerun and result.status != "skipped":
         out.print(Text.assemble(("      again  ", "dim"), result.rerun))
+
+
+def is_told_again(result: CaseResult, told: set[str]) -> bool:
+    """Whether an error has the very words of one in ``told``, which it is added to: what keeps one case from running,
+    such as a wrong name in a manifest, often keeps all of them."""
+    if result.status != "error" or result.dump:
+        return False
+    again = result.reason in told
+    told.add(result.reason)
+    return again
 
 
 def write_uncovered(out: Console, results: Sequence[CaseResult]) -> None:

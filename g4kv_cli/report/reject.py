@@ -11,6 +11,7 @@ from rich.text import Text
 from g4kv_cli.records.run import CaseResult, RunInfo, summarise
 from g4kv_cli.report.console import (
     device_text,
+    is_told_again,
     kernels_text,
     write_result,
     write_uncovered,
@@ -27,14 +28,16 @@ _AS_EXPECTED = ("passed", "not covered")
 
 
 class RejectConsole:
-    """Shows a run: failures as they come, then the tables. ``quiet`` leaves the device line, failures and summary."""
+    """Shows a run: failures as they come, an error that many cases have once, then the tables. ``quiet`` leaves the
+    device line, failures and summary."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._out = results_console()
         self._quiet = quiet
         self._done: list[CaseResult] = []
         self._begin = time.perf_counter()
-        self._shown_failures = 0
+        self._failures = self._shown_failures = 0
+        self._told_errors: set[str] = set()
         self._run: RunInfo | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -51,13 +54,14 @@ class RejectConsole:
         self._done.append(result)
         if result.status in _AS_EXPECTED:
             return
-        self._shown_failures += 1
-        if self._shown_failures <= MAX_SHOWN_FAILURES:
+        self._failures += 1
+        if not is_told_again(result, self._told_errors) and self._shown_failures < MAX_SHOWN_FAILURES:
+            self._shown_failures += 1
             write_result(self._out, result)
 
     def finish(self, seconds: float | None = None) -> None:
         """The tables and the closing line. ``seconds``: how long it took, where that was not now."""
-        hidden = self._shown_failures - MAX_SHOWN_FAILURES
+        hidden = self._failures - self._shown_failures
         if hidden > 0:
             self._out.print(Text(f"    and {count_text(hidden, 'case')} more that did not pass: see --json or --junit"))
         if not self._quiet:

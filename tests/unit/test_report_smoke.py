@@ -17,6 +17,7 @@ from g4kv_cli.report.console import SmokeConsole, mismatch_lines
 from g4kv_cli.report.format import count_text, seconds_text
 from g4kv_cli.report.json import JsonRecord, read_record
 from g4kv_cli.report.junit import run_properties, write_junit
+from g4kv_cli.report.reject import RejectConsole
 
 RUN = RunInfo(
     device=DeviceInfo("emulated", "an H200's arithmetic", "sm_90", "", "no CUDA driver"),
@@ -232,6 +233,24 @@ def test_console(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
         assert groups[0].split() == ["FAIL", "entry_one", "1", "passed,", "1", "failed,", "0.75", "s"]
         assert lines[1] == "kernels  built in, sources abababababab, seed 7"
     assert shown.err == ""
+
+
+@pytest.mark.parametrize("command", ["smoke", "reject"])
+def test_an_error_that_many_cases_have_is_told_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    console = SmokeConsole(7, quiet=True) if command == "smoke" else RejectConsole(quiet=True)
+    errors = [replace(ERROR, id=f"reject/b/rule/{number}", rerun="") for number in range(4)]
+    console.start(RUN)
+    for result in (*errors, replace(errors[0], id="reject/b/rule/other", reason="no disk"), FAILED, FAILED):
+        console.add(result)
+    console.finish()
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    assert [line for line in lines if line.startswith("    ERROR  reject")] == [
+        "    ERROR  reject/b/rule/0",
+        "    ERROR  reject/b/rule/other",
+    ]
+    assert lines.count("    FAILED  prep/a/two") == 2
+    words = {"smoke": "ERROR  the same in 3 cases more", "reject": "and 3 cases more that did not pass"}
+    assert f"    {words[command]}: see --json or --junit" in lines
 
 
 def test_a_run_of_recordings_is_told_by_file(capsys: pytest.CaptureFixture[str]) -> None:
