@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 EXIT_FINDINGS = 1
 EXIT_FAILURE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class G4kvError(Exception):

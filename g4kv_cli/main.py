@@ -23,15 +23,13 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from g4kv_cli import __version__
-from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, CompileError, G4kvError, UsageError
+from g4kv_cli.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_INTERRUPTED, CompileError, G4kvError, UsageError
 from g4kv_cli.interrupts import InterruptEndsProcess
 from g4kv_cli.report.output import EXIT_BROKEN_PIPE, OutputLost, StandardStream, exit_code_of, lost_output_text
 
 GARBAGE_THRESHOLDS = (10_000, 10, 10)
 """What lives long here are cases and translations, by the hundred thousand; by Python's own (700, 10, 10) they are
 looked through again and again. Worker processes have these too where they are forked."""
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from g4kv_cli.entries.entry import PORTABLE
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.kv_format import KV_FORMATS, SPLIT, KvFormat
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, MAX_PAGE_SIZE_TOKENS
+from g4kv_cli.model.workload import MAX_SPLITS
 from g4kv_cli.records.bench import BenchRecord, ShapeKind, read_bench_record
 
 BUILT_IN = "built-in"
@@ -104,7 +105,14 @@ class BenchOptions:
 
     def baseline_record(self) -> BenchRecord | None:
         """The record to hold the run against, if it is one. Raises UsageError."""
-        return read_bench_record(Path(str(self.baseline)), "--baseline") if self.baseline_is_record else None
+        if not self.baseline_is_record:
+            return None
+        record = read_bench_record(Path(str(self.baseline)), "--baseline")
+        if record.overlaps != self.enable_pdl:
+            raise UsageError(
+                f"--baseline {self.baseline}: launches overlap in one run alone (--pdl); compare like runs"
+            )
+        return record
 
     def baseline_kernels(self) -> tuple[Path | None, str]:
         """The baseline's directory and variant, as a KernelLibrary takes them. Raises UsageError."""
@@ -134,17 +142,21 @@ def _share(ctx: click.Context, param: click.Parameter, value: str) -> float:
     return share
 
 
-def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """``1,16,64``: counts of at least 1, in the order given."""
-    if value is None:
-        return None
-    try:
-        found = tuple(int(part) for part in value.split(","))
-    except ValueError:
-        found = (0,)
-    if not all(1 <= count <= INT32_MAX for count in found):
-        raise click.BadParameter(f"{value!r} is no list of counts; write 1,16,64", ctx, param)
-    return tuple(dict.fromkeys(found))
+def _counts(most: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """A callback for ``1,16,64``: counts from 1 to ``most``, in the order given."""
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        try:
+            found = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            found = (0,)
+        if not all(1 <= count <= most for count in found):
+            raise click.BadParameter(f"{value!r} is no list of counts from 1 to {most}; write 1,16,64", ctx, param)
+        return tuple(dict.fromkeys(found))
+
+    return parse
 
 
 def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -219,9 +231,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="How many shapes.",
     ),
-    click.option("--batch", callback=_counts, metavar="N[,N...]", help="Decode: these batch sizes, not the preset's."),
-    click.option("--kv-len", callback=_counts, metavar="N[,N...]", help="Decode: these lengths, not the preset's."),
-    click.option("--splits", callback=_counts, metavar="N[,N...]", help="Decode: these split counts."),
+    click.option(
+        "--batch", callback=_counts(INT32_MAX), metavar="N[,N...]", help="Decode: these batch sizes, not the preset's."
+    ),
+    click.option(
+        "--kv-len", callback=_counts(INT32_MAX), metavar="N[,N...]", help="Decode: these lengths, not the preset's."
+    ),
+    click.option("--splits", callback=_counts(MAX_SPLITS), metavar="N[,N...]", help="Decode: these split counts."),
     asked_options,
     click.option(
         "--kv-format",

@@ -35,20 +35,16 @@ from g4kv_cli.entries.entry import Target
 from g4kv_cli.entries.kernel_shapes import compile_sources
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.table import entries, sources_of
-from g4kv_cli.errors import EXIT_FINDINGS, UsageError
+from g4kv_cli.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from g4kv_cli.records.bench import BenchRecord
 from g4kv_cli.records.run import RunInfo
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_store import BenchStore
 
-EXIT_INTERRUPTED = 130
-
 
 def measure(console: BenchConsole, options: BenchOptions, request: Request) -> int:
     """Measure every cell of the plan; the command's exit code."""
     old_record = options.baseline_record()
-    if old_record is not None and old_record.overlaps != options.enable_pdl:
-        raise UsageError(f"--baseline {options.baseline}: launches overlap in one run alone (--pdl); compare like runs")
     if options.alternates:
         options.baseline_kernels()
     opened = open_gpu(options.device)

@@ -180,6 +180,12 @@ def test_launches_that_overlap_are_held_against_their_like_alone(
     capsys.readouterr()
     assert main.run(["bench", "--compare", SAMPLE, str(overlapping)]) == 2
     assert "launches overlap in one of them alone (--pdl); compare like runs" in capsys.readouterr().err
+    for baseline, words in ((SAMPLE, ["--pdl"]), (str(overlapping), [])):
+        assert main.run(["bench", "--dry-run", "--baseline", baseline, *words]) == 2
+        told = capsys.readouterr().err
+        assert f"--baseline {baseline}: launches overlap in one run alone (--pdl); compare like runs" in told
+    assert main.run(["bench", "--dry-run", "--baseline", str(overlapping), "--pdl", "--preset", "quick"]) == 0
+    capsys.readouterr()
     table = tmp_path / "table.json"
     assert main.run(["bench", "--from", str(overlapping), "--dispatch", str(table)]) == 2
     assert "its launches overlap (--pdl); --dispatch takes a record of those that do not" in capsys.readouterr().err
@@ -196,8 +202,9 @@ def test_launches_that_overlap_are_held_against_their_like_alone(
         (["--pdl", "--variant", "portable"], "--pdl does not apply to --variant portable"),
         (["--threshold", "much"], "'much' is no share between 0 and 100 %; write 5% or 0.05"),
         (["--threshold", "0"], "'0' is no share"),
-        (["--batch", "1,x"], "'1,x' is no list of counts; write 1,16,64"),
-        (["--splits", "0"], "'0' is no list of counts"),
+        (["--batch", "1,x"], "'1,x' is no list of counts from 1 to 2147483647; write 1,16,64"),
+        (["--splits", "0"], "'0' is no list of counts from 1 to 65535"),
+        (["--splits", "4,65536", "--dry-run"], "'4,65536' is no list of counts from 1 to 65535"),
         (["--batch", str(2**31)], f"'{2**31}' is no list of counts"),
         (
             ["--kv-len", "999999", "--dry-run"],
