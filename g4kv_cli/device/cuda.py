@@ -116,7 +116,6 @@ class CudaDevice(Device):
             raise
         except Exception as error:  # as in count_gpus
             raise DeviceUnavailable(f"GPU {ordinal} cannot be used: {first_line(error)}") from error
-        self.core_device = core
         self._device_handle = self.call("find the GPU", driver.cuDeviceGet(ordinal))
         self.info = DeviceInfo("cuda", name, arch_of(*capability), self._driver_text(), reason)
         self.limits = DeviceLimits(

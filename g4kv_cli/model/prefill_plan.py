@@ -64,11 +64,9 @@ class PlanBounds:
     num_tiles: int
     min_q_len: int
     max_q_len: int
-    min_page_index: int
     max_page_index: int
     max_last_page_len: int
     max_position: int
-    max_kv_len: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,11 +198,9 @@ def check_requests(
         num_tiles=int(tiles_of.sum()),
         min_q_len=int(q_len.min()),
         max_q_len=int(q_len.max()),
-        min_page_index=int(page_indices.min()),
         max_page_index=int(page_indices.max()),
         max_last_page_len=int(last.max()),
         max_position=int(np.where(q_len > 0, kv_len - 1, -1).max()),
-        max_kv_len=int(kv_len.max()),
     )
     return CheckedPlan(bounds, start, q_len, kv_len, last, origin, page_indices, page_indptr, tiles_of)
 

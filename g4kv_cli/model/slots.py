@@ -23,37 +23,15 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def is_releasable(page: int, frontier: int, window: int, page_size: int) -> bool:
-    """True once no query at ``frontier`` or later can see a key of the (logical) page.
-
-    The page's last key is ``(page + 1) * page_size - 1``; serving keeps a page until that key is at least
-    ``window + 1`` behind the frontier, one position longer than strictly needed.
-    """
-    return (page + 1) * page_size + window <= frontier
-
-
 def page_origin(frontier: int, window: int | None, page_size: int) -> int:
-    """The first resident page of a request: all pages before it are releasable. 0 without a window.
+    """The first resident page of a request; 0 without a window. No query at ``frontier`` or later can see a key of the
+    pages before it.
 
-    It is whole pages, so ``position % page_size`` stays the slot; only the row of page ids shifts.
+    A page's last key is ``(page + 1) * page_size - 1``; serving keeps the page until that key is at least
+    ``window + 1`` behind the frontier, one position longer than strictly needed. The origin is whole pages, so
+    ``position % page_size`` stays the slot; only the row of page ids shifts.
     """
     return 0 if window is None else max(0, frontier - window) // page_size
-
-
-def resident_pages(kv_len: int, frontier: int, window: int | None, page_size: int) -> int:
-    """Pages a request holds with ``kv_len`` tokens in the pool, released as far as ``frontier`` allows."""
-    return pages_for(kv_len, page_size) - page_origin(frontier, window, page_size)
-
-
-def slot_of(position: int, origin: int, page_size: int) -> tuple[int, int]:
-    """(index into the request's page row, slot in that page) of an absolute position.
-
-    Raises UsageError if the position lies before the row's first page.
-    """
-    page, slot = divmod(position, page_size)
-    if position < 0 or page < origin:
-        raise UsageError(f"position {position} lies before page {origin}, the first resident one")
-    return page - origin, slot
 
 
 def max_resident_pages(context_tokens: int, window: int | None, page_size: int, step_tokens: int = 1) -> int:

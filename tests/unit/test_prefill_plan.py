@@ -91,8 +91,8 @@ def test_arrays_by_hand() -> None:
     assert all(values.dtype == np.int32 for values in arrays.by_name().values())
     bounds = arrays.bounds
     assert (bounds.num_requests, bounds.num_tokens, bounds.num_pages, bounds.num_tiles) == (3, 5, 6, 2)
-    assert (bounds.min_page_index, bounds.max_page_index, bounds.max_last_page_len) == (0, 9, 4)
-    assert (bounds.max_position, bounds.max_kv_len, bounds.cta_tile_q) == (11, 12, 16)
+    assert (bounds.max_page_index, bounds.max_last_page_len) == (9, 4)
+    assert (bounds.max_position, bounds.cta_tile_q) == (11, 16)
 
 
 def test_tiles_of_a_long_request() -> None:

@@ -54,13 +54,12 @@ def test_no_visible_key_is_ever_released(window: int, page_size: int) -> None:
         origin = slots.page_origin(frontier, window, page_size)
         visible = [key for key in range(frontier + 1) if key > frontier - window]
         assert visible[0] // page_size >= origin
-        released = [page for page in range(101) if slots.is_releasable(page, frontier, window, page_size)]
+        released = [page for page in range(101) if (page + 1) * page_size + window <= frontier]
         assert released == list(range(origin))
 
 
 def test_without_a_window_all_pages_stay() -> None:
     assert slots.page_origin(100_000, None, 16) == 0
-    assert slots.resident_pages(100_000, 99_999, None, 16) == 6250
     assert slots.max_resident_pages(100_001, None, 16) == 6251
 
 
@@ -75,16 +74,7 @@ def test_without_a_window_all_pages_stay() -> None:
     ],
 )
 def test_resident_pages_of_12b_local_in_decode(kv_len: int, resident: int) -> None:
-    assert slots.resident_pages(kv_len, kv_len - 1, 1024, 16) == resident
-
-
-def test_the_slot_does_not_move_with_the_origin() -> None:
-    assert slots.slot_of(37, 0, 16) == (2, 5)
-    assert slots.slot_of(37, 2, 16) == (0, 5)
-    with pytest.raises(UsageError, match="before page 3"):
-        slots.slot_of(37, 3, 16)
-    with pytest.raises(UsageError, match="position -1"):
-        slots.slot_of(-1, 0, 16)
+    assert slots.pages_for(kv_len, 16) - slots.page_origin(kv_len - 1, 1024, 16) == resident
 
 
 def _local(pools: slots.ModelPools) -> slots.FamilyPool:
