@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ PTX = b"""
 }
 """
 """Each of the blocks (one thread) stores its number within its cluster and how many that has."""
+
+
+def fixtures_of(kind: type[Caller]) -> tuple[Any, Any]:
+    """Two fixtures of a ``kind`` of caller: one that makes a test run on the stand-ins of CUDA 12 and of 13, and one on
+    that of 13 alone."""
+
+    def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
+        caller = kind(tmp_path, getattr(request, "param", 13))
+        yield caller
+        caller.device.close()
+
+    return pytest.fixture(params=[12, 13])(made), pytest.fixture(made)
 
 
 class Caller:

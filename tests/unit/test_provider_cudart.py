@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cudart_caller import PTX, Caller
+from cudart_caller import PTX, Caller, fixtures_of
 
 from g4kv_cli.device.emulated import TensorMap
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault
 from g4kv_cli.providers.cudart.runtime import StandInRuntime, _Call
 
-
-@pytest.fixture(params=[12, 13])
-def caller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
-    made = Caller(tmp_path, request.param)
-    yield made
-    made.device.close()
-
-
-@pytest.fixture
-def caller_13(tmp_path: Path) -> Iterator[Caller]:
-    made = Caller(tmp_path, 13)
-    yield made
-    made.device.close()
+caller, caller_13 = fixtures_of(Caller)
 
 
 @pytest.mark.parametrize(("arch", "number"), [("sm_80", 80), ("sm_90a", 90), ("sm_120", 120)])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cudart_caller import Caller
+from cudart_caller import Caller, fixtures_of
 
 STEP = b"""
 .version 8.0
@@ -39,7 +39,7 @@ class _Extent(ctypes.Structure):
 class Streams(Caller):
     """Streams, events and graphs of a launcher that has one kernel, ``STEP``."""
 
-    def __init__(self, folder: Path, major: int = 13) -> None:
+    def __init__(self, folder: Path, major: int) -> None:
         super().__init__(folder, major)
         self.step = self.registered(STEP)
         self.out = self.allocate(16)
@@ -98,18 +98,7 @@ class Streams(Caller):
         return self.made("cudaGraphInstantiate", graph, ctypes.c_uint64(0))
 
 
-@pytest.fixture(params=[12, 13])
-def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Streams]:
-    made = Streams(tmp_path, request.param)
-    yield made
-    made.device.close()
-
-
-@pytest.fixture
-def streams_13(tmp_path: Path) -> Iterator[Streams]:
-    made = Streams(tmp_path)
-    yield made
-    made.device.close()
+streams, streams_13 = fixtures_of(Streams)
 
 
 def test_a_captured_stream_does_nothing_until_its_graph_is_launched(streams: Streams) -> None:
