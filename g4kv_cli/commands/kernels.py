@@ -14,7 +14,7 @@ from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
 from g4kv_cli.records.files import write_whole
-from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels
+from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels, while_compiling
 from g4kv_cli.report.output import outlive_reader
 
 DEFAULT_ARCH = "sm_90a"
@@ -59,7 +59,8 @@ def kernels(arch: str | None, kernels: Path | None, checked: Path | None, json_p
         from g4kv_cli.commands.kernels_check import check_file
 
         return check_file(checked, _archs(arch) if checked.suffix != ".ptx" else ("",), json_path)
-    rows = [row for one in _archs(arch) for name in source_names(kernels) for row in _rows(name, one, kernels)]
+    units = [(name, one) for one in _archs(arch) for name in source_names(kernels)]
+    rows = [row for name, one in while_compiling(units) for row in _rows(name, one, kernels)]
     print_kernels(rows)
     if json_path is not None:
         write_whole(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from g4kv_cli.report.format import count_text
 from g4kv_cli.report.terminal import print_table, results_console
+
+_Unit = TypeVar("_Unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,12 @@ class KernelRow:
     blocks_per_sm: int
     occupancy: float
     bound: str
+
+
+def while_compiling(units: Sequence[_Unit]) -> Iterator[_Unit]:
+    """The units one after another, with a bar on a terminal: all kernels of all archs take minutes at first."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    yield from track(units, "compiling", console=Console(stderr=True), transient=True, disable=not shown)
 
 
 def kernel_table(rows: Sequence[KernelRow]) -> Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from click.testing import CliRunner, Result
 from g4kv_cli import main
 from g4kv_cli.commands.kernels import kernels
 from g4kv_cli.errors import CompileError, UsageError
+from g4kv_cli.report.kernels import while_compiling
 
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) many_values(float* data) {
@@ -71,6 +74,17 @@ def test_spills_are_findings(tmp_path: Path) -> None:
     assert row["spill_bytes"] > 0
     # 2 blocks of 1024 threads leave 32 registers a thread.
     assert row["registers"] == 32
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_a_terminal_sees_how_far_compiling_is(on_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Errors(io.StringIO):
+        def isatty(self) -> bool:
+            return on_terminal
+
+    monkeypatch.setattr(sys, "stderr", Errors())
+    assert list(while_compiling([("a.cu", "sm_80"), ("b.cu", "sm_80")])) == [("a.cu", "sm_80"), ("b.cu", "sm_80")]
+    assert ("compiling" in sys.stderr.getvalue()) == on_terminal  # type: ignore[attr-defined]
 
 
 def test_an_unknown_arch_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
