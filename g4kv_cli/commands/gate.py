@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import click
+from click.core import ParameterSource
 
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.dump import DumpSettings, prepare_directory
@@ -32,6 +33,7 @@ MAX_DEFAULT_JOBS = {"emulated": 2, "cuda": 8}
 MANY_CASES = 1000
 SECONDS_BETWEEN_RECORDS = 0.5
 """The record of many short cases is not rewritten after each."""
+_WRITTEN = {"json_path": "--json", "junit_path": "--junit", "dump": "--dump"}
 
 
 class GateConsole(Protocol):
@@ -146,7 +148,11 @@ def run_gate(
 
 
 def list_cases(cases: Sequence[Case], options: GateOptions) -> int:
-    """Print the ids. A manifest that the run would not take is not taken here either."""
+    """Print the ids. A manifest that the run would not take is not taken here either, and no file is written."""
+    context = click.get_current_context()
+    for name, option in _WRITTEN.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{option} does not apply to --list, which runs nothing; leave one of them out")
     require_one_origin(options.providers, options.kernels, options.variant)
     load_providers(options.providers)
     click.echo("\n".join(case.id for case in cases))

@@ -266,7 +266,7 @@ def select_geometries(names: str, tp: int = 1) -> tuple[Geometry, ...]:
         elif name in GEOMETRIES:
             found = [GEOMETRIES[name]]
         else:
-            raise UsageError(_unknown("geometry", name, ("all", *MODELS, *GEOMETRIES)))
+            raise UsageError(_unknown("geometry", part, ("all", *MODELS, *GEOMETRIES)))
         for geometry in found:
             ranked = geometry.for_rank(tp)
             if selected.setdefault(geometry.name, ranked) != ranked:
@@ -286,6 +286,6 @@ def is_geometry_file(part: str) -> bool:
 
 
 def _unknown(kind: str, name: str, known: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
     return f"unknown {kind} {name!r}: {hint}known are {', '.join(known)}"

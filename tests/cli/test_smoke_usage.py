@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from g4kv_cli import main
 from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.select import select_cases
@@ -100,6 +101,20 @@ def test_a_list_takes_no_manifest_that_a_run_would_not_take(command: str, run_g4
     done = run_g4kv(*chosen, "--kernels", str(BUILT_IN_KERNELS_DIRECTORY))
     assert (done.returncode, done.stdout) == (2, "")
     assert "--kernels is about the built-in kernels" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit", "--dump"])
+def test_a_list_writes_no_file_that_was_asked_for(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--list", "--case", "prep/12b-local/prefill/closed-form"]
+    assert main.run(["smoke", *chosen, option, str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{option} does not apply to --list, which runs nothing" in shown.err
+    monkeypatch.setenv(f"G4KV_SMOKE_{option[2:].upper()}", str(tmp_path / "out"))
+    assert main.run(["smoke", *chosen]) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_list_of_all_geometries_and_ranks(run_g4kv) -> None:
