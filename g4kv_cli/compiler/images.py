@@ -36,15 +36,23 @@ def compile_image(
 def compile_with_log(
     source: SourceFile, *, arch: str, kind: ImageKind, defines: Mapping[str, str] = _NO_DEFINES
 ) -> CompiledUnit:
-    """As :func:`compile_image`, with the compiler's log."""
+    """As :func:`compile_image`, with the compiler's log. PTX of a unit that was compiled to machine code is there."""
     options = nvrtc.options_for(arch, kind, defines)
-    version = toolkit.nvrtc_version()
-    source_digest = hashlib.sha256("\0".join((source.digest, *options)).encode()).hexdigest()
-    # Our headers count by content (in the source digest), the toolkit's by their version.
-    key = cache.key_of((source_digest, version, toolkit.headers_version(), arch, kind))
+    source_digest, key = _names(source, arch, kind, options)
     entry = cache.read(key)
     if entry is None:
-        data, log = nvrtc.compile_unit(source, arch, kind, options)
-        entry = cache.CacheEntry(data, log)
+        made = nvrtc.compile_program(source, arch, kind, options)
+        entry = cache.CacheEntry(made.data, made.log)
         cache.write(key, entry)
-    return CompiledUnit(KernelImage(kind, arch, source.name, entry.data, source_digest, version), entry.log)
+        if kind != "ptx":
+            _, ptx_key = _names(source, arch, "ptx", nvrtc.options_for(arch, "ptx", defines))
+            cache.write(ptx_key, cache.CacheEntry(made.ptx, made.ptx_log))
+    image = KernelImage(kind, arch, source.name, entry.data, source_digest, toolkit.nvrtc_version())
+    return CompiledUnit(image, entry.log)
+
+
+def _names(source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]) -> tuple[str, str]:
+    """Digest of the source and how it is compiled, and the key of the image in the cache."""
+    digest = hashlib.sha256("\0".join((source.digest, *options)).encode()).hexdigest()
+    # Our headers count by content (in the source digest), the toolkit's by their version.
+    return digest, cache.key_of((digest, toolkit.nvrtc_version(), toolkit.headers_version(), arch, kind))

@@ -27,6 +27,7 @@ _DECLARED_BY = (
     (re.compile(r"U?(CHAR|SHRT|INT|LONG|LLONG)_(MIN|MAX)"), "cuda/std/climits"),
 )
 """What nvcc declares without being asked, or the host's headers do: names, and the header that NVRTC needs for them."""
+_ASSEMBLER_LINE = re.compile(r"^ptxas ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^.*?\(\d+\): (?:catastrophic )?error.*$", re.MULTILINE)
 
 
@@ -49,17 +50,20 @@ def options_for(arch: str, kind: ImageKind, defines: Mapping[str, str]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compilation made: the image's bytes, the log, and the symbol of each name expression."""
+    """What a compilation made: the image's bytes, the log, the symbol of each name expression, and the PTX of it.
+
+    Of machine code ``ptx`` is what the assembler was given: byte for byte what a compilation to PTX gives.
+    """
 
     data: bytes
     log: str
     symbols: Mapping[str, str]
+    ptx: bytes
 
-
-def compile_unit(source: SourceFile, arch: str, kind: ImageKind, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """Compile; the image's bytes and the log. Raises CompileError with source, line, arch and log."""
-    made = compile_program(source, arch, kind, options)
-    return made.data, made.log
+    @property
+    def ptx_log(self) -> str:
+        """The log of the compilation to PTX: without the assembler's lines, which come last."""
+        return _ASSEMBLER_LINE.split(self.log, maxsplit=1)[0].rstrip()
 
 
 def compile_program(
@@ -96,9 +100,8 @@ def compile_program(
             ).decode()
             for expression in expressions
         }
-        if kind == "cubin":
-            return Compiled(_bytes(nvrtc, program, "CUBIN"), log, symbols)
-        return Compiled(_with_bare_file_names(_bytes(nvrtc, program, "PTX")), log, symbols)
+        ptx = _with_bare_file_names(_bytes(nvrtc, program, "PTX"))
+        return Compiled(_bytes(nvrtc, program, "CUBIN") if kind == "cubin" else ptx, log, symbols, ptx)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from g4kv_cli.compiler import Header, SourceFile, cache, compile_image, nvrtc, toolkit
+from g4kv_cli.compiler import Header, SourceFile, cache, compile_image, compile_with_log, nvrtc, toolkit
 from g4kv_cli.errors import CompileError
 
 KERNEL = 'extern "C" __global__ void set(int* out) { *out = VALUE; }\n'
@@ -20,13 +20,13 @@ SOURCE = SourceFile("set.cu", '#include "value.cuh"\n' + KERNEL, (Header("value.
 def compilations(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> list[tuple[str, str]]:
     """What really went to NVRTC, in order, with an empty cache at first."""
     calls: list[tuple[str, str]] = []
-    real = nvrtc.compile_unit
+    real = nvrtc.compile_program
 
     def counted(source, arch, kind, options):  # type: ignore[no-untyped-def]
         calls.append((arch, kind))
         return real(source, arch, kind, options)
 
-    monkeypatch.setattr(nvrtc, "compile_unit", counted)
+    monkeypatch.setattr(nvrtc, "compile_program", counted)
     return calls
 
 
@@ -40,6 +40,21 @@ def test_the_second_compilation_comes_from_the_cache(compilations: list, fresh_c
     assert first == second
     assert compilations == [("sm_80", "ptx")]
     assert len(_entries(fresh_cache)) == 1
+
+
+def test_machine_code_leaves_its_ptx(
+    compilations: list, fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes, the digest and the log of the PTX are those of a compilation to PTX alone."""
+    source = replace(SOURCE, text=SOURCE.text + "__global__ void dull() { int unused; }\n")
+    compile_with_log(source, arch="sm_90a", kind="cubin", defines={"EXTRA": "1"})
+    left = compile_with_log(source, arch="sm_90a", kind="ptx", defines={"EXTRA": "1"})
+    assert compilations == [("sm_90a", "cubin")]
+    monkeypatch.setenv("G4KV_CACHE_DIR", str(tmp_path / "another"))
+    assert compile_with_log(source, arch="sm_90a", kind="ptx", defines={"EXTRA": "1"}) == left
+    assert compilations == [("sm_90a", "cubin"), ("sm_90a", "ptx")]
+    assert "declared but never referenced" in left.log
+    assert "ptxas" not in left.log
 
 
 @pytest.mark.parametrize(
