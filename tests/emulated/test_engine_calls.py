@@ -24,20 +24,13 @@ DOUBLES = """
 """
 APPROXIMATIONS = """
   float sum = 0;
-  for (int k = 0; k < n; k++) if (t % 5) sum += __fdividef(fast_tanh(in[t + k] * 0.01f), __cosf(in[k]) + 2.0f);
+  for (int k = 0; k < n; k++) if (t % 5) sum += __fdividef(cut_rcp(in[t + k] + 0.3f), __cosf(in[k]) + 2.0f);
   out[b * 48 + t] = __float_as_int(sum);
-"""
-CARRIES = """
-  unsigned low = in[t] * 0x1234567u, high = t, more = n;
-  for (int k = 0; k < n; k++) if ((t ^ k) & 1)
-    asm volatile("add.cc.u32 %0, %0, %3; addc.cc.u32 %1, %1, %4; addc.u32 %2, %2, 0;"
-                 : "+r"(low), "+r"(high), "+r"(more) : "r"(low ^ 0x9fffffffu), "r"(0xfffffff0u + k));
-  out[b * 48 + t] = low ^ high * 3 ^ more * 5;
 """
 HALVES = """
   unsigned short one = (unsigned short)(0x3c00 + in[t]), sum = one, is_less;
   for (int k = 0; k < n; k++) if (t % 7 > k % 5)
-    asm volatile("fma.rn.relu.f16 %0, %0, %1, %2;" : "+h"(sum) : "h"(one), "h"((unsigned short)(0xb800 + k)));
+    asm volatile("fma.rn.sat.f16 %0, %0, %1, %2;" : "+h"(sum) : "h"(one), "h"((unsigned short)(0xb800 + k)));
   asm volatile("{ .reg .pred p; setp.lt.f16 p, %1, %2; selp.u16 %0, 7, 9, p; }" : "=h"(is_less) : "h"(sum), "h"(one));
   out[b * 48 + t] = sum << 16 | is_less;
 """
@@ -50,9 +43,8 @@ PAIRS = """
 """
 CALLED = {
     "cvt.rni.f64.f64": DOUBLES,
-    "tanh.approx.f32": APPROXIMATIONS,
-    "addc.cc.u32": CARRIES,
-    "fma.rn.relu.f16": HALVES,
+    "rcp.rz.f32": APPROXIMATIONS,
+    "fma.rn.sat.f16": HALVES,
     "setp.lt.f16x2": PAIRS,
 }
 
@@ -64,7 +56,7 @@ def _needs_engine() -> None:
 
 def kernel_of(body: str) -> Kernel:
     head = """
-    __device__ float fast_tanh(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+    __device__ float cut_rcp(float x) { float y; asm("rcp.rz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
     extern "C" __global__ void kernel(int* out, const int* in, int n) { const int t = threadIdx.x, b = blockIdx.x;
     """
     return compile_kernel(f"{head}{body}\n}}")

@@ -97,6 +97,8 @@ class Launcher:
         engine = _engine() if self._mode is not Mode.INTERPRETER else None
         program: Program | None = request.kernel.program if engine is not None else None
         warps = request.blocks * -(-request.threads // WARP)
+        if program is not None and program.reads_clock and self._mode is Mode.BOTH:
+            program = None  # the two have clocks of their own
         if engine is None or program is None or not program.pays(warps) or not can_run(program, request):
             counts.interpreted += 1
             return self._interpret(request)

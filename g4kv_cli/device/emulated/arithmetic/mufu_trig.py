@@ -49,6 +49,14 @@ def sine_table() -> npt.NDArray[np.float64]:
     return np.ascontiguousarray(_tables()["sin"], np.float64)
 
 
+def tanh_table() -> npt.NDArray[np.float64]:
+    """That of tanh, [coefficient, binade of the argument, segment]; the quadratic one is of squares in units of 2^17,
+    here in those of the others."""
+    table = np.array(_tables()["tanh"], np.float64)
+    table[2] *= 4
+    return np.ascontiguousarray(table)
+
+
 @cache
 def _squares() -> I64:
     """sq(x) of every 17-bit x, without the columns that are always zero."""

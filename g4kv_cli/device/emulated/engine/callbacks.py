@@ -22,7 +22,7 @@ _ALL_LANES = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Call:
-    """One opcode: its function in the table, and the kinds of what goes in and comes out, carry as a predicate."""
+    """One opcode: its function in the table, and the kinds of what goes in and comes out."""
 
     opcode: str
     function: Callable[..., Any]

@@ -169,6 +169,17 @@ def _conversions() -> dict[str, tuple[str, ...]]:
     for mode in ("rni", "rzi", "rmi", "rpi"):
         for target in ("f32", "s32", "u32"):
             table[f"cvt.{mode}.{target}.f32"] = (f"cvt_{mode}_{target}_f32",)
+        for form in ("f16", "bf16"):
+            table[f"cvt.{mode}.{form}.{form}"] = (f"cvt_f32_{form}", f"cvt_{mode}_f32_f32", f"cvt_rn_{form}_f32")
+        for target in ("s32", "u32", *_WRITE):
+            narrow = () if target.endswith("32") else (f"clamp_{target}_s32",)
+            wide = f"cvt_{mode}_{'u32' if target == 'u32' else 's32'}_f32"
+            for source, widen in (("f32", ()), ("f16", ("cvt_f32_f16",)), ("bf16", ("cvt_f32_bf16",))):
+                for word in ("", ".sat"):
+                    table[f"cvt.{mode}{word}.{target}.{source}"] = (*widen, wide, *narrow)
+    for target, source in product(("u8", "s8", "u16", "s16", "u32", "s32"), ("s32", "u32")):
+        if target != source:
+            table[f"cvt.sat.{target}.{source}"] = (f"clamp_{target}_{source}",)
     for name in (
         *(
             "cvt.sat.f32.f32",
@@ -184,6 +195,42 @@ def _conversions() -> dict[str, tuple[str, ...]]:
     return table
 
 
+def _narrow() -> dict[str, tuple[str, ...]]:
+    table: dict[str, tuple[str, ...]] = {}
+    for name, word in product(("e4m3x2", "e5m2x2"), ("", ".relu")):
+        for source in ("f32", "f16x2"):
+            opcode = f"cvt.rn.satfinite{word}.{name}.{source}"
+            table[opcode] = (opcode.replace(".", "_"),)
+        table[f"cvt.rn{word}.f16x2.{name}"] = (f"cvt_rn{word}_f16x2_{name}".replace(".", "_"),)
+    for form in ("f16", "bf16"):
+        for kind, relu in ((form, "relu_16"), (f"{form}x2", "relu_16x2")):
+            table[f"fma.rn.relu.{kind}"] = (f"fma_rn_{kind}", relu)
+            table[f"cvt.rn.relu.{kind}.f32"] = (f"cvt_rn_{kind}_f32", relu)
+        for source in ("s16", "u16", "s32", "u32"):
+            table[f"cvt.rn.{form}.{source}"] = (f"cvt_rn_{form}_{source}",)
+    for types in product(("u32", "s32"), repeat=2):
+        for stem in ("dp4a", "dp2a.lo", "dp2a.hi"):
+            table[f"{stem}.{'.'.join(types)}"] = (f"{stem.replace('.', '_')}_{'_'.join(types)}",)
+    for sign, stem in product("us", ("min", "max")):
+        table[f"{stem}.{sign}16x2"] = (f"{stem}_{sign}16x2",)
+    for stem in ("min", "max"):
+        table[f"{stem}.relu.s32"] = (f"{stem}_s32", "relu_s32")
+        table[f"{stem}.relu.s16x2"] = table[f"{stem}.s16x2.relu"] = (f"{stem}_s16x2", "relu_16x2")
+    for sign in "us":
+        table[f"add.{sign}16x2"] = ("add_16x2",)
+    for stem in ("div", "rem"):
+        table[f"{stem}.u16"] = (f"{stem}_u32", "cut_b16_b32")
+    for mode in ("rna", "rn"):
+        table[f"cvt.{mode}.tf32.f32"] = (f"cvt_{mode}_tf32_f32",)
+    for name in ("u8.s32.b32", "s8.s32.b32", "u16.s32", "s16.s32"):
+        table[f"cvt.pack.sat.{name}"] = (f"cvt_pack_sat_{name.replace('.', '_')}",)
+    for name in ("f32", "f16", "f16x2", "bf16", "bf16x2"):
+        table[f"tanh.approx.{name}"] = (f"tanh_approx_{name}",)
+    for name in ("f16", "f16x2", "ftz.bf16", "ftz.bf16x2"):
+        table[f"ex2.approx.{name}"] = (f"ex2_approx_{name.removeprefix('ftz.')}",)
+    return table
+
+
 HANDLERS: dict[str, tuple[str, ...]] = {
     **_integers(),
     **_comparisons(),
@@ -191,4 +238,5 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     **_halves(),
     **_doubles(),
     **_conversions(),
+    **_narrow(),
 }

@@ -189,7 +189,7 @@ class EngineRun:
         residents = blocks_together(request) if together else ranks
         state.set_shared(shared_bytes, -(-request.threads // 32), program, residents, ranks)
         state.set_within(program.site_count, program.within)
-        launch.together, launch.loops, launch.changes = int(together), program.loops, 0
+        launch.together, launch.loops, launch.changes, launch.ticks = int(together), program.loops, 0, 0
         state.set_trace(program.trace_flags, self.traced, self.traces_shared)
         launch.local_bytes, launch.local_stride = program.local_bytes, -(-program.local_bytes // 16) * 16
         launch.always_guesses = int(program.learns)

@@ -10,6 +10,7 @@ from ..arithmetic.operation import Op
 from ..interpreter.emit import (
     ENVIRONMENT_HALVES,
     GRID_WORKSPACE,
+    MULTIPROCESSORS,
     SPECIAL_REGISTERS,
     WINDOWS,
     KernelContext,
@@ -76,14 +77,22 @@ SPECIAL = {
                 *(f"%lanemask_{which}" for which in ("eq", "lt", "le", "gt", "ge")),
                 *("%cluster_ctarank", "%cluster_nctarank"),
                 *(f"%{name}.{axis}" for name in _OF_CLUSTERS for axis in "xyz"),
+                "%smid",
             )
         )
     },
 }
 """Numbers of the special registers, as in ``c/warp.c``."""
+_CLOCKS = {
+    **dict.fromkeys(("%clock64", "%globaltimer"), ""),
+    **dict.fromkeys(("%clock", "%globaltimer_lo"), "cut_b32_b64"),
+    **dict.fromkeys(("%clock_hi", "%globaltimer_hi"), "high_b64"),
+}
+"""What is done to the 64 bits of the clock."""
 
 _MOV = re.compile(r"mov\.(?:[bus](16|32|64)|f(16|32|64)|(pred))")
 _COMPARE = re.compile(rf"(setp\.[a-z]+)\.({'|'.join(COMBINATIONS)})(\..+)")
+_CARRIED = re.compile(r"(add|sub|mad)(c)?(\.lo|\.hi)?(\.cc)?\.([us])(32|64)")
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.(?:sync(?:\.aligned)?|red\..*)")
 
 
@@ -115,6 +124,8 @@ class Lowering:
         self.accumulators: set[Register] = accumulator_registers(each for block in flow.blocks for each in block.body)
         self.read = flow.reads
         """Registers that any instruction reads."""
+        self.reads_clock = False
+        """Whether it finds other numbers than on the interpreter."""
         self._fresh = 0
         self._slots: dict[Register, Slot] = {}
 
@@ -180,6 +191,17 @@ class Lowering:
             slot = self.fresh("b32")
             self.emit("special", slot, SPECIAL[name])
             return self._converted(slot, "b32", kind)
+        if name in _CLOCKS:
+            self.reads_clock = True
+            ticks = self.fresh("b64")
+            self.emit("clock", ticks)
+            if not _CLOCKS[name]:
+                return self._converted(ticks, "b64", kind)
+            half = self.fresh("b32")
+            self.emit(_CLOCKS[name], half, ticks)
+            return self._converted(half, "b32", kind)
+        if name in ("%nsmid", "%gridid"):
+            return self.constant(MULTIPROCESSORS if name == "%nsmid" else 1, kind)
         if name in ENVIRONMENT_HALVES:
             number = context.device_variables.index(GRID_WORKSPACE)
             slot = self.fresh("b32")
@@ -386,7 +408,10 @@ def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
     combined = _COMPARE.fullmatch(opcode)
     plain = combined.group(1) + combined.group(3) if combined else opcode
     steps, operation = HANDLERS.get(plain), ELEMENTWISE[opcode]
-    if steps is None or "carry" in (*operation.results, *operation.operands):
+    if "carry" in (*operation.results, *operation.operands):
+        _lower_carried(lowering, instruction, operation)
+        return
+    if steps is None:
         _lower_call(lowering, instruction, operation)
         return
     targets = list(_targets(operands[0]))
@@ -420,28 +445,40 @@ def _lower_elementwise(lowering: Lowering, instruction: Instruction) -> None:
         sources = [slot]
 
 
-def _passed(kinds: Sequence[str]) -> tuple[str, ...]:
-    return tuple("pred" if kind == "carry" else kind for kind in kinds)
+def _lower_carried(lowering: Lowering, instruction: Instruction, operation: Op) -> None:
+    """add.cc, addc and their like: a sum, or that of a product and a third."""
+    found, operands = _CARRIED.fullmatch(instruction.opcode), instruction.operands
+    wanted = [kind for kind in operation.operands if kind != "carry"]
+    target = operands[0]
+    if found is None or not isinstance(target, Register) or len(operands) != 1 + len(wanted):
+        raise NotLowered(f"{instruction.opcode} with these operands")
+    verb, takes, part, gives, sign, width = found.groups()
+    kind = f"b{width}"
+    a, *others = (lowering.source(item, kind) for item in operands[1:])
+    if verb == "mad":
+        product = lowering.fresh(kind)
+        handler = f"mul_lo_{kind}" if part == ".lo" else f"mul_hi_{sign}{width}"
+        lowering.emit(handler, product, a, others[0])
+        a, others = product, others[1:]
+    is_difference = verb == "sub"
+    carry = lowering.register(CARRY) if takes else lowering.constant(int(is_difference), "pred")
+    after = lowering.register(CARRY) if gives else lowering.fresh("pred")
+    result = lowering.target(target, kind, operation.sign_extends)
+    lowering.emit(f"add_carry_{kind}", result, after, a, others[0], carry, int(is_difference), outs=(0, 1))
 
 
 def _lower_call(lowering: Lowering, instruction: Instruction, operation: Op) -> None:
     """An opcode that has no handler: the table's function, in Python."""
     opcode, operands = instruction.opcode, instruction.operands
-    kinds = [kind for kind in operation.results if kind != "carry"]
-    wanted = [kind for kind in operation.operands if kind != "carry"]
     targets = list(_targets(operands[0]))
-    if len(targets) != len(kinds) or len(operands) - 1 != len(wanted):
+    if len(targets) != len(operation.results) or len(operands) - 1 != len(operation.operands):
         raise NotLowered(f"{opcode} with these operands")
-    sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], wanted, strict=True)]
+    sources = [lowering.source(item, kind) for item, kind in zip(operands[1:], operation.operands, strict=True)]
     results = [
-        lowering.target(register, kind, operation.sign_extends) for register, kind in zip(targets, kinds, strict=True)
+        lowering.target(register, kind, operation.sign_extends)
+        for register, kind in zip(targets, operation.results, strict=True)
     ]
-    if "carry" in operation.operands:
-        sources.append(lowering.register(CARRY))
-    if "carry" in operation.results:
-        results.append(lowering.register(CARRY))
-    passed = _passed(operation.results), _passed(operation.operands)
-    lowering.call(Call(opcode, operation.function, *passed), results, sources)
+    lowering.call(Call(opcode, operation.function, operation.results, operation.operands), results, sources)
 
 
 def _targets(operand: Operand | None) -> tuple[Register | None, ...]:
@@ -467,30 +504,68 @@ def _lower_mov(lowering: Lowering, instruction: Instruction) -> None:
         raise NotLowered(f"{instruction.opcode} with these operands")
 
 
-def _part(vector: Vector, kind: str) -> str:
-    part = {("b64", 2): "b32", ("b32", 2): "b16"}.get((kind, len(vector.items)))
-    if part is None:
-        raise NotLowered(f"mov of {len(vector.items)} parts")
-    return part
+_HALF = {"b64": "b32", "b32": "b16"}
+_LOWER_HALF = {"b64": "cut_b32_b64", "b32": "cut_b16_b32"}
 
 
 def _lower_packing(lowering: Lowering, target: Operand | None, vector: Vector, kind: str) -> None:
-    part = _part(vector, kind)
     if not isinstance(target, Register) or target.kind != kind:
         raise NotLowered("destination form")
-    low, high = (lowering.source(item, part) for item in vector.items)
-    lowering.emit(f"join_{kind}", lowering.register(target), low, high)
+    _pack(lowering, lowering.register(target), vector.items, kind)
+
+
+def _pack(lowering: Lowering, result: Slot, items: Sequence[Operand | None], kind: str) -> None:
+    """Join parts, the lowest first: halves of halves, down to bytes in pairs."""
+    half, count = _HALF.get(kind, "b16"), len(items)
+    if count not in (2, 4, 8):
+        raise NotLowered(f"mov of {count} parts")
+    if kind == "b16":
+        low, high = (lowering.source(item, "b16") for item in items)
+        byte, raised = lowering.fresh("b32"), lowering.fresh("b32")
+        lowering.emit("cut_b8", byte, low)
+        lowering.emit("shl_b16", raised, high, lowering.constant(8, "b32"))
+        lowering.emit("or_b32", result, byte, raised)
+        return
+    parts = []
+    for chosen in (items[: count // 2], items[count // 2 :]):
+        if count == 2:
+            parts.append(lowering.source(chosen[0], half))
+        else:
+            parts.append(lowering.fresh(half))
+            _pack(lowering, parts[-1], chosen, half)
+    lowering.emit(f"join_{kind}", result, *parts)
 
 
 def _lower_unpacking(lowering: Lowering, vector: Vector, value: Operand | None, kind: str) -> None:
-    part = _part(vector, kind)
     whole = lowering.source(value, kind)
-    handlers = ("cut_b32_b64" if kind == "b64" else "cut_b16_b32", f"high_{kind}")
-    for item, handler in zip(vector.items, handlers, strict=True):
+    if kind == "b16":  # of which a byte may be
+        held, whole = whole, lowering.fresh("b16")
+        lowering.emit("mov_b32", whole, held)
+    _unpack(lowering, vector.items, whole, kind)
+    lowering.finish()
+
+
+def _unpack(lowering: Lowering, items: Sequence[Operand | None], whole: Slot, kind: str) -> None:
+    """Take parts apart, as ``_pack`` joins them."""
+    count = len(items)
+    if count not in (2, 4, 8):
+        raise NotLowered(f"mov of {count} parts")
+    for number, chosen in enumerate((items[: count // 2], items[count // 2 :])):
+        if count > 2:
+            part = lowering.fresh(_HALF[kind])
+            lowering.emit(f"high_{kind}" if number else _LOWER_HALF[kind], part, whole)
+            _unpack(lowering, chosen, part, _HALF[kind])
+            continue
+        item = chosen[0]
         if item is not None and not isinstance(item, Register):
             raise NotLowered("destination form")
-        lowering.emit(handler, lowering.target(item, part), whole)
-    lowering.finish()
+        if kind != "b16":
+            handler = f"high_{kind}" if number else _LOWER_HALF[kind]
+            lowering.emit(handler, lowering.target(item, _HALF[kind]), whole)
+        elif number:
+            lowering.emit("shr_u16", lowering.target(item, "b16"), whole, lowering.constant(8, "b32"))
+        else:
+            lowering.emit("cut_b8", lowering.target(item, "b16"), whole)
 
 
 def _lower_cvta(lowering: Lowering, instruction: Instruction, to_space: bool, space: str) -> None:

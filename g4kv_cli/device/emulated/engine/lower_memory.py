@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ..interpreter.emit_memory import LOAD, STORE
+from ..interpreter.emit_memory import IN_SPACE, LOAD, STORE
 from ..interpreter.emit_warp import COPY
 from ..ptx.instruction import Address, Immediate, Instruction, Operand, Register, Symbol, Vector
 from ..ptx.parse import TYPE_BYTES
 from .lower import Lowering
-from .operations import NotLowered, Parameter, Slot
+from .operations import NotLowered, Parameter, Slot, Variable
 
 _REGISTER_KIND = {1: "b32", 2: "b32", 4: "b32", 8: "b64"}
 """What the handlers load an element to, extended."""
@@ -22,6 +22,8 @@ def lower_memory(lowering: Lowering, instruction: Instruction) -> bool:
         _lower_load(lowering, instruction, *found.groups())
     elif (found := STORE.fullmatch(opcode)) is not None:
         _lower_store(lowering, instruction, *found.groups())
+    elif (found := IN_SPACE.fullmatch(opcode)) is not None and len(instruction.operands) == 2:
+        _lower_in_space(lowering, instruction, found.group(1))
     elif (found := COPY.fullmatch(opcode)) is not None:
         _lower_copy(lowering, instruction, found)
     elif opcode == "cp.async.commit_group":
@@ -98,7 +100,7 @@ def _lower_load(
     if space == "param":
         _lower_parameter(lowering, opcode, items, address, nbytes, is_signed)
         return
-    if (nbytes, count) not in _FORMS or (is_signed and nbytes < 4 and count > 1):
+    if (nbytes, count) not in _FORMS:
         raise NotLowered(opcode)
     where, fields = access(lowering, opcode, space, address, nbytes * count)
     targets = _targets(lowering, items, nbytes, is_signed)
@@ -155,6 +157,27 @@ def _lower_store(
         else:
             raise NotLowered("source form")
     lowering.emit(f"store_{where}_v{count}_{8 * nbytes}", *fields, *values, outs=())
+
+
+_ASKED = ("param", "local", "shared", "global", "const", "shared::cluster")
+"""As in ``c/generic.c``."""
+_MOST_CONSTANTS = 2
+
+
+def _lower_in_space(lowering: Lowering, instruction: Instruction, space: str) -> None:
+    target, address = instruction.operands
+    constants = lowering.context.constant_variables
+    is_known = isinstance(target, Register) and target.kind == "pred" and not isinstance(address, Address)
+    if not isinstance(target, Register) or not is_known or len(constants) > _MOST_CONSTANTS:
+        raise NotLowered(f"{instruction.opcode} with these operands")
+    asked = _ASKED.index("shared" if space == "shared::cta" else space)
+    given = lowering.source(address, "b64")
+    bounds: list[int | Slot] = [
+        lowering.filled(Slot("b64", Variable(number, offset))) for number, nbytes in constants for offset in (0, nbytes)
+    ]
+    bounds += [0] * (2 * _MOST_CONSTANTS - len(bounds))
+    result = lowering.target(target, "pred")
+    lowering.emit("is_in_space", result, given, asked, *bounds, len(constants))
 
 
 def _lower_copy(lowering: Lowering, instruction: Instruction, found: re.Match[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..interpreter.emit_warp import MATRIX, REDUCTION, REDUX, SHUFFLE, SIGNAL, VOTE
+from ..interpreter.emit_warp import MATCH, MATRIX, REDUCTION, REDUX, SHUFFLE, SIGNAL, VOTE
 from ..ptx.flow import CONTRIBUTE, READ_REDUCTION
 from ..ptx.instruction import Instruction, Operand, PredicatePair, Register, Vector
 from .lower import Lowering
@@ -17,10 +17,9 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
     """Lower the instruction if it belongs here."""
     opcode, operands = instruction.opcode, instruction.operands
     if (found := SHUFFLE.fullmatch(opcode)) is not None and len(operands) == 5:
-        target = operands[0]
-        value, flag = (target.first, target.second) if isinstance(target, PredicatePair) else (target, None)
+        value, flag = _pair(operands[0])
         sources = [lowering.source(operand, "b32") for operand in operands[1:]]
-        results = lowering.target(_register(value), "b32"), lowering.target(_register(flag), "pred")
+        results = lowering.target(value, "b32"), lowering.target(flag, "pred")
         mode = _SHUFFLE_MODES.index(found.group(1))
         lowering.emit("shuffle", *results, *sources, mode, lowering.site(), outs=(0, 1))
     elif (found := VOTE.fullmatch(opcode)) is not None:
@@ -37,6 +36,16 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
         name = found.group(3) or (found.group(1) if found.group(1) == "add" else found.group(1) + found.group(2))
         result = lowering.target(_register(operands[0]), "b32")
         lowering.emit("reduce", result, reduced, members, _REDUCTIONS.index(name), lowering.site())
+    elif opcode == "elect.sync":
+        leader, flag = _pair(operands[0])
+        results = lowering.target(leader, "b32"), lowering.target(flag, "pred")
+        lowering.emit("elect", *results, lowering.source(operands[1], "b32"), lowering.site(), outs=(0, 1))
+    elif (found := MATCH.fullmatch(opcode)) is not None:
+        is_all, is_wide = found.group(1) == "all", found.group(2) == "64"
+        alike, flag = _pair(operands[0])
+        results = lowering.target(alike, "b32"), lowering.target(flag if is_all else None, "pred")
+        sources = [lowering.source(operands[1], f"b{found.group(2)}"), lowering.source(operands[2], "b32")]
+        lowering.emit("match", *results, *sources, int(is_all), int(is_wide), lowering.site(), outs=(0, 1))
     elif opcode == "activemask.b32":
         lowering.emit("active_mask", lowering.target(_register(operands[0]), "b32"))
     elif opcode == "bar.warp.sync":
@@ -63,6 +72,12 @@ def lower_warp(lowering: Lowering, instruction: Instruction) -> bool:
     else:
         return False
     return True
+
+
+def _pair(operand: Operand | None) -> tuple[Register | None, Register | None]:
+    if isinstance(operand, PredicatePair):
+        return operand.first, operand.second
+    return _register(operand), None
 
 
 def _register(operand: Operand | None) -> Register | None:

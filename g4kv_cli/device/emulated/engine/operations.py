@@ -126,5 +126,7 @@ class Lowered:
     """Opcodes that have no handler."""
     atomic_forms: set[tuple[str, int]]
     """(operation, bytes) of the atomics on global memory."""
+    reads_clock: bool
+    """Whether it finds other numbers than on the interpreter."""
     constants: dict[Slot, None] = field(default_factory=dict)
     """Slots filled before the launch: constants, parameters and addresses of variables."""

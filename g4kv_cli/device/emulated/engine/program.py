@@ -77,6 +77,7 @@ def lower(context: KernelContext, flow: Flow, in_order: bool = False) -> Lowered
         context.local_bytes,
         list(lowering.calls.values()),
         lowering.atomic_forms,
+        lowering.reads_clock,
         lowering.constants,
     )
 
@@ -107,7 +108,8 @@ class Program:
         self.is_asynchronous = kernel.is_asynchronous
         self.learns = kernel.learns
         self.runs_together = kernel.runs_together
-        is_ordered = kernel.runs_together or self.has_block_scope
+        self.reads_clock = kernel.reads_clock
+        is_ordered = kernel.runs_together or self.has_block_scope or kernel.reads_clock
         self.runs_apart = not is_ordered and not kernel.calls and len(kernel.atomic_forms) < 2
         """Whether several threads may run its blocks."""
         self.may_mix_atomics = len(kernel.atomic_forms) > 1 and not kernel.runs_together

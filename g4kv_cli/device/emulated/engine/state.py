@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arithmetic.mufu import coefficient_tables
-from ..arithmetic.mufu_trig import sine_table
+from ..arithmetic.mufu_trig import sine_table, tanh_table
 from ..checks.owned_reads import OwnedReads
 from ..ptx.origins import Extent
 from ..state.memory import RANGE, DeviceMemory
@@ -113,7 +113,7 @@ class EngineState:
     def __init__(self) -> None:
         self.launch = Launch()
         self.buffers = Buffers()
-        self.tables = {**coefficient_tables(), "sin": sine_table()}
+        self.tables = {**coefficient_tables(), "sin": sine_table(), "tanh": tanh_table()}
         for name, table in self.tables.items():
             setattr(self.launch, f"{name}_table", table.ctypes.data)
         self._owned: list[OwnedBits] = []

@@ -37,7 +37,7 @@ STORE = re.compile(
 )
 
 
-_IN_SPACE = re.compile(r"isspacep\.(global|shared|shared::cta|shared::cluster|local|param|const)")
+IN_SPACE = re.compile(r"isspacep\.(global|shared|shared::cta|shared::cluster|local|param|const)")
 
 
 def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
@@ -50,7 +50,7 @@ def emit_memory(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     if match is not None:
         _emit_store(emitter, number, instruction, *match.groups())
         return True
-    match = _IN_SPACE.fullmatch(instruction.opcode)
+    match = IN_SPACE.fullmatch(instruction.opcode)
     if match is not None:
         _emit_in_space(emitter, number, instruction, match.group(1))
         return True

@@ -20,7 +20,7 @@ REDUCTION = re.compile(
 )
 SHUFFLE = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
 VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
-_MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
+MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)")
 REDUX = re.compile(r"redux\.sync\.(?:(add|min|max)\.([us])32|(and|or|xor)\.b32)")
 MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 _MMA = re.compile(rf"(?:{re.escape(CHECKED)})?{MULTIPLY}")
@@ -33,7 +33,7 @@ def emit_warp(emitter: BlockEmitter, number: int, instruction: Instruction) -> b
     for pattern, emit in (
         (SHUFFLE, _emit_shuffle),
         (VOTE, _emit_vote),
-        (_MATCH, _emit_match),
+        (MATCH, _emit_match),
         (REDUX, _emit_redux),
         (MATRIX, _emit_matrix),
         (_MMA, _emit_mma),

@@ -181,6 +181,63 @@ INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
   return as_bits(as_float(lg2_lane(c, as_bits(as_float(bits) * 16777216.0f))) - 24.0f);
 }
 
+// tanh: below 2^-8 the argument itself, from 8 on 1; between, each binade has 1 to 16 segments.
+#define TANH_FIRST (-8)
+#define TANH_BINADES 11
+#define TANH_SEGMENTS 16
+INLINE u32 tanh_lane(const Launch *c, u32 bits) {
+  static const u8 segment_bits[TANH_BINADES] = {0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 3};
+  const u32 size = bits & ~SIGN, sign = bits & SIGN, mantissa = bits & 0x7fffffu;
+  const i32 exponent = (i32)(size >> 23) - 127, row = exponent - TANH_FIRST;
+  if (size > INFINITY32) return NAN32;
+  if (row < 0) return bits;
+  if (row >= TANH_BINADES) return sign | 0x3f800000u;
+  const u32 shift = 23u - segment_bits[row], x = mantissa >> (shift - 17) & 0x1ffffu;
+  const f64 *at = c->tanh_table + row * TANH_SEGMENTS + (mantissa >> shift);
+  const int next = TANH_BINADES * TANH_SEGMENTS;
+  const f64 value = at[0] + at[next] * (f64)x + at[2 * next] * (f64)c->square_table[x];
+  return cut_to_f32((u64)value, 41 - (exponent < -1 ? exponent : -1) - 1) | sign;
+}
+// The f32 result of a half, cut; what is too large for f16 is infinite.
+INLINE u32 half_cut(u32 bits) {
+  const u32 size = bits & ~SIGN, sign = bits >> 16 & 0x8000u;
+  if (size > INFINITY32) return 0x7fffu;
+  if (size >= 0x47800000u) return sign | 0x7c00u;
+  const f32 nearest = (f32)(_Float16)as_float(size);
+  const _Float16 half = (_Float16)as_float(size);
+  u16 found;
+  COPY(&found, &half, 2);
+  return sign | (u32)(found - (nearest > as_float(size)));
+}
+INLINE u32 float_of_half(u32 a) {
+  const u16 raw = (u16)a;
+  _Float16 half;
+  COPY(&half, &raw, 2);
+  return as_bits((f32)half);
+}
+INLINE u32 ex2_lane(const Launch *c, u32 bits) {
+  const f32 x = as_float(bits);
+  if (x != x) return NAN32;
+  if (x < -126.0f) return 0;
+  if (x >= 128.0f) return INFINITY32;
+  i32 fixed = (i32)(x * 8388608.0f);
+  if (fixed < 0 && fixed & 0x7fffff) fixed--;
+  const u32 mantissa = (u32)fixed & 0x7fffffu;
+  const i64 value = (i64)segment_value(c->ex2_table, 64, mantissa >> 17, mantissa & 0x1ffffu, c->square_table);
+  return (u32)(((i64)(fixed >> 23) + 126) * (1 << 23) + value);
+}
+#define HALF_LANES(name, lane)                                                                                       \
+  INLINE u32 name##_f16_lane(const Launch *c, u32 a) { return half_cut(lane(c, float_of_half(a))); }                 \
+  INLINE u32 name##_bf16_lane(const Launch *c, u32 a) { return lane(c, a << 16) >> 16; }                             \
+  INLINE u32 name##_f16x2_lane(const Launch *c, u32 a) {                                                             \
+    return name##_f16_lane(c, a >> 16) << 16 | name##_f16_lane(c, a);                                                \
+  }                                                                                                                  \
+  INLINE u32 name##_bf16x2_lane(const Launch *c, u32 a) {                                                            \
+    return name##_bf16_lane(c, a >> 16) << 16 | name##_bf16_lane(c, a);                                              \
+  }
+HALF_LANES(tanh, tanh_lane)
+HALF_LANES(ex2, ex2_lane)
+
 #define APPROXIMATE(name, lane)                                        \
   HANDLER(name) {                                                      \
     const u32 *a = (const u32 *)(frame + i->field[1]);                 \
@@ -207,6 +264,15 @@ APPROXIMATE(lg2_approx_ftz_f32, lg2_lane)
 APPROXIMATE(lg2_approx_f32, lg2_full_lane)
 APPROXIMATE(sin_approx_f32, sin_lane)
 APPROXIMATE(cos_approx_f32, cos_lane)
+APPROXIMATE(tanh_approx_f32, tanh_lane)
+APPROXIMATE(tanh_approx_f16, tanh_f16_lane)
+APPROXIMATE(tanh_approx_f16x2, tanh_f16x2_lane)
+APPROXIMATE(tanh_approx_bf16, tanh_bf16_lane)
+APPROXIMATE(tanh_approx_bf16x2, tanh_bf16x2_lane)
+APPROXIMATE(ex2_approx_f16, ex2_f16_lane)
+APPROXIMATE(ex2_approx_f16x2, ex2_f16x2_lane)
+APPROXIMATE(ex2_approx_bf16, ex2_bf16_lane)
+APPROXIMATE(ex2_approx_bf16x2, ex2_bf16x2_lane)
 #define APPROXIMATE_QUOTIENT(name, lane)                                     \
   HANDLER(name) {                                                            \
     const u32 *a = (const u32 *)(frame + i->field[1]);                       \

@@ -270,7 +270,7 @@ struct Launch {
   const i64 *in_front;  // [begin, end) of the arena, ascending: what launches wrote that may not have ended
   i64 in_front_count;
   // Tables of the approximate functions: constant, linear and quadratic coefficients; squares cut to 17 bits.
-  const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table, *sin_table;
+  const f64 *ex2_table, *lg2_table, *rsqrt_table, *rcp_table, *sqrt_table, *sin_table, *tanh_table;
   const u16 *square_table;
   // What runs an opcode without a handler (call.c), and where operands and results pass.
   i32 (*call)(i32 number, Mask lanes);
@@ -290,6 +290,7 @@ struct Launch {
   i32 always_guesses;
   i32 together, loops;  // whether all blocks of a chunk run together; loops that may wait
   i64 changes;   // of memory that threads may wait for
+  i64 ticks;     // of the clock, when it was read last
   i32 resident_count, ranks, cluster[3], unused5;  // blocks that run together, and those of a cluster
   const i64 *order;  // numbers of the blocks in their order, if those of a cluster run together
   const i32 *pool;   // fields of instructions that have more than FIELDS

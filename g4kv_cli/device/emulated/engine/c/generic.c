@@ -52,6 +52,33 @@ HANDLER(generic_space) {
   return done(i);
 }
 
+// isspacep. Fields: result, generic address, the space, begins and ends of up to two constants, which are not of global
+// memory, and how many there are.
+enum { ASKS_GLOBAL = SPACE_GLOBAL, ASKS_CONSTANT, ASKS_CLUSTER };
+#define RANKS_ABOVE 24
+HANDLER(is_in_space) {
+  u64 at[LANES];
+  COPY(at, &AT(U64, 1), sizeof at);
+  const int asked = i->field[2];
+  Mask found = 0;
+  for (int l = 0; l < LANES; l++) {
+    const int space = space_of(at[l]);
+    int is_constant = 0;
+    for (int k = 0; k < i->field[7]; k++)
+      is_constant |= at[l] >= (&AT(u64, 3 + 2 * k))[l] && at[l] < (&AT(u64, 4 + 2 * k))[l];
+    const u64 rank = (at[l] - windows[SPACE_SHARED]) >> RANKS_ABOVE;
+    const int is_own = !rank || rank == (u64)w->rank + 1;
+    const int holds = asked == ASKS_CONSTANT  ? is_constant
+                      : asked == ASKS_CLUSTER ? space == SPACE_SHARED
+                      : asked == SPACE_SHARED ? space == SPACE_SHARED && is_own
+                      : asked == ASKS_GLOBAL  ? space == SPACE_GLOBAL && !is_constant
+                                              : space == asked;
+    found |= (Mask)holds << l;
+  }
+  AT(Mask, 0) = found;
+  return done(i);
+}
+
 #define IN_ITS_SPACE(access, name)                                                               \
   const Instruction *op_##access##_global_##name(const Instruction *, char *, Warp *);           \
   const Instruction *op_##access##_shared_##name(const Instruction *, char *, Warp *);           \

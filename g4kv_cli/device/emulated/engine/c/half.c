@@ -37,6 +37,14 @@ INLINE U32 half_maximum_nan(U32 a, U32 b, int form) { return one_of16(a, b, (U32
 INLINE U32 half_negated(U32 a, int form) { return select32(is_nan16(a, form), (U32)(NAN16), a ^ 0x8000u); }
 INLINE U32 half_absolute(U32 a, int form) { return select32(is_nan16(a, form), (U32)(NAN16), a & 0x7fffu); }
 
+#define OF_INTEGERS(word, form)                                                                                      \
+  UNARY(cvt_rn_##word##_s32, U32, U32, narrow(__builtin_convertvector((I32)a, F64), form))                  \
+  UNARY(cvt_rn_##word##_u32, U32, U32, narrow(__builtin_convertvector(a, F64), form))                       \
+  UNARY(cvt_rn_##word##_s16, U32, U32, narrow(__builtin_convertvector((I32)(a << 16) >> 16, F64), form))    \
+  UNARY(cvt_rn_##word##_u16, U32, U32, narrow(__builtin_convertvector(a, F64), form))
+OF_INTEGERS(f16, F16_FORM)
+OF_INTEGERS(bf16, BF16_FORM)
+
 #define LOW(a) ((a) & 0xffffu)
 #define HIGH(a) ((a) >> 16)
 #define UNARY16(name, function, word, form)            \

@@ -151,7 +151,11 @@ INLINE void watch_load(Warp *w, u64 address, int bytes, int site, int first, int
   FORM(v2_64, 8, 2)
 #define SIGNED_ACCESS_FORMS(FORM) \
   FORM(v1_8, 1, 1)                \
-  FORM(v1_16, 2, 1)
+  FORM(v2_8, 1, 2)                \
+  FORM(v4_8, 1, 4)                \
+  FORM(v1_16, 2, 1)               \
+  FORM(v2_16, 2, 2)               \
+  FORM(v4_16, 2, 4)
 
 // Before global bytes change: keep what their page held (undo.c).
 #define PAGE_SHIFT 10

@@ -137,6 +137,41 @@ HANDLER(warp_barrier) {
   sync_warp(w, &AT(U32, 0), i->field[1]);
   return done(i);
 }
+// elect.sync: the lowest lane of the members, and whether a lane is it. Fields: result, predicate, members, site.
+HANDLER(elect) {
+  check_members(w, &AT(U32, 2), i->field[3]);
+  const U32 members = AT(U32, 2) & w->mask;
+  u32 leader[LANES];
+  Mask is_leader = 0;
+  for (int l = 0; l < LANES; l++) {
+    leader[l] = members[l] ? (u32)__builtin_ctz(members[l]) : 0;
+    is_leader |= (Mask)(leader[l] == (u32)l) << l;
+  }
+  COPY(frame + i->field[0], leader, sizeof leader);
+  AT(Mask, 1) = is_leader;
+  return done(i);
+}
+// match.sync: members of the same value, or all of them if they have one. Fields: result, predicate, value, members,
+// all are asked for, values are 64 bits wide, site.
+HANDLER(match) {
+  exchange(w, &AT(U32, 3), i->field[6]);
+  u64 values[LANES];
+  u32 found[LANES];
+  Mask same = 0;
+  const U64 given = i->field[5] ? AT(U64, 2) : widen(AT(U32, 2));
+  const U32 members = AT(U32, 3) & w->mask;
+  COPY(values, &given, sizeof values);
+  for (int l = 0; l < LANES; l++) {
+    found[l] = pack64((U64)(given == values[l])) & members[l];
+    if (!i->field[4]) continue;
+    const int is_same = found[l] == members[l];
+    same |= (Mask)is_same << l;
+    if (!is_same) found[l] = 0;
+  }
+  COPY(frame + i->field[0], found, sizeof found);
+  AT(Mask, 1) = same;
+  return done(i);
+}
 HANDLER(active_mask) {
   AT(U32, 0) = (U32)(w->mask);
   return done(i);
@@ -162,8 +197,10 @@ enum {
   SPECIAL_IN_CLUSTER,
   SPECIAL_CLUSTER_EXTENT = SPECIAL_IN_CLUSTER + 3,
   SPECIAL_CLUSTER = SPECIAL_CLUSTER_EXTENT + 3,
-  SPECIAL_CLUSTERS = SPECIAL_CLUSTER + 3
+  SPECIAL_CLUSTERS = SPECIAL_CLUSTER + 3,
+  SPECIAL_PROCESSOR = SPECIAL_CLUSTERS + 3
 };
+#define PROCESSORS 132  // as in interpreter/emit.py
 
 // Where a block lies in its cluster, and the cluster in the grid.
 INLINE i32 place_of_cluster(const Launch *c, int which) {
@@ -197,6 +234,7 @@ HANDLER(special) {
       case SPECIAL_MASK_GE: value = ~(bit - 1); break;
       case SPECIAL_CLUSTER_RANK: value = (u32)w->rank; break;
       case SPECIAL_CLUSTER_BLOCKS: value = (u32)c->ranks; break;
+      case SPECIAL_PROCESSOR: value = (u32)c->current % PROCESSORS; break;
       default:
         if (which >= SPECIAL_IN_CLUSTER) {
           value = (u32)place_of_cluster(c, which);
@@ -208,6 +246,15 @@ HANDLER(special) {
     }
     result[l] = value;
   }
+  return done(i);
+}
+
+// A clock, which counts what was executed: each reading is larger than the one before. Field: result.
+#define LEAST_TICKS 64
+HANDLER(clock) {
+  Launch *c = w->launch;
+  c->ticks = (c->ticks > c->instructions ? c->ticks : c->instructions) + LEAST_TICKS;
+  AT(U64, 0) = (U64)((u64)c->ticks);
   return done(i);
 }
 
