@@ -52,9 +52,10 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_structures_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = engine().path  # found before, and kept
     monkeypatch.setattr(library, "sizes", lambda: (1, 2, 3))
     with pytest.raises(library.LibraryError, match="expected"):
-        library.Library(engine().path)
+        library.Library(path)
 
 
 def test_lines_of_the_sources_are_as_short_as_those_of_python() -> None:
