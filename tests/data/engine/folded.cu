@@ -50,7 +50,7 @@ extern "C" __global__ void folded_attention(const __nv_bfloat16* q, const __nv_b
   const int inside = dim % kHalf, pairs = k_dim / 2;
   const int64_t row = (int64_t(request) * num_qo_heads + head) * kDim + dim;
   const float query = __bfloat162float(q[row]);
-  float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value = 0.0f;
+  float most = -kInfinity, total = 0.0f, value = 0.0f;
   for (int key = window_left < 0 ? 0 : max(0, last - window_left); key <= last; ++key) {
     const int64_t page = table[int64_t(request) * width + key / page_size - origins[request]] * stride_page;
     const int64_t k_row = page + key % page_size * k_stride_slot + head / group * k_stride_head;

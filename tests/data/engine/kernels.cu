@@ -2,10 +2,12 @@
 // read, not to be fast. engine.cu has C launchers for them; kernels.toml launches them without.
 #include <cuda_bf16.h>
 #include <cuda/std/cstdint>
-#include <cuda/std/limits>
 
 using int32_t = cuda::std::int32_t;
 using int64_t = cuda::std::int64_t;
+
+// <cuda/std/limits> has it too, and takes six times as long to compile as all kernels here.
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 __device__ float sum_of_block(float value, float* scratch) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
@@ -72,7 +74,7 @@ __global__ void attention(const __nv_bfloat16* q, const __nv_bfloat16* k_pool, c
   const int head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int request = requests[token], position = positions[token];
   const int first = window_left < 0 ? 0 : max(0, position - window_left);
-  float query[kColumns], sum_of_values[kColumns], most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f;
+  float query[kColumns], sum_of_values[kColumns], most = -kInfinity, total = 0.0f;
   for (int c = 0; c < kColumns; ++c) {
     // q[token][head][dim]
     query[c] = __bfloat162float(q[(token * num_qo_heads + head) * kDim + lane * kColumns + c]);

@@ -40,7 +40,7 @@ extern "C" __global__ void map_attention(const __grid_constant__ TensorMap keys,
   __syncthreads();
   const int64_t row = (int64_t(request) * p.num_qo_heads + head) * 256 + dim;
   const float query = __bfloat162float(q[row]);
-  float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value = 0.0f;
+  float most = -kInfinity, total = 0.0f, value = 0.0f;
   const int first = p.window_left < 0 ? 0 : max(0, last - p.window_left);
   unsigned phase = 0;
   for (int key = first; key <= last;) {

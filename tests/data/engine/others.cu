@@ -95,7 +95,7 @@ __device__ void attend(const Where& where, const T* q, T* out, const int32_t* kv
   const int request = blockIdx.x, head = blockIdx.y, dim = threadIdx.x, last = kv_lens[request] - 1;
   const int64_t row = (int64_t(request) * num_qo_heads + head) * kDim + dim;
   const float query = __bfloat162float(q[row]);
-  float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value = 0.0f;
+  float most = -kInfinity, total = 0.0f, value = 0.0f;
   for (int key = window_left < 0 ? 0 : max(0, last - window_left); key <= last; ++key) {
     const float score = scale * sum_of_block(query * where.key(request, key, head / group, dim, kDim), scratch);
     __syncthreads();
@@ -114,7 +114,7 @@ __device__ void attend_masked(const T* q, const T* k, const T* v, const __half* 
                               int group, float scale, int64_t k_stride_cell, int64_t v_stride_dim) {
   const int request = blockIdx.x, head = blockIdx.y, lane = threadIdx.x, kv_head = head / group;
   const int64_t row = (int64_t(request) * num_qo_heads + head) * kDim;
-  float most = -cuda::std::numeric_limits<float>::infinity(), total = 0.0f, value[kDim / 32] = {};
+  float most = -kInfinity, total = 0.0f, value[kDim / 32] = {};
   for (int cell = 0; cell < cells; ++cell) {
     const float bias = __half2float(mask[int64_t(request) * cells + cell]);
     if (bias < -1e30f) continue;

@@ -2,12 +2,11 @@
 // form, log-sum-exp and normed values. split.toml launches both.
 #include <cuda_bf16.h>
 #include <cuda/std/cstdint>
-#include <cuda/std/limits>
 
 using int32_t = cuda::std::int32_t;
 using int64_t = cuda::std::int64_t;
 
-constexpr float kNothing = -cuda::std::numeric_limits<float>::infinity();
+constexpr float kNothing = -__builtin_bit_cast(float, 0x7f800000);
 
 // One warp a (token, query head, split); a lane has kDim / 32 neighbouring columns.
 template <int kDim>
