@@ -106,8 +106,10 @@ def compile_foreign(
     for directory in include:
         if not directory.is_dir():
             raise UsageError(f"include path {directory} is no directory; name the one that the headers lie in")
+        if _as_utf8(str(directory)) != str(directory):
+            raise UsageError(f"include path {directory}: NVRTC takes names in UTF-8 alone; rename the directory")
     words = (*_own_options(arch, kind, options), *options, *(f"-I{directory}" for directory in include))
-    source = SourceFile(name, text, C_HEADERS)
+    source = SourceFile(_as_utf8(name), text, C_HEADERS)
     is_whole = not (include or includes_own(text) or any(_READS_FILES.match(option) for option in options))
     if not is_whole:
         return _compile(source, arch, kind, words, expressions)
@@ -120,6 +122,11 @@ def compile_foreign(
         return made
     log, symbols = json.loads(entry.log)
     return ForeignProgram(entry.data, log, symbols)
+
+
+def _as_utf8(name: str) -> str:
+    """A file's name with ``?`` for bytes that are no UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 def _own_options(arch: str, kind: ImageKind, options: Sequence[str]) -> list[str]:

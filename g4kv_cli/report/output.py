@@ -39,12 +39,16 @@ class StandardStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As the stream's; after a loss, nothing."""
+        """As the stream's, with escapes for what its encoding has not, a name that is no UTF-8 say; after a loss,
+        nothing."""
         if self.lost is None:
             try:
                 if self._stream is None:
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-                return self._stream.write(text)
+                try:
+                    return self._stream.write(text)
+                except UnicodeEncodeError as error:
+                    return self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             except OSError as error:
                 self._lose(error)
         return len(text)

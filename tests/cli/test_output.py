@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from g4kv_cli import main
 from g4kv_cli.records import files
+from g4kv_cli.report.output import StandardStream
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCH_RECORD = REPOSITORY / "tests" / "data" / "bench" / "sample.json"
@@ -54,6 +56,16 @@ def closed_pipe():  # type: ignore[no-untyped-def]
 def full_disk():  # type: ignore[no-untyped-def]
     with open("/dev/full", "wb") as stream:
         yield stream.fileno()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_name_that_the_output_cannot_have_is_escaped(encoding: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding, newline="")
+    output = StandardStream(stream)
+    output.write("d\udcff/\u00e9.cu\n")
+    output.flush()
+    want = "d\\udcff/\u00e9.cu\n" if encoding == "utf-8" else "d\\udcff/\\xe9.cu\n"
+    assert stream.buffer.getvalue() == want.encode()  # type: ignore[attr-defined]
 
 
 def require_whole(path: Path, name: str) -> None:

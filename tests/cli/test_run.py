@@ -178,6 +178,20 @@ def test_a_file_of_templates_alone_says_how_to_name_an_instance(
     assert "no kernel in its PTX: a kernel is a __global__ function\n" in capsys.readouterr().err
 
 
+def test_a_file_whose_name_is_no_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, source = tmp_path / os.fsdecode(b"d\xff"), tmp_path / os.fsdecode(b"k\xff.cu")
+    try:
+        folder.mkdir()
+        source.write_text('extern "C" __global__ void k(int* x) { *x = 1; x[9] = 2; }\n')
+    except OSError as error:
+        pytest.skip(f"no such names here: {error}")
+    launch = ["--grid", "1", "--block", "1", "--arg", "i32[1]:zeros"]
+    assert run(["run", str(source), *launch]) == 1
+    assert "global_out_of_bounds: k?.cu:1: " in capsys.readouterr().out
+    assert run(["run", str(source), *launch, "--include", str(folder)]) == 2
+    assert "NVRTC takes names in UTF-8 alone; rename the directory" in capsys.readouterr().err
+
+
 def test_ptx_runs_as_it_stands(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("all.ptx").write_text(emulator.load(SOURCE, options=["-DBARRIER=__syncthreads()"]).ptx[0])
     assert run(["run", "all.ptx", *SUM, "i32:999", "--symbol", "offset=f32:0"]) == 0
