@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from g4kv_cli.oracle import compare
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.oracle.compare import (
     NEVER_WRITTEN,
@@ -50,6 +51,29 @@ def test_an_element_at_its_limit_passes_and_one_past_it_fails() -> None:
     got[0, 0, 0] = 1.25
     assert compare_values("q_out", got, _expected(0.25), AXES) is None
     assert compare_values("q_out", got, _expected(0.2499), AXES) is not None
+
+
+@pytest.mark.parametrize("wrong", [1.5, np.nan, np.inf])
+def test_each_element_is_compared_however_many_rows_are_looked_at_at_a_time(
+    wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "PIECE_ELEMS", 24)
+    shape = (5, 3, 4)  # pieces of two tokens, and one
+    expected, axes = Expected(np.ones(shape), np.full(shape, 0.25), "a limit"), Axes(ROWS)
+    assert compare_values("q_out", np.ones(shape, BF16), expected, axes) is None
+    for place in np.ndindex(shape):
+        got = np.ones(shape, BF16)
+        got[place] = wrong
+        found = compare_values("q_out", got, expected, axes)
+        assert found is not None
+        assert (found.count, tuple(found.first.values())) == (1, place)
+
+
+def test_fewer_rows_than_are_expected_are_not_taken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "PIECE_ELEMS", 12)
+    shape = (5, 3, 4)
+    with pytest.raises(ValueError, match="broadcast"):
+        compare_values("q_out", np.ones((3, 3, 4), BF16), Expected(np.ones(shape), np.zeros(shape), ""), AXES)
 
 
 def test_the_worst_is_judged_by_its_own_limit() -> None:

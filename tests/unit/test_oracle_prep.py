@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from g4kv_cli.oracle import reference
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.prep import pair_magnitude, rms_norm, rotate_half_rope
-from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
+from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
 from g4kv_cli.oracle.tolerance import norm_relative_error
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -55,6 +56,28 @@ def test_limit_accepts_the_rounded_value_and_refuses_its_neighbours() -> None:
         refused = np.abs(neighbour - expected.value) > expected.limit
         # A neighbour may pass only where the exact value lies within the float32 error of the tie between both.
         assert refused.mean() > 0.97
+
+
+def test_rows_made_in_pieces_are_those_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    x, weight, k_weight, cos, sin = (
+        rng.standard_normal(shape).astype(BF16) for shape in ((7, 3, 64), (64,), (64,), (7, 64), (7, 64))
+    )
+
+    def all_forms() -> list[Expected]:
+        return [
+            expected_rotated(x, weight, cos, sin),
+            expected_rotated(x, weight, cos[:, :32], sin[:, :32], rounds_norm=True),
+            expected_folded_query(x, weight, k_weight, cos, sin, np.arange(16)),
+            expected_value_rows(x),
+        ]
+
+    at_once = all_forms()
+    monkeypatch.setattr(reference, "PIECE_ELEMS", 2 * 3 * 64)  # two tokens at a time, and one
+    for pieces, whole in zip(all_forms(), at_once, strict=True):
+        np.testing.assert_array_equal(pieces.value, whole.value)
+        np.testing.assert_array_equal(pieces.limit, whole.limit)
+        assert pieces.limit_text == whole.limit_text
 
 
 def _bf16(array: np.ndarray) -> np.ndarray:

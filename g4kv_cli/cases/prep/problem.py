@@ -60,12 +60,13 @@ def _oracle(
 ) -> tuple[tuple[Expected], tuple[Expected], tuple[Expected]]:
     rounds_norm = contract.rounds_norm
     tables = inputs.cos, inputs.sin
-    q = reference.expected_rotated(inputs.q, inputs.q_weight, *tables, case.eps, rounds_norm=rounds_norm)
     k = reference.expected_rotated(inputs.k, inputs.k_weight, *tables, case.eps, rounds_norm=rounds_norm)
     if case.kv_format == FOLDED:
         kept = turning_columns(case.geometry)
         q = reference.expected_folded_query(inputs.q, inputs.q_weight, inputs.k_weight, *tables, kept, case.eps)
         k = k.columns(kept)
+    else:
+        q = reference.expected_rotated(inputs.q, inputs.q_weight, *tables, case.eps, rounds_norm=rounds_norm)
     return (q,), (k,), (reference.expected_value_rows(inputs.value_source, case.eps),)
 
 
