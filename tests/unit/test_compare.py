@@ -15,6 +15,7 @@ from g4kv_cli.oracle.compare import (
     compare_untouched,
     compare_values,
 )
+from g4kv_cli.oracle.compare_attention import compare_float32_bits
 from g4kv_cli.oracle.reference import Expected
 
 AXES = Axes(ROWS, {"layer": 1}, {"page": [7, 5], "slot": [15, 0]})
@@ -126,11 +127,22 @@ def test_untouched_region() -> None:
     touched = (np.array([2, 0]), 1, np.array([3, 1]))
     pool[touched] = 0
     assert compare_untouched("K", pool.view(BF16), touched, axes) is None
-    pool[2, 0, 3, 0, 5] = 0x7FFF  # another NaN is not the poison
-    found = compare_untouched("K", pool.view(BF16), touched, axes)
+    for layer, page, slot in ((0, 2, 3), (1, 2, 1), (1, 1, 3)):  # another layer, another slot, another page
+        stray = pool.copy()
+        stray[page, layer, slot, 0, 5] = 0x7FFF  # another NaN is not the poison
+        found = compare_untouched("K", stray.view(BF16), touched, axes)
+        assert found is not None
+        assert (found.count, found.total) == (1, 192)
+        assert found.first == {"layer": layer, "page": page, "slot": slot, "head": 0, "dim": 5}
+
+
+def test_float32_bits_tell_zeros_and_nans_apart() -> None:
+    one = np.array([[0.0, np.nan, 1.0]], np.float32)
+    axes = Axes(ROWS[:2])
+    assert compare_float32_bits("lse", one, one.copy(), axes) is None
+    found = compare_float32_bits("lse", np.array([[-0.0, np.nan, 1.0]], np.float32), one, axes)
     assert found is not None
-    assert (found.count, found.total) == (1, 192)
-    assert found.first == {"layer": 0, "page": 2, "slot": 3, "head": 0, "dim": 5}
+    assert (found.count, found.first) == (1, {"token": 0, "head": 0})
 
 
 def test_many_small_errors_fail_by_their_root_mean_square() -> None:

@@ -12,7 +12,9 @@ import pytest
 from g4kv_cli.cases.attention.golden import attention_golden_cases, recorded_tensors
 from g4kv_cli.cases.attention.inputs import expected_attention
 from g4kv_cli.model.kv_format import SPLIT
+from g4kv_cli.oracle import attention_limits
 from g4kv_cli.oracle.attention import attend, concatenate, merge_states, visible_keys
+from g4kv_cli.oracle.attention_limits import summing_error, weight_errors
 from g4kv_cli.oracle.bfloat16 import BF16, round_to_bf16
 from g4kv_cli.oracle.compare import ROWS, Axes
 from g4kv_cli.oracle.compare_attention import compare_attention, compare_float32_bits, compare_lse
@@ -205,6 +207,18 @@ def test_the_likely_limit_is_a_fraction_of_the_worst_one_and_holds(spread: float
     # V with one sign leaves nothing to average out: the same values, made positive, have the worst-case limit.
     one_sign = attend(q, k, np.abs(v), first_key=0, window_left=-1, sm_scale=1.0)
     assert np.median(expected.rounding.limit) < np.median(one_sign.rounding.limit)
+
+
+def test_what_limits_are_made_of_is_what_was_derived() -> None:
+    # Less often than once in 2**40 is a sub-Gaussian number further away than that many of its deviations.
+    assert 2 * np.exp(-(attention_limits.DEVIATIONS**2) / 2) == pytest.approx(2.0**-40, rel=1e-9, abs=0)
+    assert attention_limits.MMA_STEP_RELATIVE == 10.5 * 2.0**-24
+    assert summing_error(1024) == pytest.approx(64 * 12.5 * 2.0**-24 + 2.0**-20, rel=1e-12)
+    # head_dim 256, a score of magnitude 3, 5 bits, 32 keys: the products, the exponent, exp2, two new maxima.
+    exponent = 15 * 2.0**-24 * np.log(2)
+    want = 16 * 10.5 * 2.0**-24 * 3 + exponent + 2.0**-22 + 2 * (2.0**-22 + 2.0**-24 + exponent)
+    assert weight_errors(np.array([[3.0]]), np.array([[5.0]]), 256, 32) == pytest.approx(want, rel=1e-12)
+    assert pytest.approx(0.01577855, rel=1e-6) == attention_limits.FOLD_SHARE
 
 
 def test_more_roundings_have_wider_limits() -> None:

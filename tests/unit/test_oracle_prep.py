@@ -11,7 +11,15 @@ from g4kv_cli.oracle import reference
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.prep import pair_magnitude, rms_norm, rotate_half_rope
 from g4kv_cli.oracle.reference import Expected, expected_folded_query, expected_rotated, expected_value_rows
-from g4kv_cli.oracle.tolerance import norm_relative_error
+from g4kv_cli.oracle.tolerance import (
+    GOLDEN_PAIR_LIMIT,
+    GOLDEN_PAIR_RMS_LIMIT,
+    folded_limit,
+    norm_relative_error,
+    normed_limit,
+    rotated_limit,
+    twice_rounded_limit,
+)
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -43,6 +51,24 @@ def test_pair_magnitude() -> None:
 def test_float32_error_is_far_below_half_an_ulp(head_dim: int) -> None:
     # Half a bf16 ulp is at least 2^-9 of the value.
     assert norm_relative_error(head_dim) < 2**-9 / 50
+
+
+def test_limits_are_the_derived_numbers() -> None:
+    """Worked out by hand for numbers of which half a bf16 ulp is known: 2^-8 at 1, 2^-25 at 134 u (head_dim 256)."""
+    u, rsqrt = 2.0**-24, 2.0**-22.9
+    assert norm_relative_error(256) == pytest.approx(131 * u + rsqrt, rel=1e-12)
+    assert norm_relative_error(512) == pytest.approx(259 * u + rsqrt, rel=1e-12)
+    nothing, one = np.zeros((1, 1, 256)), np.ones((1, 1, 256))
+    assert rotated_limit(nothing, one, one).max() == pytest.approx(134 * u + rsqrt + 2.0**-25, rel=1e-12)
+    assert normed_limit(one).max() == pytest.approx(131 * u + rsqrt + 2.0**-8, rel=1e-12)
+    assert folded_limit(np.ones((1, 1, 512))).max() == pytest.approx(260 * u + rsqrt + 2.0**-8, rel=1e-12)
+    # A normed row of ones that is rounded, by a rotation that leaves it where it is: r + 2^-8, three roundings of a
+    # pair of length sqrt(2), and the store.
+    cos, sin = np.ones((1, 1, 256)), np.zeros((1, 1, 256))
+    twice = twice_rounded_limit(one, one, cos, sin, one)
+    assert twice.max() == pytest.approx(131 * u + rsqrt + 3 * u * 2**0.5 + 2 * 2.0**-8, rel=1e-12)
+    assert pytest.approx(0.00452817, rel=1e-6) == GOLDEN_PAIR_RMS_LIMIT
+    assert pytest.approx(0.01577819, rel=1e-6) == GOLDEN_PAIR_LIMIT
 
 
 def test_limit_accepts_the_rounded_value_and_refuses_its_neighbours() -> None:
