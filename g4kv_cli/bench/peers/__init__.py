@@ -138,7 +138,8 @@ def configurations_of(peers: Sequence[Peer], shape: Shape) -> list[str]:
 
 
 def make_runnable(configuration: str, problem: AttentionProblem | PrepProblem, device: CudaDevice) -> Any:
-    """The peer's Runnable. Raises NotCovered where it is not installed or does not take the shape."""
+    """The peer's Runnable. Raises NotCovered where it is not installed, does not take the shape, or lacks a module that
+    it may not compile."""
     name = configuration.removeprefix(PEER_PREFIX)
     peer = next(peer for peer in PEERS if peer.name == name)
     status = peer_status(peer)
@@ -149,3 +150,11 @@ def make_runnable(configuration: str, problem: AttentionProblem | PrepProblem, d
         return getattr(module, peer.maker)(configuration, problem, device)
     except ImportError as error:
         raise NotCovered(f"{peer.name} cannot be imported: {error}") from error
+    except RuntimeError as error:
+        # FlashInfer's MissingJITCacheError: its message does not say which module, its spec does.
+        module_name = getattr(getattr(error, "spec", None), "name", None)
+        if module_name is None:
+            raise
+        raise NotCovered(
+            f"FLASHINFER_DISABLE_JIT is set and the module {module_name} was not built ahead (g4kv_cli/bench/README.md)"
+        ) from error
