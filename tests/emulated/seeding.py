@@ -17,7 +17,7 @@ from smoke_helper import chosen, smoke
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.emulated_device import ARCHS, DEFAULT_ARCH
 from g4kv_cli.entries.entry import Entry, KernelVariant, Target
-from g4kv_cli.entries.table import decode_entries, entries_for, entry_for, sources_of
+from g4kv_cli.entries.table import ENTRIES, decode_entries, entries_for, entry_for, entry_named, sources_of
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.kv_format import FOLDED, SPLIT, KvFormat
 
@@ -28,8 +28,11 @@ _LINE = re.compile(r"^G4KV_\w+\((\w+), .*\)\n", re.MULTILINE)
 """One kernel, or the ``_rowsN`` kernels of a prep entry."""
 
 
-def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str = "") -> Path:
-    """Write the named sources with their texts replaced, and of the units what ``cases`` launch; all if there are none.
+def seed(
+    directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str = "", entries: Iterable[str] = ()
+) -> Path:
+    """Write the named sources with their texts replaced, and of the units what ``cases`` launch, or calls of
+    ``entries``, by their names; all if there are none.
 
     ``variant``: what ``--variant`` will ask for. Gives the directory back, for ``--kernels``.
     """
@@ -37,10 +40,12 @@ def seed(directory: Path, edits: Edits, cases: Iterable[str] = (), variant: str 
     for source, text in edited(edits, directory).items():
         (directory / source).write_text(text)
     listed = list(cases)
-    rows = [entry for case in listed for entry in _entries_of(case)]
+    rows = [entry for case in listed for entry in _entries_of(case)] + [entry_named(name) for name in entries]
     if rows:
-        formats = [FOLDED if f"/{FOLDED}/" in case else SPLIT for case in listed]
-        only_kernels(directory, rows, variant, formats)
+        formats = [FOLDED if f"/{FOLDED}/" in case else SPLIT for case in listed] or [SPLIT]
+        # A case of many entries compiles all units.
+        sources = sources_of(ENTRIES if any(case.startswith("serve/") for case in listed) else rows)
+        only_kernels(directory, rows, variant, formats, sources)
     return directory
 
 
@@ -78,14 +83,18 @@ def require_red(
 
 
 def only_kernels(
-    directory: Path, rows: Iterable[Entry], variant: str = "", formats: Iterable[KvFormat] = (SPLIT,)
+    directory: Path,
+    rows: Iterable[Entry],
+    variant: str = "",
+    formats: Iterable[KvFormat] = (SPLIT,),
+    sources: Iterable[str] = (),
 ) -> None:
-    """Leave of the translation units only the kernels that these entries take on the emulated device."""
+    """Leave of their units, or of ``sources``, only the kernels that these entries take on the emulated device."""
     rows = list(rows)
     wanted = {
         kernel.symbol for entry in rows for kv_format in set(formats) for kernel in _taken(entry, variant, kv_format)
     }
-    for source in sources_of(rows):
+    for source in sources or sources_of(rows):
         path = directory / source
         text = (path if path.exists() else BUILT_IN_KERNELS_DIRECTORY / source).read_text()
 
@@ -99,7 +108,7 @@ def only_kernels(
 
 def _entries_of(case: str) -> list[Entry]:
     kind, name, form, *rest = case.replace(f"/{FOLDED}/", "/").split("/")
-    geometry = GEOMETRIES[name]
+    geometry = GEOMETRIES[name.partition("@")[0]]
     if kind == "serve":
         return entries_for(geometry)
     if rest[0] == "forms-agree":

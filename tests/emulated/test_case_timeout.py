@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from launch_helper import int32, launch_on, pointer, read_as, upload
 from nvrtc_helper import compile_kernel, line_of
+from seeding import only_kernels
 
 from g4kv_cli.cases import isolate
 from g4kv_cli.cases.gate import gate_cases
@@ -32,12 +33,14 @@ from g4kv_cli.device.emulated import DeadlinePassed, LaunchFault, LaunchInterrup
 from g4kv_cli.device.emulated.engine import launch as engine_launch
 from g4kv_cli.device.emulated.state import store_log
 from g4kv_cli.device.open import open_device
+from g4kv_cli.entries.table import entry_for
 from g4kv_cli.errors import CaseTimeout
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import GEOMETRIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOOD, ENDLESS = "prep/e2b-local/contiguous/closed-form", "prep/e2b-local/prefill/start/zero"
+FORMS = ("contiguous", "prefill", "decode")
 PREP, TOKEN = "prep_body.cuh", "const int token = blockIdx.x;"
 
 SPIN = """
@@ -50,14 +53,15 @@ extern "C" __global__ void kernel(volatile int* flag, int* out) {
 """
 
 
-def _endless_prep(directory: Path, condition: str, threads: str = "threadIdx.x >= 32") -> tuple[Path, int]:
-    """A copy of the prep kernels in which threads of some blocks spin; and the line where they do."""
+def _endless_prep(directory: Path, condition: str, *forms: str, threads: str = "threadIdx.x >= 32") -> tuple[Path, int]:
+    """A copy of e2b's prep kernels of these forms in which threads of some blocks spin; and the line where they do."""
     directory.mkdir()
     text = (BUILT_IN_KERNELS_DIRECTORY / PREP).read_text()
     assert text.count(TOKEN) == 1
     loop = f'{TOKEN}  if ({condition} && {threads}) for (unsigned i = 0; i != 1; i += 2) asm volatile("" : "+r"(i));'
     text = text.replace(TOKEN, loop)
     (directory / PREP).write_text(text)
+    only_kernels(directory, [entry_for(GEOMETRIES["e2b-local"], "prep", form) for form in forms])
     return directory, line_of(text, loop)
 
 
@@ -178,7 +182,7 @@ def _require_timeout(case: dict[str, Any], seconds: float, line: int, block: str
 
 
 def test_smoke_ends_an_endless_case_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2")
+    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2", *FORMS)
     chosen = ["--case", GOOD, "--case", ENDLESS, "--case", "prep/e2b-local/decode/closed-form"]
     code, record, junit = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "1", "--case-timeout", "3", *chosen)
     shown = capsys.readouterr().out
@@ -197,7 +201,7 @@ def test_smoke_ends_an_endless_case_and_goes_on(tmp_path: Path, capsys: pytest.C
 
 def test_workers_end_their_cases_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)
-    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2")
+    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2", *FORMS)
     chosen = ["--case", ENDLESS, "--case", GOOD]
     code, record, _ = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "2", "--case-timeout", "3", *chosen)
     assert code == 2
@@ -246,7 +250,7 @@ def test_with_a_limit_a_gpu_runs_every_case_in_a_worker(monkeypatch: pytest.Monk
 
 
 def test_an_entry_that_never_ends_is_not_waited_for_again_and_again(tmp_path: Path) -> None:
-    kernels, _ = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill")
+    kernels, _ = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill", "prefill", "contiguous")
     arguments = ["--kernels", str(kernels), "--jobs", "1", "--case-timeout", "0.3"]
     code, record, _ = _smoke(tmp_path, *arguments, "--case", "prep/e2b-local/prefill/*")
     assert code == 2
@@ -263,7 +267,7 @@ def test_an_entry_that_never_ends_is_not_waited_for_again_and_again(tmp_path: Pa
 
 
 def test_reject_ends_an_endless_twin_and_an_endless_trap(tmp_path: Path) -> None:
-    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_decode", "true")
+    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_decode", *FORMS, threads="true")
     record = tmp_path / "reject.json"
     decode = "qkv_norm_rope_paged_decode_hd256_plain_into"
     host = next(case.id for case in reject_cases() if case.entry == decode and case.rule == "eps")
@@ -325,7 +329,7 @@ def _cpu_seconds(pid: str) -> float:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("command", ["smoke, 1 job", "smoke, 2 jobs", "reject"])
 def test_ctrl_c_names_the_case_and_where_its_kernel_stands(command: str, tmp_path: Path) -> None:
-    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_decode")
+    kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_decode", "decode")
     script = tmp_path / "run.py"
     script.write_text(_HEED, encoding="utf-8")
     name, _, jobs = command.partition(", ")

@@ -202,7 +202,7 @@ KEY_PLACE = "return kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_
 def _smoke(tmp_path: Path, old: str, new: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
     """The cases with a copy of the tile's source in which another page is read."""
     directory, record = tmp_path / "kernels", tmp_path / "run.json"
-    _, results = smoke(record, "--kernels", str(seed(directory, ((TILE, old, new),))), *chosen(cases))
+    _, results = smoke(record, "--kernels", str(seed(directory, ((TILE, old, new),), cases)), *chosen(cases))
     return list(results["cases"])
 
 

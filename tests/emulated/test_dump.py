@@ -25,13 +25,15 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "dump.md"
 LINE = ("--shape", "kv=70 window=40 heads=6/2 splits=4")
 NEEDLES = "attention/hd256-q6-kv2-w40/decode/kv70-splits4/needles"
 EMULATED = ("smoke", "--device", "emulated", "--jobs", "1")
+DECODE = ("batch_decode_paged_window_hd256_into",)
 
 
 @pytest.fixture
 def longer_window(tmp_path: Path) -> tuple[str, str]:
     """Kernels that see a key too many."""
     right = "max(0, position - tile.window_left)"
-    kernels = seed(tmp_path / "kernels", (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),))
+    edits = (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),)
+    kernels = seed(tmp_path / "kernels", edits, entries=DECODE)
     return "--kernels", str(kernels)
 
 
@@ -117,7 +119,7 @@ def test_all_cases_of_every_kind(tmp_path: Path) -> None:
 
 def test_a_fault_leaves_what_was_given(tmp_path: Path) -> None:
     old = "kv_row_offset(p.layout, page, p.layer, false, slot, tile.kv_head)"
-    seed(tmp_path, (("attention_tile.cuh", old, old.replace("page,", "page + 1000000,")),))
+    seed(tmp_path, (("attention_tile.cuh", old, old.replace("page,", "page + 1000000,")),), entries=DECODE)
     code = g4kv([*EMULATED, *LINE, "--kernels", str(tmp_path), "--dump", str(tmp_path / "d"), "--case", NEEDLES])
     assert code == 1
     (path,) = (tmp_path / "d").iterdir()

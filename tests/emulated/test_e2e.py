@@ -148,7 +148,7 @@ def test_a_wrong_companion_is_red(library: KernelLibrary, monkeypatch: pytest.Mo
 def test_a_fault_of_the_device_names_step_and_layer(tmp_path: Path) -> None:
     trap = "if (page < 0 || page >= p.num_pages) __trap();"
     early = "if (kForm == Form::paged_decode && p.layout.head_dim == 512) __trap();"
-    seed(tmp_path, (("prep_body.cuh", trap, early),))
+    seed(tmp_path, (("prep_body.cuh", trap, early),), ("serve/e4b-local/replay", "serve/e4b-global/replay"))
     device = open_device("emulated")
     result = run_replay_case(_short("e2e/e4b_p23/default"), KernelLibrary(device, tmp_path), "")
     device.close()
@@ -178,7 +178,7 @@ def test_the_walks_reach_the_real_window_and_the_last_position() -> None:
 
 
 def _red_walk(tmp_path: Path, source: str, old: str, new: str, case: FarCase) -> CaseResult:
-    seed(tmp_path, ((source, old, new),))
+    seed(tmp_path, ((source, old, new),), (f"serve/{case.geometry.name}/replay",))
     device = open_device("emulated")
     result = run_far_case(case, KernelLibrary(device, tmp_path), "")
     device.close()

@@ -196,7 +196,7 @@ def test_a_mistake_of_a_kernel(fault: Fault, cases: dict[str, ReplayCase], tmp_p
 
 
 def test_the_command_names_the_place_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seed(tmp_path, _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"))
+    seed(tmp_path, _edit(_VALUE, "y[chunk][i] *= kHeadDim == 512 ? 1.0f : inv_rms;"), BOTH_FAMILIES[E4B])
     case = "e2e/e4b_p23/first12"
     code = g4kv(["smoke", "--device", "emulated", "--kernels", str(tmp_path), "--model-golden",
                  str(MODELS / "e4b_p23.npz"), "--case", case])  # fmt: skip

@@ -83,7 +83,8 @@ def test_a_record_of_another_geometry_of_the_same_name_is_refused(
 def test_its_own_window_is_what_is_gated(tmp_path: Path) -> None:
     """A kernel whose window is a key too long, under a window that no built-in geometry has."""
     right = "max(0, position - tile.window_left)"
-    kernels = seed(tmp_path / "kernels", (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),))
+    edits = (("attention_tile.cuh", right, right.replace("left)", "left - 1)")),)
+    kernels = seed(tmp_path / "kernels", edits, entries=["batch_decode_paged_window_hd256_into"])
     case = "attention/draft-local/decode/needle/window768"
     code, record = smoke(tmp_path / "run.json", "--geometry", str(EXAMPLE), "--kernels", str(kernels), "--case", case)
     assert code == 1

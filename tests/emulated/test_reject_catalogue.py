@@ -40,6 +40,15 @@ def run(cases: Sequence[Case], directory: Path | None = None, limit_seconds: flo
         device.close()
 
 
+def spoiled(directory: Path, text: str, cases: Sequence[TrapCase]) -> Path:
+    """A directory with this text of the traps' source, and of the kernels those of the cases."""
+    from seeding import only_kernels  # not above: workers load this file, and have not the tests' helpers
+
+    (directory / TRAP_SOURCE).write_text(text, encoding="utf-8")
+    only_kernels(directory, [case.row for case in cases])
+    return directory
+
+
 def line_of(comment: str) -> int:
     """The line of a trap in the built-in source."""
     (place,) = trap_lines(["prep_hd256.cu"], None)[comment]
@@ -80,18 +89,17 @@ def test_a_kernel_without_the_trap_turns_its_cases_red(comment: str, tmp_path: P
     number = line_of(comment)
     # The line still says so, but never does.
     lines[number - 1] = lines[number - 1].replace("__trap();", "if (p.eps < 0.0f) __trap();")
-    (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    cases = [case for case in TRAPS if case.comment == comment]
-    results = run(cases[:6], tmp_path)
+    cases = [case for case in TRAPS if case.comment == comment][:6]
+    results = run(cases, spoiled(tmp_path, "\n".join(lines) + "\n", cases))
     assert [result.status for result in results] == ["failed"] * 6
 
 
 def test_a_source_that_lost_a_trap_is_told_so(tmp_path: Path) -> None:
     lines = SOURCE.splitlines()
     del lines[line_of(ORIGIN) - 1]
-    (tmp_path / TRAP_SOURCE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    cases = some_of(DECODE_ENTRY, "page_origin/negative")
     # Another trap behind it happens to stop this one.
-    (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
+    (result,) = run(cases, spoiled(tmp_path, "\n".join(lines) + "\n", cases))
     assert result.status == "failed"
     assert f"prep_hd256.cu: no trap ends in '// {ORIGIN}'" in result.reason
 
@@ -103,9 +111,9 @@ def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:
     helper = "__device__ __forceinline__ int lane_of_thread() { return threadIdx.x % 32; }\n\n"
     place = "// The second layer of defence"
     assert SOURCE.count(check) == SOURCE.count(place) == 1
-    spoiled = SOURCE.replace(check, early + check).replace(place, helper + place)
-    (tmp_path / TRAP_SOURCE).write_text(spoiled, encoding="utf-8")
-    (result,) = run(some_of(DECODE_ENTRY, "page_id_range/num_pages"), tmp_path)
+    text = SOURCE.replace(check, early + check).replace(place, helper + place)
+    cases = some_of(DECODE_ENTRY, "page_id_range/num_pages")
+    (result,) = run(cases, spoiled(tmp_path, text, cases))
     assert result.status == "failed"
     assert "were written before the trap, the first in page 0, layer 0, K, slot 0" in result.reason
 
@@ -113,8 +121,8 @@ def test_a_trap_after_the_store_turns_red(tmp_path: Path) -> None:
 def test_another_trap_than_the_one_that_is_due_turns_red(tmp_path: Path) -> None:
     before = "  const int logical_page = takes_page ? (int)((unsigned)position / (unsigned)p.layout.page_size) : 0;"
     assert SOURCE.count(before) == 1
-    (tmp_path / TRAP_SOURCE).write_text(SOURCE.replace(before, f"  __trap();  // always\n{before}"), encoding="utf-8")
-    (result,) = run(some_of(DECODE_ENTRY, "page_origin/negative"), tmp_path)
+    cases = some_of(DECODE_ENTRY, "page_origin/negative")
+    (result,) = run(cases, spoiled(tmp_path, SOURCE.replace(before, f"  __trap();  // always\n{before}"), cases))
     assert result.status == "failed"
     assert "trapped elsewhere than prep_body.cuh:" in result.reason
 

@@ -139,7 +139,8 @@ def test_padding_changes_one_page_and_no_answer(geometry: str, prep: str, attent
 def test_a_kernel_that_padding_changes_is_seen(
     source: str, right: str, wrong: str, what: list[str], device: Device, tmp_path: Path
 ) -> None:
-    library = KernelLibrary(device, seed(tmp_path, ((source, right, wrong),)))
+    launched = ("prep/e4b-local/decode/padding", "attention/e4b-local/decode/padding")
+    library = KernelLibrary(device, seed(tmp_path, ((source, right, wrong),), launched))
     assert Step(device, GEOMETRIES["e4b-local"], library).differs("decode", "decode") == what
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from seeding import seed
+from smoke_helper import chosen
 
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.entries.table import entries_for
@@ -240,11 +241,12 @@ def test_a_record_of_other_sources_cannot_be_compared(tmp_path: Path, capsys: py
 def test_a_faulted_case_costs_only_itself(tmp_path: Path) -> None:
     """The device is replaced after a fault: the cases behind a trap, and behind a wild store, run as if alone."""
     text = "return (long long)page * layout.page_stride"
-    seed(tmp_path, (("kv_offsets.cuh", text, "return (page == 7 ? -999 : page) * layout.page_stride"),))
-    code, record = _smoke(
-        tmp_path / "run.json", "--jobs", "1", "--kernels", str(tmp_path), "--case", "*12b-local/contiguous/closed-form",
-        "--case", "*12b-local/prefill/closed-form", "--case", "*12b-local/prefill/start/zero",
-    )  # fmt: skip
+    edits = (("kv_offsets.cuh", text, "return (page == 7 ? -999 : page) * layout.page_stride"),)
+    cases = [
+        f"prep/12b-local/{name}" for name in ("contiguous/closed-form", "prefill/closed-form", "prefill/start/zero")
+    ]
+    kernels = seed(tmp_path / "kernels", edits, cases)
+    code, record = _smoke(tmp_path / "run.json", "--jobs", "1", "--kernels", str(kernels), *chosen(cases))
     assert code == 1
     assert [case["status"] for case in record["cases"]] == ["passed", "failed", "passed"]
     assert "global_out_of_bounds" in record["cases"][1]["reason"]
