@@ -315,7 +315,7 @@ class Lowering:
             raise NotLowered(instruction.opcode)
         self.finish()
         if instruction.guard is not None:
-            self._close_guard(start)
+            self.close_guard(start)
 
     def _look_at_products(self, instruction: Instruction) -> None:
         """See ``check_products`` of the interpreter."""
@@ -357,7 +357,7 @@ class Lowering:
         lowered.load_count = sum(operation.handler.startswith(WATCHED) for operation in self.out)
         return lowered
 
-    def _close_guard(self, start: int) -> None:
+    def close_guard(self, start: int) -> None:
         """Everything since the guard runs under its mask."""
         for operation in self.out[start + 1 :]:
             operation.is_guarded = True

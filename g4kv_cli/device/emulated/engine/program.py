@@ -19,6 +19,7 @@ from .lower_calls import lower_calls
 from .lower_hopper import lower_clusters, lower_hopper
 from .lower_memory import lower_memory
 from .lower_products import lower_products
+from .lower_tensor_maps import lower_tensor_maps
 from .lower_warp import lower_warp
 from .operations import SLOT_BYTES, Constant, Lowered, LoweredBlock, NotLowered, Operation, Parameter, Slot, Variable
 from .order_trace import flags_of
@@ -27,7 +28,7 @@ from .structures import BLOCK, BLOCK_ENDS, FIELDS, INSTRUCTION
 
 FAMILIES = (
     *(lower_basic, lower_memory, lower_atomic, lower_warp, lower_products),
-    *(lower_hopper, lower_clusters, lower_calls),
+    *(lower_hopper, lower_tensor_maps, lower_clusters, lower_calls),
 )
 COPIES_EACH = 512
 """Executed cp.async of a warp that may wait to be completed."""

@@ -75,7 +75,8 @@ SETMAXNREG_FORM = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 NO_OPERATION = frozenset(
     {
         "fence.proxy.async.global",
-        "prefetch.tensormap",
+        "fence.proxy.alias",
+        *(f"prefetch{space}.tensormap" for space in ("", ".param", ".const")),
         *(f"cp.async.bulk.prefetch.L2.global{hint}" for hint in ("", ".L2::cache_hint")),
         *(
             f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint}"
@@ -87,7 +88,7 @@ NO_OPERATION = frozenset(
 )
 """What has no effect here: proxies are told apart in shared memory only."""
 
-PROXY_FENCES = frozenset({"fence.proxy.async", "fence.proxy.async.shared::cta"})
+PROXY_FENCES = frozenset({"fence.proxy.async", *(f"fence.proxy.async.shared::{name}" for name in ("cta", "cluster"))})
 
 
 def emit_hopper(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:

@@ -34,12 +34,16 @@ from .emit_clusters import check_cluster_wait, emit_clusters
 from .emit_hopper import check_products, emit_hopper, phase_operands
 from .emit_matrix import emit_matrix
 from .emit_memory import emit_memory
+from .emit_tensor_maps import emit_tensor_maps
 from .emit_warp import emit_warp
 
 _BARRIER = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?")
 _REDUCTION = re.compile(r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.red\.(?:popc|and|or)(?:\.aligned)?\.(?:u32|pred)")
 
-EMITTERS = (emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_clusters, emit_matrix, emit_calls)
+EMITTERS = (
+    *(emit_basic, emit_memory, emit_warp, emit_atomic, emit_hopper, emit_tensor_maps, emit_clusters, emit_matrix),
+    emit_calls,
+)
 
 
 @dataclass(frozen=True)

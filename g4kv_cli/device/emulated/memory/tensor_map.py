@@ -1,7 +1,8 @@
 """The tensor map that bulk tensor copies (TMA) take: what the driver's cuTensorMapEncodeTiled encodes on a GPU.
 
 The driver's 128 bytes are opaque, so the emulator has an encoding of its own. A kernel cannot tell the difference: it
-only hands the address of its ``__grid_constant__`` parameter, or of a copy in global memory, to the copy instructions.
+only hands the address of its ``__grid_constant__`` parameter, or of a copy in global memory, to the copy instructions,
+and changes a copy by ``tensormap.replace`` alone, which may also fill 128 zeros.
 """
 
 from __future__ import annotations
@@ -22,8 +23,53 @@ CHUNK_BYTES = 16
 SWIZZLE_ROWS = {0: 1, 32: 2, 64: 4, 128: 8}
 """Swizzle span in bytes -> rows of 128 bytes after which the pattern repeats."""
 
-_MAGIC = b"g4kvTMAP"
-_FORMAT = struct.Struct("<8sQ3H5I4Q5H")
+MAGIC = b"g4kvTMAP"
+_FORMAT = struct.Struct("<8s5Q5I5H3H")
+SWIZZLE_MODES = (0, 32, 64, 128)
+"""Bytes, by the number that ``tensormap.replace`` has for them."""
+ELEMENTS = {
+    "u8": 1,
+    "u16": 2,
+    "u32": 4,
+    "s32": 4,
+    "u64": 8,
+    "s64": 8,
+    "f16": 2,
+    "f32": 4,
+    "f32.ftz": 4,
+    "f64": 8,
+    "bf16": 2,
+    "tf32": 4,
+    "tf32.ftz": 4,
+}
+"""Bytes of an element by its type, in the order of the numbers that ``tensormap.replace`` has for them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where the map holds what ``tensormap.replace`` changes: ``nbytes`` at ``offset``, for each dimension if
+    ``is_each``; what is held is the new value plus ``plus``."""
+
+    offset: int
+    nbytes: int
+    is_each: bool = False
+    plus: int = 0
+
+
+FIELDS = {
+    "global_address": Field(8, 8),
+    "global_stride": Field(16, 8, True),
+    "global_dim": Field(48, 4, True, -1),
+    "box_dim": Field(68, 2, True),
+    "elemtype": Field(78, 2),
+    "rank": Field(80, 2, False, 1),
+    "swizzle_mode": Field(82, 2),
+}
+
+
+def element_code(kind: str) -> int:
+    """What the map holds of a type of ``ELEMENTS``."""
+    return (1 + list(ELEMENTS).index(kind)) << 8 | ELEMENTS[kind]
 
 
 @dataclass(frozen=True)
@@ -37,6 +83,7 @@ class TensorMap:
         of 16.
     box: sizes in elements, 1 to 256 each; the innermost a multiple of 16 bytes.
     swizzle_bytes: 0 (none), 32, 64 or 128; the innermost box must not be longer.
+    kind: type of an element, a key of ``ELEMENTS``; empty if nobody said, where only bulk reductions ask for it.
 
     Elements outside of the extents are read as zeros and not written. Raises EmulatorError for what the driver would
     refuse.
@@ -48,6 +95,7 @@ class TensorMap:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 0
+    kind: str = ""
 
     def __post_init__(self) -> None:
         reason = self._fault()
@@ -62,6 +110,8 @@ class TensorMap:
             return f"{rank} extents need {rank} box sizes and {rank - 1} strides"
         if self.element_bytes not in (1, 2, 4, 8):
             return f"elements of {self.element_bytes} bytes, must be 1, 2, 4 or 8"
+        if self.kind and ELEMENTS.get(self.kind) != self.element_bytes:
+            return f"elements of type {self.kind!r} and {self.element_bytes} bytes"
         if self.swizzle_bytes not in SWIZZLE_ROWS:
             return f"swizzle of {self.swizzle_bytes} bytes, must be 0, 32, 64 or 128"
         if self.address % CHUNK_BYTES or self.address <= 0:
@@ -107,25 +157,29 @@ class TensorMap:
         """The 128 bytes of a kernel parameter."""
         rank = self.rank
         extents = [extent - 1 for extent in self.extents] + [0] * (MAX_RANK - rank)
-        strides = [*self.strides_bytes] + [0] * (MAX_RANK - rank)
+        strides = [*self.strides_bytes] + [0] * (MAX_RANK - rank)  # of all dimensions but the innermost
         box = [*self.box] + [0] * (MAX_RANK - rank)
-        head = (_MAGIC, self.address, self.element_bytes, rank, self.swizzle_bytes)
-        return _FORMAT.pack(*head, *extents, *strides, *box).ljust(TENSOR_MAP_BYTES, b"\0")
+        element = element_code(self.kind) if self.kind else self.element_bytes
+        tail = element, rank, self.swizzle_bytes
+        return _FORMAT.pack(MAGIC, self.address, *strides, *extents, *box, *tail).ljust(TENSOR_MAP_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> TensorMap:
         """The map that ``pack`` encoded. Raises EmulatorError for other bytes."""
-        if len(data) != TENSOR_MAP_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        if len(data) != TENSOR_MAP_BYTES or data[: len(MAGIC)] != MAGIC:
             raise EmulatorError("these bytes are no tensor map; pack one with TensorMap.pack")
-        _, address, element_bytes, rank, swizzle_bytes, *rest = _FORMAT.unpack_from(data)
-        extents, strides, box = rest[:5], rest[5:9], rest[9:]
+        _, address, *rest, element, rank, swizzle_bytes = _FORMAT.unpack_from(data)
+        strides, extents, box = rest[:4], rest[4:9], rest[9:]
+        if not 1 <= rank <= MAX_RANK:
+            raise EmulatorError(f"a tensor map of {rank} dimensions")
         return cls(
             address,
-            element_bytes,
+            element & 0xFF,
             tuple(extent + 1 for extent in extents[:rank]),
             tuple(strides[: rank - 1]),
             tuple(box[:rank]),
             swizzle_bytes,
+            list(ELEMENTS)[(element >> 8) - 1] if 0 < element >> 8 <= len(ELEMENTS) else "",
         )
 
 

@@ -98,7 +98,7 @@ _NO_RESULT = frozenset(
     (
         *("st", "red", "stmatrix", "cp", "bra", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu"),
         *("trap", "ret", "exit", "nanosleep", "discard", "brkpt", "pmevent", "griddepcontrol", "setmaxnreg"),
-        *("call", "brx", "assertfail", "wild_call", "free", "applypriority"),
+        *("call", "brx", "assertfail", "wild_call", "free", "applypriority", "tensormap", "stackrestore"),
     )
 )
 _NO_RESULT_PREFIXES = (
@@ -106,6 +106,7 @@ _NO_RESULT_PREFIXES = (
     "mbarrier.init",
     "mbarrier.inval",
     "mbarrier.expect_tx",
+    "mbarrier.complete_tx",
     "mbarrier.try_wait",
     "mbarrier.test_wait",
 )

@@ -130,8 +130,8 @@ struct Instruction {
   i32 field[FIELDS];
 };
 
-// What a launch does with an allocation, as bits.
-enum Access { READS = 1, STORES = 2, UPDATES = 4 };
+// What a launch does with an allocation, as bits; LOOKS at a tensor map, which no thread reads.
+enum Access { LOOKS = 0, READS = 1, STORES = 2, UPDATES = 4 };
 
 enum BlockEnd { END_JUMP, END_BRANCH, END_EXIT, END_TRAP, END_BARRIER, END_WARP, END_PHASE, END_CLUSTER };
 

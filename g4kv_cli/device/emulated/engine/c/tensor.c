@@ -12,39 +12,37 @@
 #define DESTINATION_ALIGNMENT 128
 #define MULTICAST_RANKS 16
 
-// As TensorMap.pack writes it.
+// As TensorMap.pack writes it: extents are less one, strides those of all dimensions but the innermost, and the lower
+// byte of what is said of an element its bytes.
 typedef struct {
   u8 magic[8];
   u64 address;
-  u16 element_bytes, dimensions, swizzle, unused;
-} MapHead;
-// Offsets of what follows without gaps: 5 extents less one, 4 strides, 5 sizes of the box.
-enum { HEAD_BYTES = 22, EXTENTS_AT = 22, STRIDES_AT = 42, SIZES_AT = 74 };
+  i64 strides[DIMENSIONS - 1];
+  u32 extents[DIMENSIONS];
+  u16 box[DIMENSIONS], element, dimensions, swizzle;
+} PackedMap;
 
 static int unpack(TensorBox *box, const u8 *packed) {
-  MapHead head = {0};
-  __builtin_memcpy(&head, packed, HEAD_BYTES);
-  if (__builtin_memcmp(head.magic, "g4kvTMAP", 8) || !head.dimensions || head.dimensions > DIMENSIONS) return 0;
+  PackedMap map;
+  COPY(&map, packed, sizeof map);
+  if (__builtin_memcmp(map.magic, "g4kvTMAP", 8) || !map.dimensions || map.dimensions > DIMENSIONS) return 0;
   COPY(box->packed, packed, MAP_BYTES);
-  box->address = head.address;
-  box->dimensions = head.dimensions;
-  box->element_bytes = head.element_bytes;
-  box->swizzle = head.swizzle;
-  const int bytes = head.element_bytes, swizzle = head.swizzle;
-  int is_good = (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) && head.address % CHUNK == 0 && head.address &&
+  box->address = map.address;
+  box->dimensions = map.dimensions;
+  box->element_bytes = map.element & 255;
+  box->swizzle = map.swizzle;
+  const int bytes = box->element_bytes, swizzle = map.swizzle;
+  int is_good = (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) && map.address % CHUNK == 0 && map.address &&
                 (swizzle == 0 || swizzle == 32 || swizzle == 64 || swizzle == 128);
   box->rows = 1;
   for (int d = 0; d < box->dimensions; d++) {
-    u32 extent;
-    u16 size;
-    COPY(&extent, packed + EXTENTS_AT + 4 * d, 4);
-    COPY(&size, packed + SIZES_AT + 2 * d, 2);
-    box->extents[d] = (i64)extent + 1;
+    const u16 size = map.box[d];
+    box->extents[d] = (i64)map.extents[d] + 1;
     box->box[d] = size;
     is_good &= size >= 1 && size <= 256;
     box->strides[d] = 0;
     if (d == 0) continue;
-    COPY(&box->strides[d], packed + STRIDES_AT + 8 * (d - 1), 8);
+    box->strides[d] = map.strides[d - 1];
     is_good &= box->strides[d] % CHUNK == 0 && box->strides[d] >= 0 && box->strides[d] < (i64)1 << 40;
     box->rows *= size;
     is_good &= box->rows <= 1 << 16;
@@ -63,9 +61,8 @@ int find_box(Warp *w, u64 address, int site, Mask lanes) {
       packed = c->parameters + (address - PARAMETER_WINDOW);
     else if (address >= c->base) {
       Range hint = {(u64)1 << 63, 0, 0};
-      if (!check_global(w, &hint, address, MAP_BYTES, CHUNK, site, lanes, READS)) return -1;
-      const int is_watched = address < c->watch_end && address + MAP_BYTES > c->watch_begin;
-      packed = is_watched ? 0 : c->data + (address - c->base);
+      if (!check_global(w, &hint, address, MAP_BYTES, CHUNK, site, lanes, LOOKS)) return -1;
+      packed = c->data + (address - c->base);
     }
   }
   for (int number = 0; packed && number < c->box_count; number++)
@@ -169,6 +166,13 @@ HANDLER(copy_tensor) {
     for (int rank = 0; rank < MULTICAST_RANKS; rank++)
       if (ranks >> rank & 1) copy_to(w, rank, number, at, to[l], barriers[l], site, 1u << l);
   }
+  return done(i);
+}
+
+// A new value of a tensor map's field that has one value here. Fields: value, site.
+HANDLER(require_one) {
+  const Mask others = pack32((U32)(AT(U32, 0) != 1u)) & w->mask;
+  if (UNLIKELY(others)) raise_fault(w, FAULT_UNSURE, i->field[1], others, 0);
   return done(i);
 }
 
