@@ -222,6 +222,22 @@ RIGHT = (
         notes=("unused_undefined",),
     ),
     Program(
+        "rows behind the last that are computed and not stored",
+        """
+  __shared__ float row[64];
+  if (t < 40) row[t] = in[t];
+  __syncthreads();
+  float value = *(volatile float*)&row[t];
+  int turns = 0;
+  while (value > 1) { value *= 0.5f; ++turns; }
+  if (t < 40) out[t] = turns;""",
+        1,
+        64,
+        "",
+        lambda grid, block: np.ceil(np.log2(np.maximum(np.arange(40), 1))),
+        notes=("unused_undefined",),
+    ),
+    Program(
         "a global cell that is selected away",
         """
   int left = V(out + 63 + t);

@@ -404,6 +404,17 @@ WRONG = (
         kinds=("shared_uninitialised_read",),
     ),
     Program(
+        "a flag in shared memory that is not cleared first",
+        """
+  __shared__ int found;
+  if (in[t] > 5000) found = in[t];
+  __syncthreads();
+  if (found) out[t] = 1;""",
+        1,
+        64,
+        kinds=("shared_uninitialised_read",),
+    ),
+    Program(
         "a global word that nobody wrote", "aux[t] = out[t] + 1;", 1, 32, kinds=("uninitialised_read",), out_is_new=True
     ),
     Program(

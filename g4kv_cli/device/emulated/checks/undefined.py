@@ -1,10 +1,11 @@
 """Bytes that nobody wrote, judged by their effect.
 
-A launch that reads any is run twice, and finds other bytes there each time: all ones first, which floats read as NaN.
-If both runs end alike (what they stored, which instructions ran, the addresses of all accesses since, what was found),
-nothing depends on those bytes. A byte may differ that was only copied: read as a part of an access of which other bytes
-were written, as the padding of a struct is, and stored as it was. It counts as unwritten then, and may not be in an
-output that has to be written as a whole.
+A launch that reads any is run three times, and finds other bytes there each time: all ones first, which floats read as
+NaN; then what is positive; then zeros. If all runs end alike (what they stored, the addresses of all accesses since,
+what was found), nothing depends on those bytes; other instructions may have run, as for a row that is not stored. A
+byte may differ that was only copied: read as a part of an access of which other bytes were written, as the padding of a
+struct is, and stored as it was. It counts as unwritten then, and may not be in an output that has to be written as a
+whole.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Fill:
     whole: int
 
 
-FILLS = (Fill(0xFF, 0xFF), Fill(0x5A, 0x40))
-"""Of the first run and the second. A copied byte is all ones in one and 0x5A in the other, and no computed one is
+FILLS = (Fill(0xFF, 0xFF), Fill(0x5A, 0x40), Fill(0, 0))
+"""Of the first run, the second and the third. A copied byte is all ones, 0x5A and 0 in them, and no computed one is
 likely to be."""
 
 
@@ -52,11 +53,12 @@ def fill(data: npt.NDArray[np.uint8], unwritten: npt.NDArray[np.bool_], units: U
 
 
 def differing(
-    memory: DeviceMemory, first: Changes, second: Changes, ranges: Ranges, whole: list[tuple[int, int]]
+    memory: DeviceMemory, first: Changes, second: Changes, ranges: Ranges, whole: list[tuple[int, int]], fill: int = 1
 ) -> tuple[bool, Units]:
     """(whether two runs stored different bytes, arena offsets of bytes that were only copied).
 
-    Memory is as before both; the changes hold what each made of it. ``whole``: byte ranges that have to be written.
+    Memory is as before both; the changes hold what each made of it. ``whole``: byte ranges that have to be written;
+    ``fill``: the number of what the second run found, where the first found ``FILLS[0]``.
     """
     made = [dict(zip(each.pages.tolist(), each.contents, strict=True)) for each in (first, second)]
     copied: list[Units] = []
@@ -68,7 +70,7 @@ def differing(
         for low, high in (clip_ranges(ranges, begin, begin + PAGE_BYTES) - begin).tolist():
             is_stored[low:high] = True
         wrong = (one != other) & is_stored
-        is_copy = wrong & (one == FILLS[0].part) & (other == FILLS[1].part)
+        is_copy = wrong & (one == FILLS[0].part) & (other == FILLS[fill].part)
         for low, high in whole:
             is_copy[max(low - begin, 0) : max(high - begin, 0)] = False
         if (wrong & ~is_copy).any():
