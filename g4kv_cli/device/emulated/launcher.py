@@ -178,19 +178,19 @@ class Launcher:
         one = _changes(first)
         one.exchange(memory)  # memory is as before
         begins = [(address - GLOBAL_BASE, address - GLOBAL_BASE + nbytes) for address, nbytes in request.must_write]
-        is_alike, copied = True, None
+        is_alike, copied = True, np.zeros(0, np.int64)
         for fill in range(1, len(FILLS)):
             self._heap.rewind(heap)
             again = self._interpret_once(replace(request, fill=fill, keeps_changes=True))
             other = _changes(again)
             other.exchange(memory)
             differs, found = differing(memory, one, other, first.ranges, begins, fill)
-            is_alike = not differs and first.ends_like(again) and (copied is None or np.isin(found, copied).all())
+            copied = found if fill == 1 else copied
+            is_alike = not differs and first.ends_like(again) and bool(np.isin(found, copied).all())
             if not is_alike:
                 break
-            copied = found if copied is None else copied
         one.exchange(memory)
-        if not is_alike or copied is None:
+        if not is_alike:
             return replace(first, faults=list(first.found))
         memory.state.of[0][copied] = 0
         notes = [replace(each, kind="unused_undefined", message=_UNUSED + each.message) for each in first.undefined]

@@ -186,10 +186,11 @@ def _read_variables(module: ParsedModule, text: str, begin: int, end: int) -> No
     for match in _ALIAS.finditer(part):
         if match.group(2) in module.functions:
             module.functions[match.group(1)] = module.functions[match.group(2)]
+    line, counted = text.count("\n", 0, begin) + 1, 0
     for match in re.finditer(r"\.(?:global|const|shared)\b[^;]*;", part):
-        prefix = part[: match.start()].rsplit(";", 1)[-1].rsplit("\n", 1)[-1]
-        line = text.count("\n", 0, begin + match.start()) + 1
-        statement = (prefix + match.group()[:-1]).strip()
+        first = max(part.rfind(";", counted, match.start()), part.rfind("\n", counted, match.start())) + 1
+        line, counted = line + part.count("\n", counted, match.start()), match.start()
+        statement = part[first : match.end() - 1].strip()
         try:
             variable = parse_variable(statement, line)
         except UnsupportedOpcode as error:
