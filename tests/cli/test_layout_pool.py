@@ -69,6 +69,15 @@ def test_every_offset_is_numpys(pool) -> None:
         assert (at.slot, "kv".index(at.kv), at.page, at.head, at.layer, at.dim) == index
 
 
+def test_a_pool_whose_last_offset_is_the_largest_one_fits(pool) -> None:
+    """32 layers of a page take 2^21 elements: 1024 pages end at 2^31 - 1."""
+    file = pool('axes = "page layer kv slot head dim"\noffsets = "int32"\nnum_layers = 32\n')
+    pools = [lay_out(read_pool(file), GEOMETRIES["12b-local"], num_pages=pages) for pages in (1024, 1025)]
+    assert pools[0].pool_elems == 1 << 31
+    assert [one.first_page_past((1 << 31) - 1) for one in pools] == [None, 1024]
+    assert [len(one.findings()) for one in pools] == [0, 1]
+
+
 def test_what_is_shown(pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, record = _layout("--pool", str(pool(HND)), json_path=tmp_path / "out.json")
     shown = capsys.readouterr().out

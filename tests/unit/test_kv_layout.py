@@ -198,6 +198,12 @@ def test_no_coordinate_for_a_negative_offset_or_a_gap() -> None:
     assert padded.coordinates(layout.page_stride - 1).layer == 39
     with pytest.raises(UsageError, match="gap"):
         padded.coordinates(layout.page_stride)
+    stride, block = layout.layer_stride, layout.kv_block_len
+    for of_layer, of_block, gap in ((512, 0, stride), (512, 512, block)):  # behind V, behind K
+        padded = dataclasses.replace(layout, layer_stride=stride + of_layer, kv_block_len=block + of_block)
+        assert padded.coordinates(gap - 1).slot == 15
+        with pytest.raises(UsageError, match="gap"):
+            padded.coordinates(gap)
 
 
 @pytest.mark.parametrize("extent", ["page_size", "num_layers", "num_kv_heads", "head_dim", "element_bytes"])

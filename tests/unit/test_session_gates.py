@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from g4kv_cli.cases.attention import run as attention_run
 from g4kv_cli.cases.attention.table import attention_cases
+from g4kv_cli.cases.prep import pool as prep_pool
 from g4kv_cli.cases.prep import run as prep_run
+from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.table import prep_cases
+from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.commands.gate import _jobs
@@ -20,9 +25,11 @@ from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.contract import NO_PAGE_ORIGIN, STRICT
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.provider import NotCovered
+from g4kv_cli.entries.table import decode_entries
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.pool_order import OWN_ORDER
-from g4kv_cli.records.run import Mismatch
+from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.records.run import CaseResult, Mismatch, Status
 
 LOCAL = GEOMETRIES["12b-local"]
 
@@ -104,6 +111,116 @@ def test_limits_of_cases_are_said_once() -> None:
     for name in ("MAX_SPAN", "SPARSE_POOL_BYTES", "MAX_PAGE_SIZE_TOKENS", "NO_PAGE_ORIGIN"):
         texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
         assert sum(f"\n{name} = " in text for text in texts) == 1, name
+
+
+def test_one_finding_fails_a_case_which_names_its_own_kernels_alone() -> None:
+    case, library = prep_cases(LOCAL)[0], KernelLibrary(EmulatedDevice("sm_90", "a test"))
+    place = {"dim": 0}
+    wrong = Mismatch("out", 1, 2, place, "1", "2", place, "1", "2", "exact")
+    library.launched["of_the_case_before"] = None
+    result = run_session(case, "", library, lambda: Session(library), lambda session: session.found(wrong))
+    assert (result.status, result.mismatches, result.kernels) == ("failed", (wrong,), ())
+    result = run_session(case, "", library, lambda: Session(library), lambda session: session.found(None))
+    assert (result.status, result.mismatches) == ("passed", ())
+
+
+def test_outputs_are_poison_before_a_call() -> None:
+    library = KernelLibrary(EmulatedDevice("sm_90", "a test"))
+    for dtype in (BF16, np.float32):
+        held = library.device.read(Session(library).poisoned((3, 2), "out", dtype))
+        assert set(held.view(np.uint8).reshape(-1).tolist()) == {0xFF}
+
+
+def test_a_promise_is_one_of_all_kernels_at_hand() -> None:
+    class Half(NoOrigins):
+        def contract_of(self, entry: str) -> Any:
+            return dataclasses.replace(STRICT, batch_invariant="split" not in entry)
+
+    library = KernelLibrary(EmulatedDevice("sm_90", "a test"), provider=Half())
+    forms = decode_entries(LOCAL)
+    session = Session(library)
+    assert session.promises("batch_invariant", [form for form in forms if not form.takes_splits])
+    assert not session.left_out
+    assert not session.promises("batch_invariant", forms)
+    assert list(session.left_out) == ["batch_invariant = false: those bits are not compared"]
+
+
+@dataclasses.dataclass
+class CaseThat:
+    """A case that ends in a known way."""
+
+    status: Status
+    reason: str = ""
+    id, entry, geometry, weight, traps = "a/case", "an_entry", LOCAL, 1.0, False
+
+    def run(self, _context: Any) -> CaseResult:
+        return CaseResult(self.id, self.entry, LOCAL.name, self.status, 0.0, self.reason)
+
+
+def test_behind_a_fault_the_next_case_has_a_fresh_device() -> None:
+    runner = CaseRunner(RunSettings("emulated:sm_90", None, ()))
+    device = runner._context.library.device
+    for case in (CaseThat("passed"), CaseThat("failed"), CaseThat("error", "no memory"), CaseThat("skipped", "no GPU")):
+        runner.run(case)  # type: ignore[arg-type]
+        assert runner._context.library.device is device, case
+    runner.run(CaseThat("failed", "trap at prep.cu:3"))  # type: ignore[arg-type]
+    assert runner._context.library.device is not device
+    runner.close()
+
+
+class Recording:
+    """A device of one pool that says what kernels stored to (``written``, bytes), or nothing of it (None)."""
+
+    info = SimpleNamespace(kind="emulated")
+
+    def __init__(self, content: Any, written: list[tuple[int, int]] | None) -> None:
+        self.content, self.written = content, written
+
+    def synchronize(self) -> None: ...
+
+    def written_ranges(self, _pool: Any) -> Any:
+        return None if self.written is None else np.array(sorted(self.written), np.int64).reshape(-1, 2)
+
+    def view(self, shape: tuple[int, ...], *, offset_elems: int) -> Any:
+        return self.content[offset_elems : offset_elems + shape[0]]
+
+    def read(self, array: Any) -> Any:
+        return array.copy()
+
+
+@pytest.mark.parametrize("records_stores", [True, False])
+def test_a_store_beside_the_rows_of_a_pool_that_is_never_whole_on_the_host(
+    records_stores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrepCase, "is_sparse", True)
+    monkeypatch.setattr(prep_pool, "_READ_CHUNK_BYTES", 1 << 20)
+    case = next(case for case in prep_cases(LOCAL) if case.placement and len(case.positions) == 2)
+    check = prep_pool.PoolCheck(case, case.placement)
+    flat = np.full(check.image.elements, 0xFFFF, np.uint16)
+    for block in check.image.blocks(flat):
+        block[check.pages, case.placement.layer, check.slots] = 0x3F80
+    edges = 2 * np.flatnonzero(np.diff(flat == 0xFFFF, prepend=True, append=True))
+    stores = [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
+
+    def read(stray: int | None) -> prep_pool.Stored:
+        content, written = flat.copy(), list(stores)
+        if stray is not None:
+            content[stray] = 0
+            written.append((2 * stray, 2 * stray + 2))
+        device = Recording(content.view(BF16), written if records_stores else None)
+        return check.read(device, device)  # type: ignore[arg-type]
+
+    assert read(None).untouched == ()
+    assert (read(None).k == 1).all()
+    numbers = check.image.blocks(np.arange(flat.size))
+    for kv, stray in enumerate(int(one[flat[one] == 0xFFFF][-1]) for one in numbers):
+        place = np.argwhere(numbers[kv] == stray)[0].tolist()
+        (found,) = read(stray).untouched
+        assert (found.operation[0], found.count) == ("KV"[kv], 1)
+        assert found.first == dict(zip(("page", "layer", "slot", "head", "dim"), place, strict=True))
+    if records_stores:  # a row that nobody stored to is poison, whatever stands there
+        stores.clear()
+        assert np.isnan(read(None).v.astype(np.float32)).all()
 
 
 def test_what_was_wrong_before_the_part_that_is_not_covered_stays_wrong() -> None:

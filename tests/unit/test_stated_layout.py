@@ -73,6 +73,15 @@ def test_layers_are_the_familys_unless_asked_for(tmp_path: Path) -> None:
     assert check(tmp_path, {"num_layers": 2}, num_layers=2).contradictions == ()
 
 
+def test_true_is_not_one(tmp_path: Path) -> None:
+    path, geometry = tmp_path / "stated.json", GEOMETRIES["12b-global"]
+    path.write_text('{"geometry": {"num_kv_heads": 1, "k_eq_v": true}}')
+    assert check_stated_layout(read_stated_layout(path), geometry).contradictions == ()
+    path.write_text('{"geometry": {"num_kv_heads": true, "k_eq_v": 1}}')
+    found = check_stated_layout(read_stated_layout(path), geometry).contradictions
+    assert [one.field for one in found] == ["geometry.num_kv_heads", "geometry.k_eq_v"]
+
+
 def test_extents_that_are_not_positive(tmp_path: Path) -> None:
     assert check(tmp_path, {"page_size": 0, "num_pages": 0, "num_layers": -40}).contradictions == (
         Contradiction("page_size", 0, 16),
