@@ -41,6 +41,33 @@ __device__ __forceinline__ void sum_values(const AttentionParams& p, const Hoppe
 }
 
 template <typename Shape>
+__device__ __forceinline__ void init_barriers(unsigned shared) {
+  constexpr int kOutputWarps = Shape::kOutputWarpgroups * Shape::kWarpsOfGroup;
+  for (int stage = 0; stage < Shape::kKeyStages; ++stage) {
+    barrier_init(shared + Shape::kKeysThere + stage * 8, 1);
+    barrier_init(shared + Shape::kKeysUsed + stage * 8, Shape::kClusterBlocks * Shape::kWarpsOfGroup);
+  }
+  for (int stage = 0; stage < Shape::kValueStages; ++stage) {
+    barrier_init(shared + Shape::kValuesThere + stage * 8, 1);
+    barrier_init(shared + Shape::kValuesUsed + stage * 8, Shape::kClusterBlocks * kOutputWarps);
+  }
+  for (int stage = 0; stage < Shape::kTurnedStages; ++stage) {
+    barrier_init(shared + Shape::kTurnedThere + stage * 8, 1);
+    barrier_init(shared + Shape::kTurnedUsed + stage * 8, Shape::kClusterBlocks * kOutputWarps);
+  }
+  for (int place = 0; place < Shape::kWeightPlaces; ++place) {
+    barrier_init(shared + Shape::kWeightsThere + place * 8, Shape::kWarpsOfGroup);
+    barrier_init(shared + Shape::kWeightsUsed + place * 8, kOutputWarps);
+  }
+  barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
+  barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);
+  for (int stage = 0; stage < Shape::kFirstValueStage; ++stage) {
+    barrier_arrive(shared + Shape::kValuesThere + stage * 8);  // queries, which have a barrier of their own
+  }
+  fence_barrier_init();
+}
+
+template <typename Shape>
 __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, const TensorMap& key_map,
                                                    const TensorMap& value_map) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -48,69 +75,51 @@ __device__ __forceinline__ void attend_rows_hopper(const AttentionParams& p, con
   const int warp = (int)same_in_warp(threadIdx.x / kWarpSize), lane = threadIdx.x % kWarpSize;
   const int group = warp / Shape::kWarpsOfGroup;
 
+  // What takes its time is begun before the blocks of the cluster have met: all of it stands between a block's first
+  // cycle and its first product.
+  if (warp == Shape::kWarpsOfGroup - 1 && lane == 0) {  // which copies nothing
+    prefetch_map(key_map);
+    prefetch_map(value_map);
+    init_barriers<Shape>(shared);
+  }
+  __syncwarp();
+  if constexpr (Shape::kClusterBlocks > 1) cluster_arrive();
   HopperTile t;
   const bool has_tile = locate_hopper_tile<Shape>(p, t);
-  if (has_tile && threadIdx.x == 0) {
-    *reinterpret_cast<TileGeometry*>(memory + Shape::kTile) = t.tile;
-    const int sharers = t.is_shared ? Shape::kClusterBlocks : 1;
-    for (int stage = 0; stage < Shape::kKeyStages; ++stage) {
-      barrier_init(shared + Shape::kKeysThere + stage * 8, 1);
-      barrier_init(shared + Shape::kKeysUsed + stage * 8, sharers * Shape::kWarpsOfGroup);
-    }
-    for (int stage = 0; stage < Shape::kValueStages; ++stage) {
-      barrier_init(shared + Shape::kValuesThere + stage * 8, 1);
-      barrier_init(shared + Shape::kValuesUsed + stage * 8,
-                   sharers * Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
-    }
-    for (int stage = 0; stage < Shape::kTurnedStages; ++stage) {
-      barrier_init(shared + Shape::kTurnedThere + stage * 8, 1);
-      barrier_init(shared + Shape::kTurnedUsed + stage * 8, sharers * Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
-    }
-    for (int place = 0; place < Shape::kWeightPlaces; ++place) {
-      barrier_init(shared + Shape::kWeightsThere + place * 8, Shape::kWarpsOfGroup);
-      barrier_init(shared + Shape::kWeightsUsed + place * 8, Shape::kOutputWarpgroups * Shape::kWarpsOfGroup);
-    }
-    barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
-    barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);
-    for (int stage = 0; stage < Shape::kFirstValueStage; ++stage) {
-      barrier_arrive(shared + Shape::kValuesThere + stage * 8);  // queries, which have a barrier of their own
-    }
-    fence_barrier_init();
+  FirstBox first = {PageRow(nullptr, 0, 0), {0, 0}};
+  if (has_tile && group == 0) first = first_box<Shape>(p, t, lane);
+  if (has_tile && group >= 2) {
+    if (threadIdx.x == 2 * kWarpgroupSize) *reinterpret_cast<TileGeometry*>(memory + Shape::kTile) = t.tile;
+    begin_query_copies<Shape>(p, t.tile, shared, warp - 2 * Shape::kWarpsOfGroup, lane);
   }
-  if constexpr (Shape::kClusterBlocks == 1) {
-    __syncthreads();
-  } else {
-    synchronize_cluster();
-  }
+  __syncwarp();
+  if constexpr (Shape::kClusterBlocks > 1) cluster_wait();
+  __syncthreads();
 
   if (group == 0) {
     give_registers<Shape::kProducerRegisters>();
     if constexpr (Shape::kFolded) {
       if (has_tile && warp == 0) {
-        produce_turned_keys<Shape>(p, key_map, t, shared, lane);
+        produce_turned_keys<Shape>(p, key_map, t, shared, first, lane);
       } else if (has_tile && warp == 1) {
-        produce_common_columns<Shape>(p, value_map, t, shared, lane);
+        produce_common_columns<Shape>(p, value_map, t, shared, first, lane);
       } else if (has_tile && warp == 2) {
-        produce_turned_values<Shape>(p, value_map, t, shared, lane);
+        produce_turned_values<Shape>(p, value_map, t, shared, first, lane);
       }
     } else {
-      if (has_tile && warp == 0) produce_keys<Shape>(p, key_map, t, shared, lane);
-      if (has_tile && warp == 1) produce_values<Shape>(p, value_map, t, shared, lane);
+      if (has_tile && warp == 0) produce_keys<Shape>(p, key_map, t, shared, first, lane);
+      if (has_tile && warp == 1) produce_values<Shape>(p, value_map, t, shared, first, lane);
     }
   } else if (group == 1) {
     if (has_tile) score_keys<Shape>(p, t, shared, memory, warp % Shape::kWarpsOfGroup, lane);
   } else {
     take_registers<Shape::kOutputRegisters>();
     if (has_tile) {
-      copy_swizzled_queries<Shape>(p, t.tile, shared, warp - 2 * Shape::kWarpsOfGroup, 2 * Shape::kWarpsOfGroup, lane);
+      wait_copies<0>();
+      fence_async_copies();
       barrier_arrive(shared + Shape::kQueriesThere);
       sum_values<Shape>(p, t, shared, memory, group - 2, warp % Shape::kWarpsOfGroup, lane);
     }
-  }
-  if constexpr (Shape::kClusterBlocks > 1) {
-    // The other block may still copy into this one's memory, or tell its barriers.
-    __syncwarp();
-    synchronize_cluster();
   }
 }
 

@@ -48,16 +48,15 @@ __device__ __forceinline__ void copy_column_pair(const TensorMap& map, const Hop
 template <typename Shape, int kStages, int kBlockStages, int kFirstStage = 0>
 __device__ __forceinline__ void produce_column_pairs(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
                                                      unsigned stages, unsigned there, unsigned used,
-                                                     int first_column_block, int lane) {
+                                                     int first_column_block, const FirstBox& first, int lane) {
   const int blocks = key_blocks<Shape>(t);
   RingPlace<kStages> ring{kFirstStage};
   int key = first_block_key<Shape>(t) + lane % Shape::kBoxesOfKeys * kBoxKeys;
-  const PageRow row(p, t.tile.request, t.begin, t.end);
-  BoxPlace place = row.place_of(p, key);
+  BoxPlace place = first.place;
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
     key += Shape::kKeys;
-    const BoxPlace next = row.place_of(p, key);  // early: the page id is on its way
+    const BoxPlace next = first.row.place_of(p, key);  // early: the page id is on its way
 #pragma unroll 1
     for (int number = 0; number < kBlockStages; ++number) {
       copy_column_pair<Shape>(map, t, place, stages + ring.stage * Shape::kStageBytes, there + ring.stage * 8,
@@ -66,6 +65,7 @@ __device__ __forceinline__ void produce_column_pairs(const AttentionParams& p, c
     }
     place = next;
   }
+  wait_until_used(used, ring);
 }
 
 // The half of the head that this lane copies.
@@ -76,27 +76,30 @@ __device__ __forceinline__ int half_of_lane(int lane) {
 
 template <typename Shape>
 __device__ __forceinline__ void produce_turned_keys(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
-                                                    unsigned shared, int lane) {
+                                                    unsigned shared, const FirstBox& first, int lane) {
   const int column_block = t.tile.kv_head * 2 + half_of_lane<Shape>(lane);
   produce_column_pairs<Shape, Shape::kKeyStages, 1>(p, map, t, shared + Shape::kKeyRing, shared + Shape::kKeysThere,
-                                                    shared + Shape::kKeysUsed, column_block, lane);
+                                                    shared + Shape::kKeysUsed, column_block, first, lane);
 }
 
 template <typename Shape>
 __device__ __forceinline__ void produce_common_columns(const AttentionParams& p, const TensorMap& map,
-                                                       const HopperTile& t, unsigned shared, int lane) {
+                                                       const HopperTile& t, unsigned shared, const FirstBox& first,
+                                                       int lane) {
   const int turned = (t.tile.kv_head * 2 + half_of_lane<Shape>(lane)) * (1 + kCommonBlocks);
   produce_column_pairs<Shape, Shape::kValueStages, kCommonBlocks, Shape::kFirstValueStage>(
-      p, map, t, shared + Shape::kValueRing, shared + Shape::kValuesThere, shared + Shape::kValuesUsed, turned + 1, lane);
+      p, map, t, shared + Shape::kValueRing, shared + Shape::kValuesThere, shared + Shape::kValuesUsed, turned + 1, first,
+      lane);
 }
 
 template <typename Shape>
 __device__ __forceinline__ void produce_turned_values(const AttentionParams& p, const TensorMap& map,
-                                                      const HopperTile& t, unsigned shared, int lane) {
+                                                      const HopperTile& t, unsigned shared, const FirstBox& first,
+                                                      int lane) {
   const int turned = (t.tile.kv_head * 2 + half_of_lane<Shape>(lane)) * (1 + kCommonBlocks);
   produce_column_pairs<Shape, Shape::kTurnedStages, 1>(p, map, t, shared + Shape::kTurnedRing,
                                                        shared + Shape::kTurnedThere, shared + Shape::kTurnedUsed, turned,
-                                                       lane);
+                                                       first, lane);
 }
 
 // sum[64 rows][64 keys] += Q's column block times one of V, four steps of 16 columns.

@@ -11,7 +11,7 @@ namespace g4kv {
 // K, a stage: [128 keys][64 columns]. Lane l copies keys [16 l, 16 l + 16) of it.
 template <typename Shape>
 __device__ __forceinline__ void produce_keys(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
-                                             unsigned shared, int lane) {
+                                             unsigned shared, const FirstBox& first, int lane) {
   constexpr int kBoxes = Shape::kBoxesOfKeys;
   const int blocks = key_blocks<Shape>(t);
   const int box = lane % kBoxes;
@@ -19,12 +19,11 @@ __device__ __forceinline__ void produce_keys(const AttentionParams& p, const Ten
   const int first_column_block = t.tile.kv_head * Shape::kColumnBlocks;
   RingPlace<Shape::kKeyStages> ring;
   int key = first_block_key<Shape>(t) + box * kBoxKeys;
-  const PageRow row(p, t.tile.request, t.begin, t.end);
-  BoxPlace place = row.place_of(p, key);
+  BoxPlace place = first.place;
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
     key += Shape::kKeys;
-    const BoxPlace next = row.place_of(p, key);  // early: the page id is on its way
+    const BoxPlace next = first.row.place_of(p, key);  // early: the page id is on its way
 #pragma unroll 1
     for (int column_block = 0; column_block < Shape::kColumnBlocks; ++column_block) {
       const unsigned there = shared + Shape::kKeysThere + ring.stage * 8;
@@ -44,12 +43,13 @@ __device__ __forceinline__ void produce_keys(const AttentionParams& p, const Ten
     }
     place = next;
   }
+  wait_until_used(shared + Shape::kKeysUsed, ring);
 }
 
 // V, a stage: [column block][16 keys][64 columns], two boxes. Lane l copies the l-th 16 keys of a block.
 template <typename Shape>
 __device__ __forceinline__ void produce_values(const AttentionParams& p, const TensorMap& map, const HopperTile& t,
-                                               unsigned shared, int lane) {
+                                               unsigned shared, const FirstBox& first, int lane) {
   constexpr int kBoxes = Shape::kBoxesOfKeys;
   constexpr int kBoxColumnBlocks = Shape::kColumnBlocks / 2;
   const int blocks = key_blocks<Shape>(t);
@@ -57,12 +57,11 @@ __device__ __forceinline__ void produce_values(const AttentionParams& p, const T
   const int first_column_block = t.tile.kv_head * Shape::kColumnBlocks;
   RingPlace<Shape::kValueStages> ring;
   int key = first_block_key<Shape>(t) + box * kBoxKeys;
-  const PageRow row(p, t.tile.request, t.begin, t.end);
-  BoxPlace place = row.place_of(p, key);
+  BoxPlace place = first.place;
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
     key += Shape::kKeys;
-    const BoxPlace next = row.place_of(p, key);
+    const BoxPlace next = first.row.place_of(p, key);
 #pragma unroll 1
     for (int number = 0; number < kBoxes; ++number) {
       const unsigned there = shared + Shape::kValuesThere + ring.stage * 8;
@@ -87,6 +86,7 @@ __device__ __forceinline__ void produce_values(const AttentionParams& p, const T
     }
     place = next;
   }
+  wait_until_used(shared + Shape::kValuesUsed, ring);
 }
 
 // scores[16 tiles of 8 keys] of the block's 128 keys. `between` runs while the tensor cores work on the first stages.

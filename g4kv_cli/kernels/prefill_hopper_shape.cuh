@@ -96,18 +96,21 @@ __device__ __forceinline__ bool locate_hopper_tile(const AttentionParams& p, Hop
   const int number = first + (int)found.rank;
   if (number >= p.num_tiles) return false;
   const int kv_head = cluster % p.num_kv_heads;
-  found.tile = locate_tile(p, number, kv_head, Shape::kRows);
+  const int other_number = number ^ 1;
+  const bool has_other = Shape::kClusterBlocks == 2 && other_number < p.num_tiles;
+  const int request = p.tile_requests[number], index = p.tile_indices[number];
+  // Now, not when the request is known: nothing else runs on the multiprocessor while these are on their way.
+  const int other_request = has_other ? p.tile_requests[other_number] : -1;
+  const int other_index = has_other ? p.tile_indices[other_number] : 0;
+  const RequestRows rows = load_request(p, request);
+  found.tile = tile_of(p, rows, index, kv_head, Shape::kRows);
   found.begin = found.tile.begin;
   found.end = found.tile.end;
-  found.is_shared = false;
-  if constexpr (Shape::kClusterBlocks == 2) {
-    const int other_number = number ^ 1;
-    if (other_number < p.num_tiles && p.tile_requests[other_number] == found.tile.request) {
-      const TileGeometry other = locate_tile(p, other_number, kv_head, Shape::kRows);
-      found.begin = min(found.begin, other.begin);
-      found.end = max(found.end, other.end);
-      found.is_shared = true;
-    }
+  found.is_shared = other_request == request;
+  if (found.is_shared) {
+    const TileGeometry other = tile_of(p, rows, other_index, kv_head, Shape::kRows);
+    found.begin = min(found.begin, other.begin);
+    found.end = max(found.end, other.end);
   }
   return true;
 }
@@ -123,7 +126,31 @@ __device__ __forceinline__ int first_block_key(const HopperTile& t) {
   return t.begin / Shape::kKeys * Shape::kKeys;
 }
 
-// Tells the blocks that share a stage that this warp is done with it: lane i tells one of them.
+// A producer's end: until all stages from the next on are used. Nobody tells this block's barriers after that, nor copies
+// into its memory, and it need not wait for the other of its cluster.
+template <int kStages>
+__device__ __forceinline__ void wait_until_used(unsigned used, RingPlace<kStages>& next) {
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) {
+    barrier_wait(used + next.stage * 8, next.parity ^ 1);
+    next.advance();
+  }
+}
+
+// The request's pages, and where the 16 keys lie that a producer's lane copies first.
+struct FirstBox {
+  PageRow row;
+  BoxPlace place;
+};
+
+template <typename Shape>
+__device__ __forceinline__ FirstBox first_box(const AttentionParams& p, const HopperTile& t, int lane) {
+  const PageRow row(p, t.tile.request, t.begin, t.end);
+  return {row, row.place_of(p, first_block_key<Shape>(t) + lane % Shape::kBoxesOfKeys * kBoxKeys)};
+}
+
+// Tells the blocks that share a stage that this warp is done with it: lane i tells one of them. Each hears from as many
+// warps whether it shares or not, so that barriers are ready before tiles are located: alone, a warp tells twice.
 template <typename Shape>
 struct StageRelease {
   unsigned memory;  // of the block to tell
@@ -131,7 +158,7 @@ struct StageRelease {
 
   __device__ __forceinline__ StageRelease(const HopperTile& t, unsigned shared, int lane) {
     memory = shared;
-    tells = lane < (t.is_shared ? Shape::kClusterBlocks : 1);
+    tells = lane < Shape::kClusterBlocks;
     if constexpr (Shape::kClusterBlocks > 1) {
       memory = shared_of_rank(shared, t.is_shared ? lane % Shape::kClusterBlocks : (int)t.rank);
     }
@@ -160,14 +187,22 @@ __device__ __forceinline__ void store_weights(unsigned weights, const unsigned (
   store_matrix(weights + swizzled<kHalfKeys>(first_row + lane % 16, key16 * 2 + lane / 16), packed);
 }
 
-// Query rows to [column block][row][128 bytes], zeros past the last; 16 bytes a copy.
+// Begins the copies of query rows to [column block][row][128 bytes], zeros past the last; 16 bytes a copy. By the output
+// warps.
 template <typename Shape>
-__device__ __forceinline__ void copy_swizzled_queries(const AttentionParams& p, const TileGeometry& tile,
-                                                      unsigned shared, int warp, int warps, int lane) {
-#pragma unroll 1
-  for (int row = warp; row < Shape::kRows; row += warps) {
+__device__ __forceinline__ void begin_query_copies(const AttentionParams& p, const TileGeometry& tile, unsigned shared,
+                                                   int output_warp, int lane) {
+  constexpr int kWarps = Shape::kOutputWarpgroups * Shape::kWarpsOfGroup;
+  constexpr int kRowsOfWarp = Shape::kRows / kWarps;
+  // An offset takes divisions: a lane works out one, for all.
+  const int row_of_lane = output_warp + lane % kRowsOfWarp * kWarps;
+  const long long offset_of_lane =
+      query_offset<Shape::kHeadDim>(p, tile, row_of_lane < tile.num_rows ? row_of_lane : 0);
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    const int row = output_warp + i * kWarps;
     const bool valid = row < tile.num_rows;
-    const bf16_bits* source = p.q + query_offset<Shape::kHeadDim>(p, tile, valid ? row : 0);
+    const bf16_bits* source = p.q + __shfl_sync(kAllLanes, offset_of_lane, i);
 #pragma unroll
     for (int step = 0; step < Shape::kHeadDim / 8 / kWarpSize; ++step) {
       const int chunk = step * kWarpSize + lane;
@@ -176,8 +211,6 @@ __device__ __forceinline__ void copy_swizzled_queries(const AttentionParams& p, 
     }
   }
   commit_copies();
-  wait_copies<0>();
-  fence_async_copies();
 }
 
 // One over each row's sum for the output warpgroups, and its log-sum-exp.
@@ -209,6 +242,9 @@ __device__ __forceinline__ void finish_rows(const AttentionParams& p, unsigned s
 template <typename Shape, typename SumsOf>
 __device__ __forceinline__ void store_rows(const AttentionParams& p, unsigned shared, unsigned char* memory, int group,
                                            int first_row, int lane, SumsOf sums_of) {
+  const TileGeometry tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
+  // As of the queries; before the wait.
+  const long long offset_of_lane = query_offset<Shape::kHeadDim>(p, tile, first_row + lane % kRowsPerTile);
   // Through the memory of the queries, which nobody reads any more, so that 512 bytes are stored at once.
   barrier_wait(shared + Shape::kSumsThere, 0);
   const float* inverses = reinterpret_cast<const float*>(memory + Shape::kInverses);
@@ -227,14 +263,13 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, unsigned sh
     store_matrix(shared + rows + swizzled<kColumns>(first_row + lane % 16, column16 * 2 + lane / 16), packed);
   }
   __syncwarp();
-  const TileGeometry tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
 #pragma unroll
   for (int i = 0; i < kRowsPerTile; ++i) {
     const int row = first_row + i;
+    const long long offset = __shfl_sync(kAllLanes, offset_of_lane, i);
     if (row < tile.num_rows) {
       const uint4 packed = *reinterpret_cast<const uint4*>(memory + rows + swizzled<kColumns>(row, lane));
-      *reinterpret_cast<uint4*>(p.out + query_offset<Shape::kHeadDim>(p, tile, row) + group * kColumns + lane * 8) =
-          packed;
+      *reinterpret_cast<uint4*>(p.out + offset + group * kColumns + lane * 8) = packed;
     }
   }
 }

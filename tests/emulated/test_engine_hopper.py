@@ -10,6 +10,7 @@ import pytest
 from hopper_helper import hopper_kernel, run_small, seeded
 from launch_helper import faults_of, int32, pointer, read_as, upload
 from nvrtc_helper import compile_kernel
+from seeding import seed
 from smoke_helper import chosen, smoke
 from test_hopper_clusters import EXCHANGE, run
 from test_hopper_copies import RING, run_ring
@@ -84,16 +85,32 @@ def prefill_in_clusters() -> Iterator[None]:
         object.__setattr__(kernel, "device_kinds", before[name])
 
 
+TWO_TILES = ("--geometry", "12b-global", "--variant", "sm_90a", "--shape", "kv=34 q=33 heads=2/1 page=16", "--case",
+             "attention/*/prefill/*/large-tile/spread")  # fmt: skip
+"""Two tiles of one request: each block brings half of the keys to both."""
+
+
 @pytest.mark.usefixtures("prefill_in_clusters")
 def test_blocks_that_bring_keys_to_each_other(
     counted: dict[int, LaunchCounts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("G4KV_EMULATOR", "both")
-    options = ("--geometry", "12b-global", "--device", "emulated:sm_90", "--variant", "sm_90a")
-    code, record = smoke(tmp_path / "run.json", *options, "--case", f"{GLOBAL}/prefill/large-tile/group/2")
+    code, record = smoke(tmp_path / "run.json", *TWO_TILES)
     assert code == 0
     assert record["cases"][0]["kernels"] == ["batch_prefill_paged_hd512_tile64_cluster2"]
     assert only_compared(counted), counted
+
+
+@pytest.mark.usefixtures("prefill_in_clusters")
+def test_a_block_does_not_end_before_the_other_has_told_its_barriers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "interpreter")  # the engine does not look who may have ended
+    edits = (("prefill_hopper_loops.cuh", "  wait_until_used(shared + Shape::kValuesUsed, ring);\n", ""),)
+    kernels = seed(tmp_path / "kernels", edits)
+    code, _ = smoke(tmp_path / "run.json", "--kernels", str(kernels), *TWO_TILES)
+    assert code == 1
+    assert "of the block of rank 1, which may have ended by then" in capsys.readouterr().out
 
 
 TURNED = """

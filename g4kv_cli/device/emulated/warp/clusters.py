@@ -296,7 +296,7 @@ def arrive_at_rank(site: Site, offset: int) -> Callable[..., None]:
         clusters: Clusters = lanes.chunk.clusters
         mbarriers = lanes.chunk.mbarriers
         counts = np.broadcast_to(count, (lanes.count,)).astype(np.int64)
-        there, offsets = clusters.remote(lanes, _addresses(lanes, base, offset), site)
+        there, offsets = clusters.reach(lanes, base, offset, site)
         for number, part, position in mbarriers.parts(there, mbarriers.locate(there, offsets, 0, site)):
             mbarriers.arrive(number, part, counts if position is None else counts[position], site)
 
