@@ -6,6 +6,8 @@ cudnn``), this holds the plumbing: which keys a query sees, on which pages, of w
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -172,8 +174,6 @@ class StandInGraph:
 
 @pytest.fixture
 def cudnn_peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    import importlib
-
     kinds = types.SimpleNamespace(BFLOAT16="bf16", FLOAT="f32")
     stand_in: Any = types.ModuleType("cudnn")
     vars(stand_in).update(
@@ -204,3 +204,63 @@ def test_what_cudnn_has_no_kernel_for_is_not_covered(arena: NoiseArena, cudnn_pe
     device = types.SimpleNamespace(synchronize=lambda: None, stream=types.SimpleNamespace(handle=7))
     with pytest.raises(NotCovered, match=r"cuDNN 9\.19\.0: no kernel for head_dim 512"):
         cudnn_peers.make_sdpa("peer:x", _problem(SHAPES[3], arena), device)
+
+
+class StandInDecode:
+    """FlashInfer's decode wrapper as its docs have it, in float32; like 0.7.4 it splits the keys only if its kernel ran
+    before it planned."""
+
+    ran = False
+
+    def __init__(self, _workspace: Any, kv_layout: str, use_tensor_cores: bool) -> None:
+        assert kv_layout == "NHD"
+        self.splits, self.use_tensor_cores = use_tensor_cores, use_tensor_cores
+
+    def plan(self, indptr: Any, indices: Any, last: Any, q_heads: int, kv_heads: int, dim: int, page_size: int,
+             **rest: Any) -> None:  # fmt: skip
+        self.pages = [indices[start:end].long() for start, end in itertools.pairwise(indptr.tolist())]
+        self.lens = [(len(pages) - 1) * page_size + tail for pages, tail in zip(self.pages, last.tolist(), strict=True)]
+        self.heads, self.dim, self.rest = (q_heads, kv_heads), dim, rest
+        self.splits = self.use_tensor_cores or self.ran
+
+    def run(self, q: Any, pool: Any, out: Any = None) -> Any:
+        self.ran = True
+        out = torch.empty_like(q) if out is None else out
+        q_heads, kv_heads = self.heads
+        for batch, (pages, kv_len) in enumerate(zip(self.pages, self.lens, strict=True)):
+            keys, values = (
+                pool[pages, side].flatten(0, 1)[:kv_len].float().repeat_interleave(q_heads // kv_heads, 1)
+                for side in (0, 1)
+            )
+            scores = self.rest["sm_scale"] * torch.einsum("hd,khd->hk", q[batch].float(), keys)
+            if self.rest["window_left"] >= 0:
+                scores[:, : max(0, kv_len - 1 - self.rest["window_left"])] = -torch.inf
+            out[batch] = torch.einsum("hk,khd->hd", torch.softmax(scores, -1), values).to(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize("make", ["make_decode_cuda", "make_decode_tensor"])
+@pytest.mark.parametrize(
+    "shape", [decode_shape(LOCAL, 3, 500), decode_shape(LOCAL, 1, 1500), decode_shape(GLOBAL, 2, 700)],
+    ids=lambda shape: shape.id,
+)  # fmt: skip
+def test_flashinfer_decode_reads_our_pages_and_plans_for_a_kernel_that_ran(
+    make: str, shape: Shape, arena: NoiseArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[StandInDecode] = []
+
+    def wrapper(*given: Any, **named: Any) -> StandInDecode:
+        made.append(StandInDecode(*given, **named))
+        return made[-1]
+
+    stand_in: Any = types.ModuleType("flashinfer")
+    stand_in.BatchDecodeWithPagedKVCacheWrapper = wrapper
+    monkeypatch.setitem(sys.modules, "flashinfer", stand_in)
+    monkeypatch.delitem(sys.modules, "g4kv_cli.bench.peers.flashinfer_peers", raising=False)
+    module = importlib.import_module("g4kv_cli.bench.peers.flashinfer_peers")
+    monkeypatch.setitem(sys.modules, "g4kv_cli.bench.peers.flashinfer_peers", module)
+    for name in ("stream_of", "place_of", "tensor_of"):
+        monkeypatch.setattr(module, name, getattr(torch_peers, name))
+    device = types.SimpleNamespace(synchronize=lambda: None)
+    assert _checked_on_both_pools(getattr(module, make), _problem(shape, arena), device) == ["", ""]
+    assert made[0].splits
