@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -170,6 +170,16 @@ class EmulatedDevice(Device):
         self._machine.clear_written(array.allocation.address)
         if array.nbytes:
             self._machine.write(array.address, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+    def compose(self, array: DeviceArray, make: Callable[[HostArray], None]) -> None:
+        """``make`` writes to the device's memory itself."""
+        require_own(self, array)
+        require_contiguous(array, "write")
+        self._require_usable()
+        self._machine.clear_written(array.allocation.address)
+        if array.nbytes:
+            with self._machine.written_by_host(array.address, array.nbytes) as memory:
+                make(memory.view(array.dtype).reshape(array.shape))
 
     def read(self, array: DeviceArray) -> HostArray:
         """Copy the array to the host."""

@@ -214,6 +214,14 @@ class Device(ABC):
     def write(self, array: DeviceArray, values: HostArray) -> None:
         """Copy host values (same shape and dtype) into a contiguous device array."""
 
+    def compose(self, array: DeviceArray, make: Callable[[HostArray], None]) -> HostArray | None:
+        """Have ``make`` write all of a contiguous array, given as host memory of its shape and dtype that holds
+        anything. That memory afterwards, if it is not the array's own: large contents are made where they lie."""
+        values = np.empty(array.shape, array.dtype)
+        make(values)
+        self.write(array, values)
+        return values
+
     @abstractmethod
     def read(self, array: DeviceArray) -> HostArray:
         """Copy a contiguous device array to the host; waits for all launches. Raises DeviceFault on a sticky error."""

@@ -18,6 +18,7 @@ from g4kv_cli.cases.attention.pool import AttentionPool
 from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.device.interface import Device
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import GEOMETRIES
@@ -103,7 +104,9 @@ class _Graph:
 
 
 class _GraphDevice(EmulatedDevice):
-    """Records launches while a graph is captured, and does not tell what was written."""
+    """Records launches while a graph is captured, and does not tell what was written; contents are made on the host."""
+
+    compose = Device.compose
 
     def __init__(self) -> None:
         super().__init__("sm_80")  # whose kernels need no clusters: the emulated device has none

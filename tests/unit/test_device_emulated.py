@@ -16,7 +16,7 @@ from g4kv_cli.compiler import SourceFile, compile_image
 from g4kv_cli.device.arguments import Argument, TensorMapShape, by_value, pointer, scalar
 from g4kv_cli.device.emulated import faults
 from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice, _ends
-from g4kv_cli.device.interface import DeviceArray, Launch, LoadedKernel
+from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
 from g4kv_cli.records.run import KernelImage
 
@@ -173,6 +173,36 @@ def test_write_fill_read(device: EmulatedDevice) -> None:
     want[50:150] = 0xA5A5
     np.testing.assert_array_equal(device.read(array).view(np.uint16).reshape(-1), want)
     assert device.read(device.upload(np.empty((0, 3), np.int32), "empty")).shape == (0, 3)
+
+
+def test_contents_are_made_in_the_devices_memory_or_copied_there(device: EmulatedDevice) -> None:
+    """What every device has, through host memory that is given back, and the emulated one's own way, without."""
+    want = np.arange(12, dtype=np.float32).reshape(3, 4)
+    made = [device.allocate((3, 4), np.float32, name) for name in ("copied", "in place")]
+    _launch(device, "scale", made[1], count=4)  # what kernels stored before is forgotten, as by a write
+    copied = Device.compose(device, made[0], lambda values: np.copyto(values, want))
+    assert device.compose(made[1], lambda values: np.copyto(values, want)) is None
+    np.testing.assert_array_equal(copied, want)
+    for array in made:
+        np.testing.assert_array_equal(device.read(array), want)
+        assert device.written_ranges(array).tolist() == []
+    out = device.allocate((12,), np.float32, "out")
+    _launch(device, "copy", out, given=made[1], block=12)  # every byte is initialised
+    np.testing.assert_array_equal(device.read(out), want.reshape(-1))
+    with pytest.raises(ValueError, match="belongs to another device"):
+        EmulatedDevice().compose(made[1], lambda values: None)
+
+
+def test_contents_that_could_not_be_made_are_not_initialised(device: EmulatedDevice) -> None:
+    given, out = (device.allocate((12,), np.float32, name) for name in ("given", "out"))
+
+    def fail(values: np.ndarray) -> None:
+        raise KeyError("half-way")
+
+    with pytest.raises(KeyError):
+        device.compose(given, fail)
+    with pytest.raises(DeviceFault, match="uninitialised"):
+        _launch(device, "copy", out, given=given, block=12)
 
 
 def test_reading_and_writing_check_what_they_are_given(device: EmulatedDevice) -> None:

@@ -54,7 +54,14 @@ class AttentionPool:
         """The pool, flat bf16 [pool_elems]; into an earlier one of the same size if given."""
         if self.case.is_sparse:
             return self._upload_rows(device)
-        flat = np.full(self.image.elements, POISON_BITS, dtype=np.uint16)
+        pool = device.allocate((self.image.elements,), BF16, "pool") if into is None else into
+        self._contents = device.compose(pool, self._compose)
+        return pool
+
+    def _compose(self, flat: Array) -> None:
+        """The whole pool, bf16 [pool_elems]."""
+        flat = bits(flat)
+        flat.fill(POISON_BITS)
         blocks = self.image.blocks(flat)
         for index, request in enumerate(self.case.requests):
             if request.is_padding:
@@ -65,11 +72,6 @@ class AttentionPool:
                 block[pages, self.case.layer, slots] = bits(rows)
             if self._unseen_keys_finite:
                 self._fill_unseen(blocks, index)
-        self._contents = flat.view(BF16)
-        if into is None:
-            return device.upload(flat.view(BF16), "pool")
-        device.write(into, flat.view(BF16))
-        return into
 
     def _fill_unseen(self, blocks: tuple[Array, Array], index: int) -> None:
         """Large finite numbers in front of what the request sees, in pages that are there: a kernel that multiplies V

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,13 @@ class Machine:
         else:
             raw = np.frombuffer(values, np.uint8)
         self._memory.write(address, raw)
+        self._in_front = NO_RANGES
+
+    @contextmanager
+    def written_by_host(self, address: int, nbytes: int) -> Iterator[Bytes]:
+        """Device bytes themselves, uint8, every one of which the host writes meanwhile."""
+        with self._memory.written_by_host(address, nbytes) as memory:
+            yield memory
         self._in_front = NO_RANGES
 
     def store(self, address: int, data: bytes) -> None:

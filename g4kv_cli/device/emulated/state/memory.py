@@ -10,6 +10,7 @@ import contextlib
 import gc
 import mmap
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,14 @@ class DeviceMemory:
             self._next = self._begins[number] - GLOBAL_BASE
             self._spare_pages.stop()
             del self._begins[number:], self.allocations[number:]
+
+    @contextlib.contextmanager
+    def written_by_host(self, address: int, nbytes: int) -> Iterator[Bytes]:
+        """Bytes that the host writes meanwhile, every one; they are marked initialised then."""
+        allocation, offset = self.span(address, nbytes)
+        self._bring_pages(allocation, offset, nbytes)
+        yield self.data.of[0][offset : offset + nbytes]
+        self._mark(allocation, offset, nbytes)
 
     def write(self, address: int, values: Bytes) -> None:
         """Copy host bytes in and mark them initialised."""
