@@ -41,6 +41,7 @@ class TensorMapShape:
     box: sizes in elements of what one copy moves, 1 to 256 each, the innermost a multiple of 16 bytes.
     swizzle_bytes: 0, 32, 64 or 128; the innermost box must not be longer.
     l2_bytes: what a miss fetches into the L2 cache at least: 0, 64, 128 or 256. It changes no result.
+    kind: type of an element, such as f32 or bf16, if it is known; only bulk reductions ask for it.
     """
 
     extents: tuple[int, ...]
@@ -48,6 +49,7 @@ class TensorMapShape:
     box: tuple[int, ...]
     swizzle_bytes: int = 128
     l2_bytes: int = 256
+    kind: str = ""
 
 
 def scalar(kind: ScalarKind, value: float) -> Argument:

@@ -288,7 +288,7 @@ class EmulatedDevice(Device):
         """The interpreter's own encoding of a tensor map."""
         try:
             made = self._machine.tensor_map(
-                address, shape.extents, shape.box, element_bytes, shape.strides_bytes, shape.swizzle_bytes
+                address, shape.extents, shape.box, element_bytes, shape.strides_bytes, shape.swizzle_bytes, shape.kind
             )
         except EmulatorError as error:
             TENSOR_MAP.require(False, label, shape, f"a map that the driver takes: {error}")

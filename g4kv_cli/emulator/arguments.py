@@ -44,6 +44,8 @@ class TensorArgument:
     box: tuple[int, ...]
     element_bytes: int
     swizzle_bytes: int
+    kind: str
+    """Type of its elements as tensor maps have it; empty if they have none such."""
     place: str
     """Which argument it is, for messages."""
 
@@ -168,14 +170,23 @@ def _host_buffer(value: HostArray | Output, place: _Place) -> HostBuffer:
     return HostBuffer(array, place.name, isinstance(value, Output))
 
 
+_MAP_KINDS = {
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"s{bits}" for bits in (32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "bf16",
+}
+"""Of element types, by NumPy's names."""
+
+
 def _tensor(value: TensorMapOf, place: _Place) -> TensorArgument:
     if not place.parameter.is_array or place.parameter.nbytes != TENSOR_MAP_BYTES:
         raise place.fail(f"it takes {place.takes}, which is no tensor map (a const __grid_constant__ CUtensorMap)")
     memory = value.of if isinstance(value.of, DeviceArray) else _host_buffer(value.of, place)
     extents, box = value.shape[::-1], value.box[::-1]
-    return TensorArgument(
-        memory, extents, box, value.element_bytes, value.swizzle_bytes, f"{place.name} of {place.kernel}"
-    )
+    kind = _MAP_KINDS.get(value.dtype.name, "")
+    where = f"{place.name} of {place.kernel}"
+    return TensorArgument(memory, extents, box, value.element_bytes, value.swizzle_bytes, kind, where)
 
 
 def _pointer(value: DeviceArray | Address | None, place: _Place) -> Prepared:

@@ -238,7 +238,7 @@ class _Placed:
         address = self._address(item.memory)
         try:
             made = self._machine.tensor_map(
-                address, item.extents, item.box, item.element_bytes, swizzle_bytes=item.swizzle_bytes
+                address, item.extents, item.box, item.element_bytes, None, item.swizzle_bytes, item.kind
             )
         except EmulatorError as error:
             raise ArgumentError(f"{item.place}: {error}") from error

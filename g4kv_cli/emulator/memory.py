@@ -56,7 +56,12 @@ class TensorMapOf:
     @property
     def element_bytes(self) -> int:
         """Bytes of an element."""
-        return (self.of.array if isinstance(self.of, Output) else self.of).dtype.itemsize
+        return self.dtype.itemsize
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the array's elements."""
+        return (self.of.array if isinstance(self.of, Output) else self.of).dtype
 
 
 def tensor_map(array: HostArray | Output | DeviceArray, box: Sequence[int], *, swizzle_bytes: int = 0) -> TensorMapOf:

@@ -27,6 +27,11 @@ __device__ __forceinline__ void push(u32 to, u32 value, u32 bar) {
       :: "r"(to), "r"(value), "r"(bar) : "memory"); }
 __device__ __forceinline__ void arrive_there(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(bar) : "memory"); }
+__device__ __forceinline__ void expect_there(u32 bar, u32 n) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;"
+      :: "r"(bar), "r"(n) : "memory"); }
+__device__ __forceinline__ void announce_there(u32 bar, u32 n) {
+  asm volatile("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" :: "r"(bar), "r"(n) : "memory"); }
 __device__ __forceinline__ void load_all(void* dst, const TensorMap* map, u64* b, u16 ranks) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%2, %3}], [%4], %5;" :: "r"(at(dst)), "l"(map), "r"(0), "r"(4), "r"(at(b)), "h"(ranks) : "memory"); }
@@ -136,6 +141,26 @@ def test_an_arrival_at_another_block_is_waited_for_there() -> None:
     assert "of the block of rank 2, which may have ended by then" in ended.message
     assert "1 of 1 arrivals and 0 transaction bytes are missing" in deadlock.message
     assert deadlock.block[0] in (1, 5)
+
+
+def test_one_block_announces_what_all_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+  release();
+  meet();
+  const u32 r = threadIdx.x;
+  if (rank() == 0 && r < ranks()) { announce_there(of_rank(&bar, r), 4); expect_there(of_rank(&bar, r), 12); }
+  if (r < ranks()) push(of_rank(&got[rank()], r), 100 * rank() + r, of_rank(&bar, r));
+  wait(&bar, 0);
+  if (r < ranks()) out[blockIdx.x * ranks() + r] = got[r];
+"""
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    faults, out = run(body)
+    assert faults == []
+    want = [[100 * sender + receiver for sender in range(4)] for _ in range(2) for receiver in range(4)]
+    assert out[:32].reshape(8, 4).tolist() == want
+    faults, _ = run(body.replace("12)", "16)"))
+    assert [fault.kind for fault in faults] == ["deadlock"]
+    assert "0 of 1 arrivals and 4 transaction bytes are missing" in faults[0].message
 
 
 def test_a_copy_to_several_blocks_counts_in_each() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hopper_helper import SMALL, hopper_kernel, line, run_small, seeded, where
 from launch_helper import faults_of, pointer, read_as, upload
 
-from g4kv_cli.device.emulated import Fault, Machine
+from g4kv_cli.device.emulated import Fault, Machine, UnsupportedOpcode
 
 # A ring of two stages: thread 0 loads rows of 64 x 32 elements, warps 1 and 2 add up their halves of every stage.
 STEPS = 5
@@ -344,3 +344,51 @@ def test_reuse_before_a_bulk_store_has_read(mark: str, unfinished: bool) -> None
     assert "write-after-read race: warp" in race.message
     assert where(race)[0] == line(source, "reuse")
     assert ("unfinished_copy" in [fault.kind for fault in faults]) == unfinished
+
+
+ADDED = """
+extern "C" __global__ void kernel(const __grid_constant__ TensorMap map, const TYPE* in) {
+  __shared__ __align__(1024) TYPE tile[8 * 16];
+  for (int k = threadIdx.x; k < 128; k += 32) tile[k] = in[128 * blockIdx.x + k];
+  proxy_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.OPERATION.bulk_group [%0, {%1, %2}], [%3];"
+        :: "l"(&map), "r"(8 * (int)blockIdx.x), "r"(3 * (int)blockIdx.x - 2), "r"(at(tile)) : "memory");
+    commit();
+    wait_store();
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "c_type", "dtype", "update"),
+    [
+        ("add", "f32", "float", np.float32, np.add),
+        ("max", "s32", "int", np.int32, np.maximum),
+        ("or", "u32", "u32", np.uint32, np.bitwise_or),
+        ("add.tile", "f16", "u16", np.float16, np.add),
+    ],
+)
+def test_boxes_that_are_added_to_a_tensor(operation: str, kind: str, c_type: str, dtype: Any, update: Any) -> None:
+    """Boxes of three blocks overlap, and two of them leave the tensor."""
+    machine = Machine()
+    start = (np.arange(10 * 24) % 31).astype(dtype).reshape(10, 24)
+    boxes = (np.arange(3 * 128) % 17 - 5 * (dtype != np.uint32)).astype(dtype).reshape(3, 8, 16)
+    tensor, source = upload(machine, start, "tensor"), upload(machine, boxes, "in")
+    made = machine.tensor_map(tensor, (24, 10), (16, 8), start.itemsize, None, 0, kind)
+    kernel = hopper_kernel(ADDED.replace("TYPE", c_type).replace("OPERATION", operation))
+    assert faults_of(machine, kernel, made.pack(), pointer(source), grid=3) == []
+    want = start.copy()
+    for block, box in enumerate(boxes):
+        row, column = 3 * block - 2, 8 * block
+        skipped = max(0, -row)
+        there = want[row + skipped : row + 8, column : column + 16]
+        there[:] = update(there, box[skipped : skipped + there.shape[0], : there.shape[1]])
+    np.testing.assert_array_equal(read_as(machine, tensor, 240, dtype).reshape(10, 24), want)
+    for other, words in (("", "does not say of which type"), ("f32.ftz", "of type f32.ftz")):
+        if start.itemsize == 4:
+            unknown = machine.tensor_map(tensor, (24, 10), (16, 8), 4, None, 0, other)
+            with pytest.raises(UnsupportedOpcode, match=words):
+                faults_of(machine, kernel, unknown.pack(), pointer(source), grid=3)

@@ -376,7 +376,7 @@ class _Map:
 
     @property
     def want(self) -> TensorMap:
-        return TensorMap(self._tensor.value or 0, 2, (64, 128), (128,), (64, 16), 128)
+        return TensorMap(self._tensor.value or 0, 2, (64, 128), (128,), (64, 16), 128, "bf16")
 
 
 def test_tensor_maps_come_through_the_drivers_entry_point(caller: Caller) -> None:

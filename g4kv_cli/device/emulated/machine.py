@@ -148,6 +148,7 @@ class Machine:
         element_bytes: int = 2,
         strides_bytes: Sequence[int] | None = None,
         swizzle_bytes: int = 128,
+        kind: str = "",
     ) -> TensorMap:
         """A tensor map of memory at ``address`` for bulk tensor copies; ``pack()`` gives the kernel argument.
 
@@ -157,7 +158,7 @@ class Machine:
         """
         self._memory.span(address, element_bytes)
         strides = contiguous_strides(extents, element_bytes) if strides_bytes is None else tuple(strides_bytes)
-        return TensorMap(address, element_bytes, tuple(extents), strides, tuple(box), swizzle_bytes)
+        return TensorMap(address, element_bytes, tuple(extents), strides, tuple(box), swizzle_bytes, kind)
 
     def launch(
         self,

@@ -59,7 +59,8 @@ _HARMLESS_ATTRIBUTES = frozenset((0, 1, 3, 5, 8, 9, 10, 14))  # caching, order, 
 _MAX_DYNAMIC_SHARED, _REQUIRED_CLUSTER = 8, (11, 12, 13)  # cudaFuncAttribute
 _UNREGISTERED, _OF_HOST, _OF_DEVICE = 0, 1, 2  # cudaMemoryType
 _INVALID_DEVICE_ID = -2
-_TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)  # CUtensorMapDataType: u8 u16 u32 s32 u64 s64 f16 f32 f64 bf16
+_TENSOR_KINDS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16")  # CUtensorMapDataType
+_TENSOR_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2)
 
 
 @dataclass(slots=True)
@@ -469,6 +470,7 @@ class StandInRuntime:
             tuple((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else (),
             tuple((ctypes.c_uint32 * rank).from_address(box)),
             SWIZZLE_BYTES[swizzle],
+            kind=_TENSOR_KINDS[kind],
         )
         try:
             made = self._now.device.tensor_map_at(int(address), _TENSOR_BYTES[kind], shape, "the engine's tensor")

@@ -110,10 +110,13 @@ def lower_clusters(lowering: Lowering, instruction: Instruction) -> bool:
         lowering.emit("mbarrier_publish", outs=())
     elif (found := CLUSTER_ARRIVE.fullmatch(opcode)) is not None:
         lowering.emit("cluster_arrive", int(found.group(1) != "relaxed"), lowering.site(), outs=())
-    elif REMOTE_ARRIVE_FORM.fullmatch(opcode):
-        if operands[0] is not None and (not isinstance(operands[0], Register) or operands[0] in lowering.read):
+    elif (found := REMOTE_ARRIVE_FORM.fullmatch(opcode)) is not None:
+        form, more, alone = found.groups()
+        token = operands[0] if form is not None else None
+        if token is not None and (not isinstance(token, Register) or token in lowering.read):
             raise _unknown(instruction)
-        _lower_arrive(lowering, instruction, _ARRIVES, True)
+        flags = _ARRIVES * (form is not None) + _EXPECTS * (more is not None or alone is not None)
+        _lower_arrive(lowering, instruction, flags, True)
     elif (found := PUSH_FORM.fullmatch(opcode)) is not None:
         _lower_push(lowering, instruction, int(found.group(1) or 1), TYPE_BYTES[found.group(2)])
     elif (found := MULTICAST_FORM.fullmatch(opcode)) is not None:

@@ -16,7 +16,10 @@ from .emit_warp import is_dead
 
 ARRIVE_FORM = re.compile(r"barrier\.cluster\.arrive(?:\.(release|relaxed))?(?:\.aligned)?")
 WAIT_FORM = re.compile(r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?")
-REMOTE_ARRIVE_FORM = re.compile(r"mbarrier\.arrive(?:\.release\.cluster)?\.shared::cluster\.b64")
+REMOTE_ARRIVE_FORM = re.compile(
+    r"mbarrier\.(?:(arrive)(\.expect_tx)?(?:\.release\.cluster)?|(expect_tx)(?:\.relaxed\.cluster)?)"
+    r"\.shared::cluster\.b64"
+)
 PUSH_FORM = re.compile(
     r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.([bus](?:32|64)|f32|f64)"
 )
@@ -38,8 +41,8 @@ def emit_clusters(emitter: BlockEmitter, number: int, instruction: Instruction) 
     elif (found := ARRIVE_FORM.fullmatch(opcode)) is not None:
         function = arrive_cluster(emitter.site(instruction), found.group(1) != "relaxed")
         emitter.effect(number, instruction, [], function, [])
-    elif REMOTE_ARRIVE_FORM.fullmatch(opcode):
-        _emit_arrive(emitter, number, instruction)
+    elif (found := REMOTE_ARRIVE_FORM.fullmatch(opcode)) is not None:
+        _emit_arrive(emitter, number, instruction, found.group(1) is not None, found.groups()[1:] != (None, None))
     elif (found := PUSH_FORM.fullmatch(opcode)) is not None:
         _emit_push(emitter, number, instruction, int(found.group(1) or 1), found.group(2))
     elif (found := MULTICAST_FORM.fullmatch(opcode)) is not None:
@@ -76,18 +79,20 @@ def _note_shared(emitter: BlockEmitter, shift: int) -> None:
     context.smallest_shared_shift = min(context.smallest_shared_shift, shift)
 
 
-def _emit_arrive(emitter: BlockEmitter, number: int, instruction: Instruction) -> None:
+def _emit_arrive(emitter: BlockEmitter, number: int, instruction: Instruction, arrives: bool, expects: bool) -> None:
     operands = list(instruction.operands)
-    state = operands.pop(0)
+    state = operands.pop(0) if arrives else None
     if state is not None and not (isinstance(state, Register) and is_dead(emitter, number, state)):
         raise emitter.unsupported(instruction, "an arrival at another block's mbarrier returns no state")
-    if len(operands) not in (1, 2):
+    if len(operands) not in ((2,) if expects else (1, 2)):
         raise emitter.unsupported(instruction, "wrong number of operands")
     _note_shared(emitter, MBARRIER_SHIFT)
     base, _, offset = emitter.address(operands[0], instruction)
     one: Operand = Immediate(1)
-    count = emitter.source(operands[1] if len(operands) == 2 else one, "b32", instruction)
-    emitter.effect(number, instruction, [], arrive_at_rank(emitter.site(instruction), offset), [base, count])
+    value = emitter.source(operands[1] if len(operands) == 2 else one, "b32", instruction)
+    arguments = [base, emitter.source(one, "b32", instruction), value] if expects else [base, value, value]
+    function = arrive_at_rank(emitter.site(instruction), offset, arrives, expects)
+    emitter.effect(number, instruction, [], function, arguments)
 
 
 def _emit_push(emitter: BlockEmitter, number: int, instruction: Instruction, count: int, kind: str) -> None:

@@ -57,6 +57,10 @@ LOAD_FORM = re.compile(
 STORE_FORM = re.compile(
     r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group(\.L2::cache_hint)?"
 )
+_TENSOR_REDUCE = re.compile(
+    r"cp\.reduce\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta\.(add|min|max|inc|dec|and|or|xor)(?:\.tile)?"
+    r"\.bulk_group(\.L2::cache_hint)?"
+)
 WAIT_BULK_FORM = re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")
 WGMMA_FORM = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f16|f32|s32)\.(b?f16|tf32|e4m3|e5m2|[su]8|b1)"
@@ -118,6 +122,7 @@ def _emit(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
         (_BULK_REDUCE, _emit_bulk_store),
         (LOAD_FORM, _emit_load),
         (STORE_FORM, _emit_store),
+        (_TENSOR_REDUCE, _emit_store),
         (WGMMA_FORM, _emit_wgmma),
     ):
         found = pattern.fullmatch(opcode)
@@ -275,13 +280,14 @@ def _emit_load(emitter: BlockEmitter, number: int, instruction: Instruction, fou
 
 
 def _emit_store(emitter: BlockEmitter, number: int, instruction: Instruction, found: re.Match[str]) -> None:
-    rank, hint = int(found.group(1)), found.group(2)
+    rank, hint = int(found.group(1)), found.groups()[-1]
+    operation = found.group(2) if found.re is _TENSOR_REDUCE else None
     operands = instruction.operands
     if len(operands) != (3 if hint else 2):
         raise emitter.unsupported(instruction, "wrong number of operands")
     tensor_map, map_offset, coordinates = tensor_operand(emitter, instruction, operands[0], rank)
     shared, _, shared_offset = emitter.address(operands[1], instruction)
-    function = store_tensor(emitter.site(instruction), shared_offset, map_offset)
+    function = store_tensor(emitter.site(instruction), shared_offset, map_offset, operation)
     emitter.effect(number, instruction, [], function, [shared, tensor_map, *coordinates])
 
 

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from ..checks.clock_races import ClockRaces
 from ..checks.conflicts import ATOMIC, READ, WRITE
 from ..checks.read_rules import check_read
-from ..faults import EmulatorError
+from ..faults import EmulatorError, UnsupportedOpcode
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet
 from ..state.memory import PARAMETER_WINDOW
 from .access import ALL_INITIALISED, check_alignment, check_initialised, global_units, span_of
 from .atomic_chains import Update
-from .atomics import apply_in_turns
+from .atomics import apply_in_turns, update_function
 from .generic_memory import GLOBAL_SPACE, space_of
 from .shared_memory import SharedMemory
 from .tensor_map import CHUNK_BYTES, SWIZZLE_ROWS, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TensorMap
@@ -281,8 +281,16 @@ class BulkCopies:
                 self.chunk.mbarriers.transfer(load.number, blocks, load.nbytes * count)
         return True
 
-    def store(self, lanes: LaneSet, box: TensorMap, coordinates: list[Array], shared: Array, site: Site) -> None:
-        """Issue a store of a box by each lane into its open group."""
+    def store(
+        self,
+        lanes: LaneSet,
+        box: TensorMap,
+        coordinates: list[Array],
+        shared: Array,
+        site: Site,
+        update: Reduction | None = None,
+    ) -> None:
+        """Issue a store of a box by each lane into its open group, or an update of what lies there."""
         placed = self._box(box, lanes, coordinates, shared, site)
         givers, units = self._shared_units(lanes, placed, site)
         inside, destination, owners = self._global_units(lanes, box, placed, site, False)
@@ -293,7 +301,7 @@ class BulkCopies:
         self._read_later(chunks, givers, site)
         group = self.committed.take(lanes.index)
         owner = inside // placed.is_inside[0].size
-        self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site))
+        self.stores.append(_Store(lanes, group, owner, source, destination, placed.shift, site, update))
 
     def issue_store(
         self,
@@ -465,8 +473,25 @@ def load_tensor(
     return run
 
 
-def store_tensor(site: Site, shared_offset: int, map_offset: int) -> Callable[..., None]:
-    """cp.async.bulk.tensor into global memory: (lanes, addresses: shared, map, then the coordinates)."""
+def _reduction_of(box: TensorMap, operation: str, site: Site) -> Reduction:
+    """What cp.reduce does to elements of a tensor, which is what red does to them. Raises UnsupportedOpcode."""
+    kind = box.kind
+    if operation in ("and", "or", "xor") and kind[:1] in ("u", "s"):
+        kind = f"b{8 * box.element_bytes}"
+    update = update_function(operation, kind, False, True)
+    if update is None:
+        of = (
+            f"elements of type {box.kind}"
+            if box.kind
+            else "a tensor map that does not say of which type its elements are"
+        )
+        raise UnsupportedOpcode(site.opcode, site.ptx_line, f"{operation} of {of}")
+    return Reduction(box.element_bytes.bit_length() - 1, update)
+
+
+def store_tensor(site: Site, shared_offset: int, map_offset: int, operation: str | None = None) -> Callable[..., None]:
+    """cp.async.bulk.tensor into global memory, or cp.reduce with an operation: (lanes, addresses: shared, map, then the
+    coordinates)."""
 
     def run(lanes: LaneSet, shared: Array, tensor_map: Array, *coordinates: Array) -> None:
         copies: BulkCopies = lanes.chunk.bulk_copies
@@ -474,7 +499,9 @@ def store_tensor(site: Site, shared_offset: int, map_offset: int) -> Callable[..
         for address, position in _by_map(lanes, tensor_map):
             part = lanes if position is None else lanes.subset(position)
             box = copies.tensor_map(part, address + map_offset, site)
-            copies.store(part, box, [_cut(values, position) for values in coordinates], _cut(source, position), site)
+            update = None if operation is None else _reduction_of(box, operation, site)
+            where = [_cut(values, position) for values in coordinates]
+            copies.store(part, box, where, _cut(source, position), site, update)
 
     return run
 

@@ -289,16 +289,20 @@ def _require_shared(lanes: LaneSet, base: Array, site: Site) -> None:
         lanes.chunk.run.collector.add("illegal_instruction", words, site, lanes, int(bad[0]), count)
 
 
-def arrive_at_rank(site: Site, offset: int) -> Callable[..., None]:
-    """mbarrier.arrive at an mbarrier of the cluster: (lanes, address, arrival count)."""
+def arrive_at_rank(site: Site, offset: int, arrives: bool, expects: bool) -> Callable[..., None]:
+    """mbarrier.arrive, arrive.expect_tx and expect_tx at an mbarrier of the cluster: (lanes, address, arrival count,
+    transaction bytes)."""
 
-    def run(lanes: LaneSet, base: Array, count: Array) -> None:
+    def run(lanes: LaneSet, base: Array, count: Array, nbytes: Array) -> None:
         clusters: Clusters = lanes.chunk.clusters
         mbarriers = lanes.chunk.mbarriers
-        counts = np.broadcast_to(count, (lanes.count,)).astype(np.int64)
+        counts, sizes = (np.broadcast_to(each, (lanes.count,)).astype(np.int64) for each in (count, nbytes))
         there, offsets = clusters.reach(lanes, base, offset, site)
         for number, part, position in mbarriers.parts(there, mbarriers.locate(there, offsets, 0, site)):
-            mbarriers.arrive(number, part, counts if position is None else counts[position], site)
+            if expects:
+                mbarriers.expect(number, part, sizes if position is None else sizes[position], site)
+            if arrives:
+                mbarriers.arrive(number, part, counts if position is None else counts[position], site)
 
     return run
 
