@@ -51,7 +51,7 @@ def run_properties(run: RunInfo) -> dict[str, str]:
         "arch": device.arch,
         "driver": device.driver,
         "nvrtc": run.nvrtc,
-        "kernels": run.kernels_directory or "built in",
+        "kernels": run.provider or run.kernels_directory or "built in",
         "kernels_digest": run.kernels_digest,
         "git_commit": run.git_commit,
         "seed": str(run.seed),

@@ -143,6 +143,11 @@ def _record_with(**fields: Any) -> str:
         (_record_with(cases="x"), 'cases must be a list, not "x"'),
         (_record_with(cases=[3]), "cases[0] must be an object, not 3"),
         (_record_with(cases=[{**to_json(PASSED), "status": "great"}]), "cases[0].status must be one of passed, failed"),
+        (
+            _record_with(cases=[{**to_json(PASSED), "seconds": float("nan")}]),
+            "cases[0].seconds must be a finite number",
+        ),
+        (_record_with(run={**to_json(RUN), "seed": True}), "run.seed must be an integer, not true"),
         (_record_with(run=None), "run must be an object, not null"),
         (_record_with(settings={"page_size": "16"}), "settings.page_size must be an integer or null"),
         (_record_with(other=1), "other is no field of a record"),
@@ -158,14 +163,17 @@ def test_what_is_no_record(tmp_path: Path, text: str, words: str) -> None:
 
 def test_junit(tmp_path: Path) -> None:
     path = tmp_path / "run.xml"
-    write_junit(path, RUN, EVERY, len(EVERY))
+    uncovered = replace(SKIPPED, id="prep/b/u", status="not covered", reason="no such entry")
+    write_junit(path, RUN, [*EVERY, uncovered], len(EVERY) + 1)
     root = ElementTree.parse(path).getroot()
     assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "5",
+        "tests": "6",
         "failures": "2",
         "errors": "1",
-        "skipped": "1",
+        "skipped": "2",
     }
+    skips = [skip.get("message") for skip in root.iter("skipped")]
+    assert skips == ["needs 9 GiB", "not covered: no such entry"]
     assert [suite.get("name") for suite in root] == ["12b-local", "12b-global"]
     failure = root.find(".//testcase[@name='prep/a/two']/failure")
     assert failure is not None
@@ -190,6 +198,12 @@ def test_every_suite_of_a_junit_file_says_what_ran_where(tmp_path: Path) -> None
         assert "driver" not in held
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in readme for name in run_properties(RUN) if not name.startswith("version_"))
+
+
+def test_the_properties_name_the_kernels_that_ran() -> None:
+    assert run_properties(RUN)["kernels"] == "built in"
+    assert run_properties(replace(RUN, kernels_directory="mine/"))["kernels"] == "mine/"
+    assert run_properties(replace(RUN, provider="my-engine"))["kernels"] == "my-engine"
 
 
 def test_junit_of_half_a_run_is_an_error(tmp_path: Path) -> None:
