@@ -78,6 +78,29 @@ def test_a_missing_part_is_a_finding_and_the_files_say_so(
     assert line in str(error.get("message"))
 
 
+def test_a_part_that_lacks_a_case_is_a_finding_whatever_it_says_of_its_end(
+    parts: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _change(parts[1], lambda record: record["cases"].pop())
+    assert _merge(parts, "-q") == 1
+    planned = json.loads(parts[1].read_text())["planned"]
+    assert f"part 2 of 3 has {planned - 1} of its {planned} cases: finished" in capsys.readouterr().err
+
+
+def test_a_case_that_two_parts_have_is_refused(parts: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = json.loads(parts[0].read_text())["shard"]["places"][0]
+    _change(parts[1], lambda record: record["shard"]["places"].__setitem__(0, theirs))
+    assert _merge(parts) == 2
+    assert f"{parts[1]}: case prep/12b-local/" in (told := capsys.readouterr().err)
+    assert "is in another part too; run all parts with one g4kv" in told
+
+
+def test_the_date_is_that_of_the_first_part_that_began(parts: list[Path], tmp_path: Path) -> None:
+    _change(parts[1], lambda record: record["run"].update(date="2001-02-03T04:05:06+00:00"))
+    assert _merge(parts, "-q", "--json", str(tmp_path / "out.json")) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["run"]["date"] == "2001-02-03T04:05:06+00:00"
+
+
 def test_a_part_that_was_killed_is_a_finding(
     parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +140,12 @@ def test_parts_of_reject_are_shown_as_reject_shows_them(tmp_path: Path, capsys: 
         (lambda record: record["run"]["device"].update(arch="sm_80"), "device emulated sm_90 (H200 limits) sm_80 and "),
         (lambda record: record["run"].update(seed=5), "seed 5 and 1"),
         (lambda record: record["run"]["versions"].update(numpy="1.0"), "versions g4kv "),
+        (lambda record: record["run"]["device"].update(driver="580.1"), "driver 580.1 and none"),
+        (lambda record: record["run"].update(nvrtc="12.0"), "NVRTC 12.0 and "),
+        (lambda record: record["run"].update(git_commit="0123"), "commit 0123 and "),
+        (lambda record: record["run"].update(declared=["lse = log2"]), "declared lse = log2 and none"),
+        (lambda record: record["run"].update(waivers=["a race"]), "waivers a race and none"),
+        (lambda record: record["shard"].update(count=4), "number of parts 4 and 3"),
         (lambda record: record["run"].update(provider="theirs"), "provider theirs and none"),
         (lambda record: record["settings"].update(page_size=32), "settings page_size 32 and page_size None"),
         (lambda record: record["shard"].update(table="00" * 32), "table of cases 000000000000, "),
@@ -124,6 +153,7 @@ def test_parts_of_reject_are_shown_as_reject_shows_them(tmp_path: Path, capsys: 
         (lambda record: record["shard"].update(index=1), "are both part 1 of 3: give one of them"),
         (lambda record: record["shard"].update(index=4), "contradicts itself"),
         (lambda record: record["shard"]["places"].pop(), "contradicts itself"),
+        (lambda record: record["shard"]["places"].__setitem__(0, record["shard"]["places"][1]), "contradicts itself"),
         (lambda record: record["shard"].update(places=["x"]), "shard.places[0] must be an integer"),
         (lambda record: record.pop("shard"), "is a whole run, not a part of one: merge records made with --shard I/N"),
         (lambda record: record["cases"][0].update(status="fine"), "cases[0].status must be one of passed, "),
