@@ -103,6 +103,16 @@ def test_a_list_takes_no_manifest_that_a_run_would_not_take(command: str, run_g4
     assert "--kernels is about the built-in kernels" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["smoke", "reject"])
+def test_kernels_are_built_in_or_a_manifests(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before anything is opened, as with --list."""
+    (tmp_path / "mine.toml").write_text('provider = "mine"\n')
+    both = ["--provider", str(tmp_path / "mine.toml"), "--kernels", str(BUILT_IN_KERNELS_DIRECTORY)]
+    assert main.run([command, *both]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, "--kernels is about the built-in kernels" in shown.err) == ("", True)
+
+
 @pytest.mark.parametrize("option", ["--json", "--junit", "--dump"])
 def test_a_list_writes_no_file_that_was_asked_for(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

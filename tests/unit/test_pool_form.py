@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.errors import DeviceUnavailable
 from g4kv_cli.oracle.bfloat16 import BF16
 from g4kv_cli.providers.pool_form import PartForm, PoolForm, StagedPool
@@ -19,6 +20,14 @@ FORM = PoolForm(
     )
 )
 SHAPE = (3, 1, 2, 4, 2, 16)
+
+
+def test_a_pool_whose_last_offset_is_the_largest_one_is_reached() -> None:
+    """1024 pages of 32 layers of 65536 elements end at 2^31 - 1."""
+    form = PartForm.parse("pool", "page layer kv slot head dim", {}, "int32")
+    form.require_good((1024, 32, 2, 16, 8, 256))
+    with pytest.raises(NotCovered, match="int32 offsets do not reach the last of 2149580800 elements of pool"):
+        form.require_good((1025, 32, 2, 16, 8, 256))
 
 
 def test_a_part_that_gets_no_memory_leaves_none_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from g4kv_cli.cases.prep.table import prep_cases
 from g4kv_cli.cases.run import CaseRunner, RunSettings
 from g4kv_cli.cases.session import Session, run_session
 from g4kv_cli.cases.trap.table import trap_cases
-from g4kv_cli.commands.gate import _jobs
+from g4kv_cli.commands.gate import _jobs, exit_code_of_results
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.contract import NO_PAGE_ORIGIN, STRICT
 from g4kv_cli.entries.library import KernelLibrary
@@ -104,6 +104,21 @@ def test_jobs_are_no_more_than_can_work(monkeypatch: pytest.MonkeyPatch) -> None
     assert [_jobs(asked, "emulated", others) for asked in (None, 1, 3, 1000)] == [2, 1, 3, 3]
     assert [_jobs(asked, "cuda", [*others, *traps]) for asked in (None, 2, 1000)] == [3, 2, 4]
     assert _jobs(1000, "cuda", others) == 1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (("passed", "skipped", "not covered"), 0),
+        (("passed", "failed"), 1),
+        (("error", "failed", "passed"), 1),
+        (("error", "passed"), 2),
+        (("skipped",), 2),
+        (("not covered", "skipped"), 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_that_happened(statuses: tuple[Status, ...], code: int) -> None:
+    assert exit_code_of_results([CaseThat(status).run(None) for status in statuses]) == code
 
 
 def test_limits_of_cases_are_said_once() -> None:
