@@ -21,7 +21,7 @@ PREP = (
     "prep/12b-local/batch_prefill/closed-form",
 )  # fmt: skip
 ATTENTION = (
-    "attention/12b-local/decode/needle/window40", "attention/12b-local/decode/pool/page-ids-past-16-bits",
+    "attention/12b-local/decode/needle/window333", "attention/12b-local/decode/pool/page-ids-past-16-bits",
     "attention/12b-local/decode/ragged", "attention/12b-local/decode/pages/permuted",
 )  # fmt: skip
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
