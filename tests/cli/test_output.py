@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 from xml.etree import ElementTree
 
 import pytest
@@ -35,27 +36,73 @@ COMMANDS = {
 }
 
 
-def run_into(output: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``g4kv`` with this file descriptor for its standard output."""
-    return subprocess.run(
-        [sys.executable, "-m", "g4kv_cli", *arguments],
-        cwd=REPOSITORY, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
-    )  # fmt: skip
+STARTED_ALONE = ("layout", "--help")
+"""Commands that begin in a process of their own here; what the others import takes most of their time."""
+
+FORKING = """
+import json, os, runpy, signal, sys
+import g4kv_cli.main, g4kv_cli.commands.bench, g4kv_cli.commands.kernels, g4kv_cli.commands.reject
+import g4kv_cli.commands.smoke, g4kv_cli.device.emulated_device
+for line in iter(sys.stdin.readline, ""):
+    output, errors, arguments = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+signal.alarm(120)
+if output:
+    writing = os.open(output, os.O_WRONLY)
+else:
+    reading, writing = os.pipe()
+    os.close(reading)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(writing, 1)
+os.dup2(os.open(errors, os.O_WRONLY), 2)
+sys.argv[1:] = arguments
+runpy.run_module("g4kv_cli", run_name="__main__", alter_sys=True)
+"""
+"""Runs one command after the other, each in a process that has the modules already, and ends as any other does."""
+
+RunInto = Callable[..., tuple[int, str]]
+"""Gives exit code and standard error of a process."""
+
+
+@pytest.fixture(scope="module")
+def forking():  # type: ignore[no-untyped-def]
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
 
 
 @pytest.fixture
-def closed_pipe():  # type: ignore[no-untyped-def]
+def run_into(forking, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """``g4kv`` with this file for its standard output; with a pipe that nobody reads where it has no name."""
+    errors = tmp_path_factory.mktemp("errors") / "errors"
+
+    def run(output: str, *arguments: str) -> tuple[int, str]:
+        if arguments[0] in STARTED_ALONE:
+            with open(output, "wb") if output else open_closed_pipe() as stream:
+                done = subprocess.run(
+                    [sys.executable, "-m", "g4kv_cli", *arguments],
+                    cwd=REPOSITORY, stdout=stream, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+                )  # fmt: skip
+            return done.returncode, done.stderr
+        errors.write_text("", encoding="utf-8")
+        forking.stdin.write(json.dumps([output, str(errors), arguments]) + "\n")
+        forking.stdin.flush()
+        return int(forking.stdout.readline()), errors.read_text(encoding="utf-8")
+
+    return run
+
+
+def open_closed_pipe() -> BinaryIO:
     """The writing end of a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
-    yield writing
-    os.close(writing)
-
-
-@pytest.fixture
-def full_disk():  # type: ignore[no-untyped-def]
-    with open("/dev/full", "wb") as stream:
-        yield stream.fileno()
+    return os.fdopen(writing, "wb", buffering=0)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -78,45 +125,44 @@ def require_whole(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_closed_pipe_is_no_finding_and_costs_no_file(name: str, closed_pipe: int, tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_finding_and_costs_no_file(name: str, run_into: RunInto, tmp_path: Path) -> None:
     arguments, option = COMMANDS[name]
     path = tmp_path / "file"
-    done = run_into(closed_pipe, *arguments, option, str(path))
-    assert (done.returncode, done.stderr) == (141, "")
+    assert run_into("", *arguments, option, str(path)) == (141, "")
     require_whole(path, name)
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["smoke", "reject", "layout", "kernels", "bench"])
-def test_a_closed_pipe_ends_a_command_that_writes_no_file(name: str, closed_pipe: int) -> None:
-    done = run_into(closed_pipe, *COMMANDS[name][0])
-    assert (done.returncode, done.stderr) == (141, "")
+def test_a_closed_pipe_ends_a_command_that_writes_no_file(name: str, run_into: RunInto) -> None:
+    assert run_into("", *COMMANDS[name][0]) == (141, "")
 
 
 @pytest.mark.parametrize("arguments", [["smoke", "--list"], ["reject", "--list"], ["--help"], ["bench", "--dry-run"]])
-def test_a_closed_pipe_ends_what_only_prints(arguments: list[str], closed_pipe: int) -> None:
-    done = run_into(closed_pipe, *arguments)
-    assert (done.returncode, done.stderr) == (141, "")
+def test_a_closed_pipe_ends_what_only_prints(arguments: list[str], run_into: RunInto) -> None:
+    assert run_into("", *arguments) == (141, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("name", ["smoke", "reject", "layout", "kernels", "bench"])
-def test_a_full_disk_under_the_output_is_one_line_and_costs_no_file(name: str, full_disk: int, tmp_path: Path) -> None:
+def test_a_full_disk_under_the_output_is_one_line_and_costs_no_file(
+    name: str, run_into: RunInto, tmp_path: Path
+) -> None:
     arguments, option = COMMANDS[name]
     path = tmp_path / "file"
     want = "g4kv: error: cannot write to standard output: No space left on device; free some space\n"
     for more in ([option, str(path)], []):
-        done = run_into(full_disk, *arguments, *more)
-        assert (done.returncode, done.stderr) == (2, want)
+        assert run_into("/dev/full", *arguments, *more) == (2, want)
     require_whole(path, name)
 
 
-def test_nobody_reads_the_error_line(closed_pipe: int) -> None:
+def test_nobody_reads_the_error_line() -> None:
     """2>&1 | head -0"""
-    done = subprocess.run(
-        [sys.executable, "-m", "g4kv_cli", "smoke", "--geometry", "nowhere"],
-        cwd=REPOSITORY, stdout=closed_pipe, stderr=closed_pipe, timeout=60, check=False,
-    )  # fmt: skip
+    with open_closed_pipe() as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "g4kv_cli", "smoke", "--geometry", "nowhere"],
+            cwd=REPOSITORY, stdout=pipe, stderr=pipe, timeout=60, check=False,
+        )  # fmt: skip
     assert done.returncode == 2
 
 
