@@ -102,8 +102,13 @@ WAIT = """unsigned done;
 
 
 @pytest.mark.parametrize("size", TYPES)
-def test_copies_that_signal_an_mbarrier(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults, machine = run(size, SIGNALLED.replace("WAIT", WAIT), "both", monkeypatch)
+@pytest.mark.parametrize("adds", [False, True])
+def test_copies_that_signal_an_mbarrier(adds: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``.noinc`` the copies add an arrival and take it, and the thread arrives beside them."""
+    text = SIGNALLED.replace("WAIT", WAIT)
+    if adds:
+        text = text.replace(".noinc.shared.b64 [%0];", ".shared.b64 [%0]; mbarrier.arrive.shared.b64 _, [%0];")
+    faults, machine = run(size, text, "both", monkeypatch)
     assert faults == []
     assert machine.counts.compared == 1
 

@@ -33,7 +33,7 @@ from .lower import Lowering
 from .lower_products import form_field
 from .operations import NotLowered, Slot
 
-_ARRIVES, _EXPECTS, _DROPS = 1, 2, 4
+_ARRIVES, _EXPECTS, _DROPS, _RELEASES = 1, 2, 4, 8
 _A_IN_REGISTERS, _B_IS_TRANSPOSED, _IS_F16, _NEGATES_A, _NEGATES_B, _A_IS_TRANSPOSED = 1, 2, 4, 8, 16, 32
 _FORM_SHIFT = 8
 """Flags as in ``c/async.c`` and ``c/wgmma.c``."""
@@ -57,10 +57,11 @@ def lower_hopper(lowering: Lowering, instruction: Instruction) -> bool:
         form, more, alone = found.groups()
         flags = _ARRIVES * (form is not None) + _EXPECTS * (more == ".expect_tx" or alone is not None)
         _lower_arrive(lowering, instruction, flags + _DROPS * (form == "arrive_drop"), False)
-    elif (found := COPIES_ARRIVE_FORM.fullmatch(opcode)) is not None and found.group(1) and len(operands) == 1:
+    elif (found := COPIES_ARRIVE_FORM.fullmatch(opcode)) is not None and len(operands) == 1:
         lowering.emit("copy_wait", -1, outs=())  # of the lane's own copies: they arrive now, and then the lane
-        fields = *_mbarrier(lowering, operands[0]), *[lowering.constant(1, "b32")] * 2, _ARRIVES, 0
-        lowering.emit("mbarrier_arrive", lowering.fresh("b64"), *fields)
+        flags = _ARRIVES if found.group(1) else _RELEASES  # else an arrival is added and taken
+        fields = *_mbarrier(lowering, operands[0]), *[lowering.constant(1, "b32")] * 2, flags, 0
+        lowering.emit("mbarrier_arrive", lowering.fresh("b64"), *fields, outs=(0,) if found.group(1) else ())
     elif (found := LOAD_FORM.fullmatch(opcode)) is not None:
         if len(operands) != (4 if found.group(2) else 3):
             raise _unknown(instruction)

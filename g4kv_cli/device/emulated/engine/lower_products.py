@@ -61,9 +61,12 @@ def _targets(instruction: Instruction, operand: Operand | None, count: int, kind
 
 def _lower_product(lowering: Lowering, instruction: Instruction, product: Product) -> None:
     form, (m, n, _), operands = product.form, product.shape, instruction.operands
-    if form.a == "f64" or len(operands) != 4:
+    if len(operands) != 4:
         raise NotLowered(instruction.opcode)
     items = [_items(instruction, *each) for each in zip(operands[1:], product.counts, strict=True)]
+    if form.a == "f64":
+        _lower_doubles(lowering, instruction, product, items)
+        return
     targets = _targets(instruction, operands[0], product.counts[2], "b32")
     a, b, c = ([lowering.source(item, "b32") for item in each] for each in items)
     if (m, n) == (8, 32):  # the turned product: B is by columns what A is by rows
@@ -93,6 +96,21 @@ def _lower_product(lowering: Lowering, instruction: Instruction, product: Produc
     if d is not ends:
         for end, result in zip(ends, d, strict=True):
             lowering.emit("mov_b32", end, result)
+
+
+def _lower_doubles(
+    lowering: Lowering, instruction: Instruction, product: Product, items: Sequence[Sequence[Operand | None]]
+) -> None:
+    """Of at most 16 rows and 8 columns, four k to a register."""
+    m, _, k = product.shape
+    halves, steps, zero = min(m // 8, 2), k // 4, lowering.constant(0, "b64")
+    a, b, c = ([lowering.source(item, "b64") for item in each] for each in items)
+    targets = _targets(instruction, instruction.operands[0], product.counts[2], "b64")
+    d = [lowering.target(target, "b64") for target in targets]
+    d += [lowering.fresh("b64") for _ in range(4 - len(d))]
+    of_a = [a[halves * step + half] if half < halves and step < steps else zero for step in range(4) for half in (0, 1)]
+    fields = *d, *of_a, *b, *[zero] * (4 - steps), *c, *[zero] * (4 - len(c))
+    lowering.emit("mma_f64", *fields, lowering.site(), steps | halves << 4, outs=(0, 1, 2, 3))
 
 
 def _steps(product: Product) -> int:

@@ -19,7 +19,7 @@ _LEVEL2 = r"(?:\.L2::(?:evict_normal|evict_first|evict_last))?(\.L2::cache_hint)
 _ORDER = r"(?:\.weak|\.volatile|\.mmio\.relaxed\.sys|\.(?:{})\.(?:cta|cluster|gpu|sys))?"
 _TAIL = r"(?:\.v([248]))?\.([bus](?:8|16|32|64)|f32|f64)"
 LOAD = re.compile(
-    "ld"
+    "ldu?"
     + _ORDER.format("relaxed|acquire")
     + r"(?:\.(global|shared|shared::cta|shared::cluster|local|param|const))?(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?"
     + _EVICTION

@@ -126,7 +126,7 @@ HANDLER(mbarrier_invalidate) {
   return done(i);
 }
 
-enum { ARRIVES = 1, EXPECTS = 2, DROPS = 4 };
+enum { ARRIVES = 1, EXPECTS = 2, DROPS = 4, RELEASES = 8 };
 
 static void arrive_at(Warp *w, int rank, Mbarrier *barrier, i64 count, int flags, int site) {
   Launch *c = w->launch;
@@ -146,8 +146,8 @@ static void arrive_at(Warp *w, int rank, Mbarrier *barrier, i64 count, int flags
   }
 }
 
-// Arrivals, announced bytes or both. Fields: token, address, offset, site, address is 64 bits wide, arrivals, bytes,
-// flags, the address is one of the cluster's. The token is the phase.
+// Arrivals, announced bytes or both, or what arrivals would hand on alone. Fields: token, address, offset, site, the
+// address is 64 bits wide, arrivals, bytes, flags, the address is one of the cluster's. The token is the phase.
 HANDLER(mbarrier_arrive) {
   const int site = i->field[3], flags = i->field[7];
   const u32 *counts = &AT(u32, 5), *bytes = &AT(u32, 6);
@@ -182,6 +182,7 @@ HANDLER(mbarrier_arrive) {
     for (int l = 0; l < LANES; l++)
       if (here >> l & 1) tokens[l] = (u64)barrier->phase;
     if (flags & ARRIVES) arrive_at(w, rank, barrier, arrivals, flags, site);
+    if (flags & RELEASES) publish_clocks(w, barrier->joining, site);
   }
   if (flags & ARRIVES) COPY(frame + i->field[0], tokens, sizeof tokens);
   return done(i);

@@ -19,6 +19,27 @@ INLINE U64 fused64(U64 a, U64 b, U64 c) {
   U64 nan = with_nan_of(b, with_nan_of(c, with_nan_of(a, (U64)(INVALID_NAN))));
   return pick64((U64)(value != value), nan, (U64)value);
 }
+// mma of f64: a chain of fma, k ascending, that begins with C. Fields: d 0 to 3, a 4 to 11 (2 * step + row half), b 12
+// to 15, c 16 to 19, site, steps of four k and halves of 16 rows (in the bits from 4 up).
+HANDLER(mma_f64) {
+  const int steps = i->field[21] & 15, halves = i->field[21] >> 4;
+  if (UNLIKELY(w->mask != ALL_LANES)) raise_fault(w, FAULT_MEMBERS, i->field[20], w->mask, 0);
+  U64 sums[4];
+  for (int number = 0; number < 2 * halves; number++) {
+    sums[number] = AT(U64, 16 + number);
+    for (int k = 0; k < 4 * steps; k++) {
+      const u64 *a = &AT(u64, 4 + 2 * (k / 4) + number / 2), *b = &AT(u64, 12 + k / 4);
+      U64 left, right;
+      for (int l = 0; l < LANES; l++) {  // the row of lane / 4, the column of 2 * (lane % 4)
+        left[l] = a[4 * (l / 4) + k % 4];
+        right[l] = b[4 * (2 * (l % 4) + number % 2) + k % 4];
+      }
+      sums[number] = fused64(left, right, sums[number]);
+    }
+  }
+  for (int number = 0; number < 2 * halves; number++) AT(U64, number) = sums[number];
+  return done(i);
+}
 // The order of floats as integers, -0 below +0.
 INLINE I64 order64(U64 a) { return (I64)(a ^ ((U64)((I64)a >> 63) >> 1)); }
 INLINE U64 one_of(U64 a, U64 b, U64 takes_a) {
