@@ -222,6 +222,34 @@ RIGHT = (
         notes=("unused_undefined",),
     ),
     Program(
+        "a turn that an atomic gives on, and the last takes back with a plain store",
+        """
+  if (t == 0) { while (V(aux) != gridDim.x - 1 - b) { } __threadfence(); }
+  __syncthreads();
+  out[t] += b;
+  __syncthreads();
+  if (t == 0 && b > 0) { __threadfence(); atomicAdd(aux, 1); }
+  if (t == 31 && b == 0) *aux = 0;""",
+        4,
+        64,
+        VOLATILE,
+        filled(lambda grid, block: 5),
+    ),
+    Program(
+        "a turn that volatile stores give on",
+        """
+  if (t == 0) { while (V(aux) != b) { } __threadfence(); }
+  __syncthreads();
+  out[t] += b;
+  __threadfence();
+  __syncthreads();
+  if (t == 0) V(aux) = b + 1;""",
+        4,
+        64,
+        VOLATILE,
+        filled(lambda grid, block: 5),
+    ),
+    Program(
         "rows behind the last that are computed and not stored",
         """
   __shared__ float row[64];

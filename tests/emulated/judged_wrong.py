@@ -404,6 +404,16 @@ WRONG = (
         kinds=("shared_uninitialised_read",),
     ),
     Program(
+        "a counter that a block resets that did not wait for all who count",
+        """
+  if (t == 0 && b < 3) { __threadfence(); atomicAdd(aux, 1); }
+  if (t == 0 && b == 3) { while (*(volatile int*)(aux + 1) == 0) { } *aux = 0; }
+  if (t == 0 && b == 2) { __threadfence(); atomicExch(aux + 1, 1); }""",
+        4,
+        32,
+        kinds=("block_write_conflict",),
+    ),
+    Program(
         "a flag in shared memory that is not cleared first",
         """
   __shared__ int found;

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..ptx.ordering import STRONG, VOLATILE, manner
+from ..ptx.ordering import STRONG, VOLATILE, WEAK, manner
 from ..ptx.sites import Site
 from ..state.lanes import WARP, LaneSet
 from .order import Order, Stand
@@ -51,8 +51,11 @@ class Access:
         return manner(self.site.opcode, self.site.in_wait).strength
 
     @property
-    def finds(self) -> bool:
-        """Whether it is an atomic whose result is used."""
+    def tells(self) -> bool:
+        """Whether its thread learns by it what others did there: an atomic whose result is used, or a load that is
+        volatile, relaxed or acquire."""
+        if self.kind == READ:
+            return manner(self.site.opcode, self.site.in_wait).acquires
         return self.kind == ATOMIC and self.site.is_used
 
 
@@ -128,7 +131,7 @@ class _Table:
         self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
         self.in_block = np.array([manner(access.site.opcode, False).in_block for access in accesses])[self.entry]
         self.is_validated = np.array([access.site.is_validated for access in accesses])[self.entry]
-        self.finds = np.array([access.finds for access in accesses])[self.entry]
+        self.tells = np.array([access.tells for access in accesses])[self.entry]
         self.has_value = np.array([access.data is not None for access in accesses])[self.entry]
 
     def pairs(self) -> tuple[Units, Units]:
@@ -232,7 +235,7 @@ def find_conflicts(
     first, second = first[clash], second[clash]
     open_pairs = ~_is_before(table, first, second, order)
     first, second = first[open_pairs], second[open_pairs]
-    harmful = ~_sees_the_same(table, first, second, order) & ~_is_counted(table, first, second, order)
+    harmful = ~_sees_the_same(table, first, second, order) & ~_is_told(table, first, second, order)
     return _grouped(accesses, table, first[harmful], second[harmful], shift)
 
 
@@ -258,17 +261,41 @@ def _sees_the_same(table: _Table, first: Units, second: Units, order: Order) -> 
     return found
 
 
-def _is_counted(table: _Table, first: Units, second: Units, order: Order) -> Flags:
-    """Whether the earlier is an atomic, and the later comes after one whose result told of it: as where the last of all
-    who count resets the counter."""
+def _is_told(table: _Table, first: Units, second: Units, order: Order) -> Flags:
+    """Whether the later comes after an access whose result told of the earlier, an atomic or a store that others may
+    wait for: as where the last of all who count resets the counter, or who waited for a turn gives it on."""
+    concerned = (table.kind[first] == ATOMIC) | ((table.kind[first] == WRITE) & (table.strength[first] > WEAK))
+    found = np.zeros(first.size, np.bool_)
+    if not (concerned.any() and table.tells.any()):
+        return found
     row = np.arange(table.place.size)
-    latest = np.maximum.accumulate(np.where(table.finds, row, -1))
-    latest = np.concatenate(([-1], latest[:-1]))[second]
-    found: Flags = (table.kind[first] == ATOMIC) & (latest > first)
-    here = np.flatnonzero(found)
-    finder, later = latest[here], second[here]
-    found[here] = (table.thread[finder] == table.thread[later]) | _is_before(table, finder, later, order)
+    own = np.lexsort((row, table.thread, table.place))
+    group = table.place[own], table.thread[own]
+    begins = np.ones(own.size, np.bool_)
+    begins[1:] = (group[0][1:] != group[0][:-1]) | (group[1][1:] != group[1][:-1])
+    begin = np.maximum.accumulate(np.where(begins, np.arange(own.size), 0))  # of the thread's rows at the place
+    last = np.maximum.accumulate(np.where(table.tells[own], np.arange(own.size), -1))
+    of_thread = np.full(row.size, -1, np.int64)
+    of_thread[own[1:]] = np.where(last[:-1] >= begin[1:], own[last[:-1]], -1)
+    teller = of_thread[second]
+    found |= concerned & (teller > first) & _reaches(table, first, teller)
+    before = np.maximum.accumulate(np.where(table.tells, row, -1))
+    before = np.concatenate(([-1], before[:-1]))
+    teller = before[second]
+    for _ in range(2 * WARP):
+        here = np.flatnonzero(concerned & ~found & (teller > first))
+        if not here.size:
+            break
+        by = teller[here]
+        found[here] = _is_before(table, by, second[here], order) & _reaches(table, first[here], by)
+        teller = np.where(teller >= 0, before[teller], -1)
     return found
+
+
+def _reaches(table: _Table, first: Units, teller: Units) -> Flags:
+    """Whether the scopes of both have both threads in them."""
+    in_block = table.in_block[first] | table.in_block[teller]
+    return np.asarray(~in_block | (table.block[first] == table.block[teller]), np.bool_)
 
 
 def _contested(accesses: Sequence[Access], shift: int) -> list[Units | None] | None:
