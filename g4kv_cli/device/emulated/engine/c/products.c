@@ -30,33 +30,24 @@ INLINE f32 half_value(u16 bits) {
   COPY(&half, &bits, 2);
   return (f32)half;
 }
-// An element's value, exact in f32.
+// Elements of f16 and tf32, exact in f32.
 INLINE f32 float_of(const u8 *raw, int k, int element) {
   u16 half;
   u32 word;
-  switch (element) {
-    case ELEMENT_F16: COPY(&half, raw + 2 * k, 2); return half_value(half);
-    case ELEMENT_TF32: COPY(&word, raw + 4 * k, 4); return value_of_bits(word & ~0x1fffu);
-    case ELEMENT_E5M2: return half_value((u16)(raw[k] << 8));
-    default: {  // the digits as those of a tiny number, made large
-      const u32 magnitude = raw[k] & 0x7fu, sign = (u32)(raw[k] & 0x80u) << 24;
-      if (magnitude == 0x7fu) return value_of_bits(NAN32);
-      return value_of_bits(bits_of_value(value_of_bits(magnitude << 20) * 0x1p120f) | sign);
-    }
+  if (element == ELEMENT_F16) {
+    COPY(&half, raw + 2 * k, 2);
+    return half_value(half);
   }
+  COPY(&word, raw + 4 * k, 4);
+  return value_of_bits(word & ~0x1fffu);
 }
-INLINE int depth_of(int element) { return element == ELEMENT_TF32 ? 8 : element == ELEMENT_F16 ? 16 : 32; }
+INLINE int depth_of(int element) { return element == ELEMENT_TF32 ? 8 : 16; }
 INLINE int is_float8(int element) { return element == ELEMENT_E4M3 || element == ELEMENT_E5M2; }
 INLINE int is_float(int element) { return element <= ELEMENT_E5M2; }
 // The exponent of an element's subnormals; mma.sync has 8-bit floats in f16.
 INLINE int lowest_of(int element, Form form) {
   if (element == ELEMENT_TF32) return LOWEST_F32;
   return element == ELEMENT_E4M3 && form.flags & OF_WARPGROUP ? LOWEST_E4M3 : LOWEST_F16;
-}
-// Where an element lies among the decoded ones: mma.sync takes k = 0, 1, 4, 5, ... of 8-bit floats before the others.
-INLINE int place_of(int k, int element, Form form) {
-  if (!is_float8(element) || form.flags & OF_WARPGROUP) return k;
-  return 16 * (k >> 1 & 1) + 2 * (k >> 2) + (k & 1);
 }
 // Puts a value and the power of two of its exponent; whether it is not finite, or has no exponent in f32.
 INLINE u32 put_float(f32 *value, f32 *power, f32 number, int lowest) {
@@ -68,17 +59,63 @@ INLINE u32 put_float(f32 *value, f32 *power, f32 number, int lowest) {
   *power = value_of_bits(exponent);
   return special;
 }
-INLINE i32 integer_of(const u8 *raw, int k, int element) {
-  switch (element) {
-    case ELEMENT_S8: return (int8_t)raw[k];
-    case ELEMENT_U8: return raw[k];
-    default: {
-      const i32 four = raw[k >> 1] >> (4 * (k & 1)) & 15;
-      return element == ELEMENT_S4 && four > 7 ? four - 16 : four;
-    }
+// 32 bytes, each by itself.
+typedef u8 Bytes __attribute__((ext_vector_type(32), aligned(1)));
+typedef int8_t SignedBytes __attribute__((ext_vector_type(32), aligned(1)));
+INLINE U32 bytes_at(const u8 *raw) {
+  Bytes bytes;
+  COPY(&bytes, raw, 32);
+  return __builtin_convertvector(bytes, U32);
+}
+// mma.sync takes k = 0, 1, 4, 5, ... of 8-bit floats before the others.
+INLINE U32 halves_apart(U32 a) {
+  return __builtin_shufflevector(a, a, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29, 2, 3, 6, 7, 10, 11, 14,
+                                 15, 18, 19, 22, 23, 26, 27, 30, 31);
+}
+// The same of a row of 8-bit floats: their digits are those of tiny numbers, which are made large.
+INLINE u32 put_floats8(f32 *value, f32 *power, const u8 *raw, int element, Form form) {
+  const U32 bytes = bytes_at(raw), size = bytes & 0x7fu, least = (U32)((u32)(lowest_of(element, form) + 127) << 23);
+  U32 bits, is_special;
+  if (element == ELEMENT_E4M3) {
+    bits = (U32)((F32)(size << 20) * 0x1p120f);
+    is_special = (U32)(size == 0x7fu);
+    bits = select32(is_special, (U32)(NAN32), bits);
+  } else {
+    bits = (U32)((F32)(size << 21) * 0x1p112f);
+    is_special = (U32)(size >= 0x7cu);
+    bits = select32(is_special, select32((U32)(size == 0x7cu), (U32)(EXPONENT), (U32)(NAN32)), bits);
   }
+  U32 powers = __builtin_elementwise_max(bits & EXPONENT, least) & (U32)(size != 0u);
+  U32 values = bits | (bytes & 0x80u) << 24;
+  if (!(form.flags & OF_WARPGROUP)) {
+    powers = halves_apart(powers);
+    values = halves_apart(values);
+  }
+  COPY(value, &values, 128);
+  COPY(power, &powers, 128);
+  return __builtin_reduce_or(is_special) != 0;
 }
 INLINE int integers_of(int element) { return element == ELEMENT_S8 || element == ELEMENT_U8 ? 32 : 64; }
+static void put_integers(i32 *value, const u8 *raw, int element) {
+  if (integers_of(element) == 32) {
+    SignedBytes bytes;
+    COPY(&bytes, raw, 32);
+    const U32 whole = element == ELEMENT_S8 ? (U32)__builtin_convertvector(bytes, I32) : bytes_at(raw);
+    COPY(value, &whole, 128);
+    return;
+  }
+  for (int k = 0; k < 64; k++) {
+    const i32 four = raw[k >> 1] >> (4 * (k & 1)) & 15;
+    value[k] = element == ELEMENT_S4 && four > 7 ? four - 16 : four;
+  }
+}
+INLINE u32 put_floats(f32 *value, f32 *power, const u8 *raw, int element, Form form) {
+  if (is_float8(element)) return put_floats8(value, power, raw, element, form);
+  u32 special = 0;
+  for (int k = 0; k < depth_of(element); k++)
+    special |= put_float(value + k, power + k, float_of(raw, k, element), lowest_of(element, form));
+  return special;
+}
 
 void read_rows(AnyRows *to, const u8 raw[16][32], Form form) {
   if (form.a == ELEMENT_B1) {
@@ -86,18 +123,11 @@ void read_rows(AnyRows *to, const u8 raw[16][32], Form form) {
     return;
   }
   for (int row = 0; row < 16; row++) {
-    if (!is_float(form.a)) {
-      for (int k = 0; k < integers_of(form.a); k++) to->integers.value[row][k] = integer_of(raw[row], k, form.a);
-      continue;
-    }
     FloatRows *floats = &to->floats;
-    floats->special[row] = 0;
-    for (int k = 0; k < depth_of(form.a); k++) {
-      const int at = place_of(k, form.a, form);
-      const f32 number = float_of(raw[row], k, form.a);
-      floats->special[row] |=
-          put_float(&floats->value[row][at], &floats->power[row][at], number, lowest_of(form.a, form));
-    }
+    if (is_float(form.a))
+      floats->special[row] = put_floats(floats->value[row], floats->power[row], raw[row], form.a, form);
+    else
+      put_integers(to->integers.value[row], raw[row], form.a);
   }
 }
 void read_columns(AnyColumns *to, const u8 raw[8][32], Form form) {
@@ -107,15 +137,17 @@ void read_columns(AnyColumns *to, const u8 raw[8][32], Form form) {
   }
   to->floats.special = 0;
   for (int n = 0; n < 8; n++) {
-    if (!is_float(form.b)) {
-      for (int k = 0; k < integers_of(form.b); k++) to->integers.value[k][n] = integer_of(raw[n], k, form.b);
-      continue;
-    }
-    FloatColumns *floats = &to->floats;
-    for (int k = 0; k < depth_of(form.b); k++) {
-      const int at = place_of(k, form.b, form);
-      const f32 number = float_of(raw[n], k, form.b);
-      floats->special |= put_float(&floats->value[at][n], &floats->power[at][n], number, lowest_of(form.b, form));
+    if (is_float(form.b)) {
+      f32 value[MOST_DEPTH], power[MOST_DEPTH];
+      to->floats.special |= put_floats(value, power, raw[n], form.b, form);
+      for (int k = 0; k < (is_float8(form.b) ? 32 : depth_of(form.b)); k++) {
+        to->floats.value[k][n] = value[k];
+        to->floats.power[k][n] = power[k];
+      }
+    } else {
+      i32 value[MOST_INTEGERS];
+      put_integers(value, raw[n], form.b);
+      for (int k = 0; k < integers_of(form.b); k++) to->integers.value[k][n] = value[k];
     }
   }
 }
