@@ -35,6 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Asserts of the tests alone are rewritten.
+
+    pytest marks whole packages that have a plugin, ours and Hypothesis' too: each process of a run would parse and
+    compile their modules anew, past what the installation compiled.
+    """
+    marked = getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set())
+    marked.difference_update(("g4kv_cli", "hypothesis"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of each test's seeded faults run every twelfth, and of architectures some, unless all are asked for."""
     if not config.getoption("--all-archs"):
