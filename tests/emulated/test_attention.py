@@ -15,14 +15,16 @@ from smoke_helper import smoke
 from g4kv_cli.cases.attention import run as attention_run
 from g4kv_cli.cases.attention.case import AttentionCase
 from g4kv_cli.cases.attention.pool import AttentionPool
+from g4kv_cli.cases.attention.prepared import prepared
 from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.contract import STRICT
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.bfloat16 import BF16, bits
 
 TABLE = {case.id: case for case in attention_cases(GEOMETRIES["e2b-local"], seed=1)}
 
@@ -206,6 +208,34 @@ def test_a_second_call_that_differs_is_seen(name: str, words: str, monkeypatch: 
     result = run_attention_case(_case(name), KernelLibrary(EmulatedDevice("sm_90")), "")
     assert result.status == "failed"
     assert any(words in mismatch.operation for mismatch in result.mismatches), [m.operation for m in result.mismatches]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "at", "words"),
+    [
+        ("decode/kv-len-one", "out", 0, "out"),
+        ("decode/kv-len-one", "lse", 0, "lse"),
+        ("prefill/rows-behind-the-tokens", "out", -1, "out, rows behind the tokens"),
+    ],
+)
+def test_one_wrong_row_is_seen(name: str, array: str, at: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = attention_run.Call.run
+
+    def wrong(self: attention_run.Call) -> attention_run.Outputs:
+        outputs = run(self)
+        getattr(outputs, array)[at] = 3.0
+        return outputs
+
+    monkeypatch.setattr(attention_run.Call, "run", wrong)
+    result = run_attention_case(_case(name), KernelLibrary(EmulatedDevice("sm_90")), "")
+    assert (result.status, [mismatch.operation for mismatch in result.mismatches]) == ("failed", [words])
+
+
+def test_a_pool_is_poison_but_for_the_rows_of_its_requests() -> None:
+    case, device = _case("decode/ragged"), EmulatedDevice("sm_90")
+    tensors, _ = prepared(case, STRICT)
+    held = bits(device.read(AttentionPool(case, tensors).upload(device)))
+    assert int((held != 0xFFFF).sum()) == sum(rows.size for rows in (*tensors.k, *tensors.v))
 
 
 @pytest.mark.parametrize("form", ["decode", "decode-split", "prefill/small-tile", "prefill/large-tile"])

@@ -28,7 +28,7 @@ from g4kv_cli.entries.provider import NotCovered
 from g4kv_cli.entries.table import decode_entries
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.model.pool_order import OWN_ORDER
-from g4kv_cli.oracle.bfloat16 import BF16
+from g4kv_cli.oracle.bfloat16 import BF16, bits
 from g4kv_cli.records.run import CaseResult, Mismatch, Status
 
 LOCAL = GEOMETRIES["12b-local"]
@@ -236,6 +236,35 @@ def test_a_store_beside_the_rows_of_a_pool_that_is_never_whole_on_the_host(
     if records_stores:  # a row that nobody stored to is poison, whatever stands there
         stores.clear()
         assert np.isnan(read(None).v.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("label", ["q_out of the contiguous form", "k_out of the contiguous form"])
+def test_the_paged_form_is_held_against_the_contiguous_ones_bits(label: str) -> None:
+    case = next(case for case in prep_cases(LOCAL) if getattr(case, "against_contiguous", False))
+    device = EmulatedDevice("sm_90", "a test")
+    read = device.read
+
+    def one_off(array: Any) -> Any:
+        values = read(array)
+        if array.label == label:
+            values = values.copy()
+            bits(values)[0, 0, 0] ^= 1
+        return values
+
+    device.read = one_off  # type: ignore[method-assign]
+    result = prep_run.run_prep_case(case, KernelLibrary(device), "")
+    what = "q_out" if label.startswith("q") else "K in the pool"
+    assert [one.operation for one in result.mismatches] == [f"{what} against the contiguous form"]
+
+
+def test_padding_rows_alone_are_not_compared() -> None:
+    padded = [case for case in prep_cases(LOCAL) if case.placement and case.placement.padding_page is not None]
+    assert padded
+    for case in padded:
+        pages, _ = case.page_and_slot()
+        kept = prep_pool.PoolCheck(case, case.placement).compared_tokens.tolist()
+        assert kept == [token for token, page in enumerate(pages) if page != case.placement.padding_page]
+        assert 0 < len(kept) < len(pages)
 
 
 def test_what_was_wrong_before_the_part_that_is_not_covered_stays_wrong() -> None:
