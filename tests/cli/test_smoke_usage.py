@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.select import select_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
+from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
+from g4kv_cli.records.run import OF_SOME_BLOCKS, CaseResult
+from g4kv_cli.report.json import EarlierRun
 
 smoke = importlib.import_module("g4kv_cli.commands.smoke")  # the package's attribute of this name is the command
 
@@ -101,6 +105,23 @@ def test_a_list_takes_no_manifest_that_a_run_would_not_take(command: str, run_g4
     done = run_g4kv(*chosen, "--kernels", str(BUILT_IN_KERNELS_DIRECTORY))
     assert (done.returncode, done.stdout) == (2, "")
     assert "--kernels is about the built-in kernels" in done.stderr
+
+
+def test_bits_are_those_of_a_kernels_twin_and_no_other_kernels_are_asked_for_theirs() -> None:
+    kernel = next(one for one in kernel_variants().values() if one.same_bits_as)
+    other = next(one for one in kernel_variants().values() if one.source != kernel.source)
+    result = CaseResult("a/case", "entry", "12b-local", "passed", 0.0, output_digest="aa", kernels=(kernel.symbol,))
+    for there, digest, status in (
+        (kernel.symbol, "aa", "passed"),
+        (kernel.symbol, "bb", "failed"),
+        (kernel.same_bits_as, "bb", "failed"),
+        (other.symbol, "bb", "skipped"),
+        (other.symbol, f"bb{OF_SOME_BLOCKS}", "skipped"),
+        (kernel.symbol, "", "failed"),
+    ):
+        earlier = EarlierRun(Path("r.json"), "", 1, "a GPU", {"a/case": digest}, {"a/case": (there,)})
+        assert smoke._judge_bits(result, earlier).status == status, (there, digest)
+    assert smoke._judge_bits(dataclasses.replace(result, status="failed"), earlier).status == "failed"
 
 
 @pytest.mark.parametrize("command", ["smoke", "reject"])
