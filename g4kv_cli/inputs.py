@@ -6,6 +6,8 @@ table has NaN everywhere else, so that a read of any other row shows.
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +30,57 @@ ROPE_PERIOD = 3
 IDENTITY, SWAP_NEGATE, NEGATE = range(ROPE_PERIOD)
 
 _Q_SIGNS, _K_SIGNS = 1, 2
+
+KEPT_NUMBERS = 32 << 20
+"""Random numbers that are kept in all, 128 MiB. Cases of one kind draw the same ones in each geometry, more or fewer
+of them; to draw them takes longer than all that is made of them."""
+
+
+class NormalNumbers:
+    """Standard normal numbers, float32, in the order in which the generator of one seed draws them."""
+
+    def __init__(self, seed: tuple[int, ...]) -> None:
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._numbers = np.empty(0, np.float32)
+        self._states = {0: self._random.bit_generator.state}
+        """Of the generator behind so many numbers."""
+
+    def __len__(self) -> int:
+        return self._numbers.size
+
+    def first(self, count: int) -> Array:
+        """The first so many, read-only; those that were drawn before are not drawn again."""
+        more = count - len(self)
+        if more > 0:
+            self._numbers = np.concatenate([self._numbers, self._random.standard_normal(more, dtype=np.float32)])
+            self._numbers.flags.writeable = False
+            self._states[count] = self._random.bit_generator.state
+        return self._numbers[:count]
+
+    def behind(self, count: int) -> np.random.Generator:
+        """A generator that has drawn so many."""
+        drawn = max(known for known in self._states if known <= count)
+        random = np.random.Generator(np.random.PCG64())
+        random.bit_generator.state = self._states[drawn]
+        if drawn < count:
+            random.standard_normal(count - drawn, dtype=np.float32)
+            self._states[count] = random.bit_generator.state
+        return random
+
+
+_kept: OrderedDict[tuple[int, ...], NormalNumbers] = OrderedDict()
+
+
+def normal_numbers(seed: tuple[int, ...], count: int) -> NormalNumbers:
+    """Those of a seed, of which ``count`` will be asked for; the ones used last are kept for the next who asks."""
+    if count > KEPT_NUMBERS:
+        return NormalNumbers(seed)
+    found = _kept.pop(seed, None) or NormalNumbers(seed)
+    found.first(count)
+    _kept[seed] = found
+    while sum(map(len, _kept.values())) > KEPT_NUMBERS:
+        _kept.popitem(last=False)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,16 +129,18 @@ def make_inputs(
     at = np.asarray(positions, dtype=np.int64)
     if kind == "closed-form":
         return _closed_form(geometry, at, rotary_dim, table_positions, with_v, folded)
-    random = np.random.Generator(np.random.PCG64([seed, len(at), geometry.head_dim, INPUT_KINDS.index(kind)]))
-    scale = _scales(kind, len(at))
-    head_dim = geometry.head_dim
+    scale, head_dim = _scales(kind, len(at)), geometry.head_dim
+    heads = [geometry.num_qo_heads, geometry.num_kv_heads, *([geometry.num_kv_heads] if with_v else [])]
+    ends = list(itertools.accumulate((len(at) * count * head_dim for count in heads), initial=0))
+    numbers = normal_numbers((seed, len(at), head_dim, INPUT_KINDS.index(kind)), ends[-1])
 
-    def rows(heads: int) -> Array:
-        values = random.standard_normal((len(at), heads, head_dim), dtype=np.float32)
-        return (values * scale[:, None, None]).astype(BF16)
+    def rows(number: int) -> Array:
+        values = numbers.first(ends[-1])[ends[number] : ends[number + 1]]
+        return (values.reshape(len(at), heads[number], head_dim) * scale[:, None, None]).astype(BF16)
 
-    q, k = rows(geometry.num_qo_heads), rows(geometry.num_kv_heads)
-    v = rows(geometry.num_kv_heads) if with_v else None
+    q, k = rows(0), rows(1)
+    v = rows(2) if with_v else None
+    random = numbers.behind(ends[-1])
     cos, sin = rope_rows(geometry, at, rotary_dim)
     return PrepInputs(
         q, k, v, _random_weight(random, head_dim), _random_weight(random, head_dim), cos, sin, at, table_positions

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from g4kv_cli import inputs
 from g4kv_cli.cases.prep.closed_form import closed_form_expected
-from g4kv_cli.inputs import INPUT_KINDS, closed_form_signs, make_inputs, rope_rows, table_of
+from g4kv_cli.inputs import INPUT_KINDS, closed_form_signs, make_inputs, normal_numbers, rope_rows, table_of
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16, bits, round_to_bf16
 from g4kv_cli.oracle.reference import expected_rotated, expected_value_rows
@@ -39,6 +41,47 @@ def test_the_same_request_gives_the_same_bits(kind) -> None:
 
 def test_another_seed_gives_other_data() -> None:
     assert (bits(_make("random").q) != bits(_make("random", seed=2).q)).mean() > 0.9
+
+
+def test_numbers_that_are_kept_are_those_that_a_generator_draws() -> None:
+    seed = (7, 3)
+    random = np.random.Generator(np.random.PCG64(seed))
+    want = random.standard_normal(100, dtype=np.float32)
+    numbers = inputs.NormalNumbers(seed)
+    for count in (11, 40, 3, 100, 100):
+        np.testing.assert_array_equal(numbers.first(count), want[:count])
+    assert len(numbers) == 100
+    np.testing.assert_array_equal(numbers.behind(100).random(5), random.random(5))
+    for count in (40, 27, 27):  # a place where it stopped, one where it did not, and the same again
+        random = np.random.Generator(np.random.PCG64(seed))
+        random.standard_normal(count, dtype=np.float32)
+        np.testing.assert_array_equal(numbers.behind(count).standard_normal(5), random.standard_normal(5))
+    with pytest.raises(ValueError, match="read-only"):
+        numbers.first(3)[0] = 1
+
+
+def test_what_is_kept_is_bounded_and_the_last_one_used_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_kept", OrderedDict())
+    monkeypatch.setattr(inputs, "KEPT_NUMBERS", 100)
+    one = normal_numbers((1,), 60)
+    assert normal_numbers((1,), 70) is one
+    two = normal_numbers((2,), 30)
+    assert normal_numbers((1,), 5) is one
+    normal_numbers((3,), 20)
+    assert normal_numbers((1,), 5) is one
+    assert normal_numbers((2,), 30) is not two
+    assert normal_numbers((4,), 101) is not normal_numbers((4,), 101)
+    assert list(inputs._kept) == [(1,), (2,)]
+
+
+def test_inputs_are_the_same_whatever_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_kept", OrderedDict())
+    alone = _make("random", "12b-local")
+    monkeypatch.setattr(inputs, "_kept", OrderedDict())
+    _make("random", "31b-local")  # more heads, of the same numbers
+    after = _make("random", "12b-local")
+    for name in ("q", "k", "v", "q_weight", "k_weight"):
+        np.testing.assert_array_equal(bits(getattr(after, name)), bits(getattr(alone, name)))
 
 
 def test_shapes_and_types() -> None:

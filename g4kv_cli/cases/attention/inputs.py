@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from g4kv_cli.cases.attention.case import AttentionCase, KeyKind, KvRequest
 from g4kv_cli.entries.contract import STRICT, Contract
 from g4kv_cli.entries.table import entry_named
-from g4kv_cli.inputs import turning_columns
+from g4kv_cli.inputs import normal_numbers, turning_columns
 from g4kv_cli.model.kv_format import FOLDED, SPLIT
 from g4kv_cli.oracle.attention import ExpectedAttention, ScoreParts, attend, concatenate
 from g4kv_cli.oracle.bfloat16 import BF16
@@ -60,32 +62,29 @@ class AttentionTensors:
 def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
     """The same case always gives the same bits; requests and KV heads differ in content."""
     geometry, head_dim = case.geometry, case.geometry.head_dim
-    random = np.random.Generator(np.random.PCG64([case.seed, len(case.requests), head_dim, _KINDS.index(case.kind)]))
-    shape = (case.num_tokens, geometry.num_kv_heads, geometry.gqa_group, head_dim)
-    q = random.standard_normal(shape, dtype=np.float32)
-    if case.kind == "needles":
-        # One direction for the heads of a group: a planted key then stands out for each of them.
-        q = random.standard_normal((*shape[:2], 1, head_dim), dtype=np.float32) + _HEAD_NOISE * q
-
-    elif case.kind in ("rising", "low"):
-        # Each head of a group by a little less: bf16 holds these factors, so the keys decide how exact a score is.
-        q[..., :_RISING_COLUMNS] = (1 - np.arange(geometry.gqa_group) / 32)[None, None, :, None]
-
-    elif case.kind == "zero":
-        q[:] = 0
-
     first_keys = tuple(_first_key(case, request) for request in case.requests)
     lengths = [request.kv_len - first for request, first in zip(case.requests, first_keys, strict=True)]
     # One set of rows serves all requests, each from another row on: fast, and at no position do two of them agree
     # (the step is prime, so up to ``rows`` requests all begin elsewhere unless it divides their number).
     rows = max(lengths) + _REQUEST_STEP
     rows += rows % _REQUEST_STEP == 0
+    shape = (case.num_tokens, geometry.num_kv_heads, geometry.gqa_group, head_dim)
+    of_keys = (rows, geometry.num_kv_heads, head_dim)
+    shapes = [shape, *([(*shape[:2], 1, head_dim)] if case.kind == "needles" else []), of_keys, of_keys]
+    q, *directions, k_rows, v_rows = _normal_arrays(case, shapes)
+    if case.kind == "needles":
+        # One direction for the heads of a group: a planted key then stands out for each of them.
+        q = directions[0] + _HEAD_NOISE * q
+    elif case.kind in ("rising", "low"):
+        # Each head of a group by a little less: bf16 holds these factors, so the keys decide how exact a score is.
+        q[..., :_RISING_COLUMNS] = (1 - np.arange(geometry.gqa_group) / 32)[None, None, :, None]
+    elif case.kind == "zero":
+        q[:] = 0
     deviation = LARGE_SCORE_DEVIATION if case.kind == "large" else SPREAD_SCORE_DEVIATION
     if case.kind == "needles":
         deviation = 1.0
-    k_rows = random.standard_normal((rows, geometry.num_kv_heads, head_dim), dtype=np.float32)
     k_rows *= deviation / (np.sqrt(head_dim) * case.sm_scale)
-    v_rows = random.standard_normal((rows, geometry.num_kv_heads, head_dim), dtype=np.float32).astype(BF16)
+    v_rows = v_rows.astype(BF16)
     keys, values, token = [], [], 0
     for index, (request, first, length) in enumerate(zip(case.requests, first_keys, lengths, strict=True)):
         taken = (np.arange(length) + index * _REQUEST_STEP) % rows
@@ -110,6 +109,15 @@ def make_attention_inputs(case: AttentionCase) -> AttentionTensors:
         token += request.q_len
     flat = q.reshape(case.num_tokens, geometry.num_qo_heads, head_dim).astype(BF16)
     return AttentionTensors(flat, tuple(keys), tuple(values), first_keys)
+
+
+def _normal_arrays(case: AttentionCase, shapes: Sequence[tuple[int, ...]]) -> list[Float32]:
+    """Random float32 arrays, as one generator draws them one after another."""
+    seed = (case.seed, len(case.requests), case.geometry.head_dim, _KINDS.index(case.kind))
+    ends = list(itertools.accumulate((math.prod(shape) for shape in shapes), initial=0))
+    numbers = normal_numbers(seed, ends[-1]).first(ends[-1])
+    parts = zip(itertools.pairwise(ends), shapes, strict=True)
+    return [numbers[begin:end].reshape(shape).copy() for (begin, end), shape in parts]
 
 
 def stored_rows(case: AttentionCase, k: Array, v: Array) -> tuple[Array, Array]:
