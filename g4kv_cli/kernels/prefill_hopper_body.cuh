@@ -55,9 +55,11 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
     barrier_init(shared + Shape::kTurnedThere + stage * 8, 1);
     barrier_init(shared + Shape::kTurnedUsed + stage * 8, Shape::kClusterBlocks * kOutputWarps);
   }
-  for (int place = 0; place < Shape::kWeightPlaces; ++place) {
-    barrier_init(shared + Shape::kWeightsThere + place * 8, Shape::kWarpsOfGroup);
-    barrier_init(shared + Shape::kWeightsUsed + place * 8, kOutputWarps);
+  for (int barrier = Shape::kWeightsThere; barrier < Shape::kWeightsUsed; barrier += 8) {
+    barrier_init(shared + barrier, Shape::kWarpsOfGroup);
+  }
+  for (int barrier = Shape::kWeightsUsed; barrier < Shape::kQueriesThere; barrier += 8) {
+    barrier_init(shared + barrier, kOutputWarps);
   }
   barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
   barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);

@@ -8,19 +8,23 @@
 // find their columns soon after the sums before them let the first go; the other two kinds have one stage each.
 //
 // Scores of 64 keys with both operands in shared memory need all of its bandwidth, and the sums, the softmax and whoever
-// waits for a barrier want some of it: half of the queries are kept in registers.
+// waits for a barrier want some of it: half of the queries are kept in registers, those whose turn is last, when weights
+// are handed over.
 #pragma once
 
 #include "prefill_hopper_shape.cuh"
 
 namespace g4kv {
 
-// The step of a block's scores before which the weights of the block before are handed over: its sums then begin beside
-// these scores, and fill the tensor cores during the softmax too.
-constexpr int kHandOverStep = 2;
+// The half steps of a block's scores before which the weights of the block before are handed over to either output
+// warpgroup: its sums then begin beside these scores, one half of the head's and then the other's, and fill the tensor
+// cores during the softmax too.
+constexpr int kFirstHandOver = 3;
+constexpr int kSecondHandOver = 5;
 
 constexpr int kCommonBlocks = 3;  // of a half of the head's column blocks: 1, 2 and 3; block 0 turns
-constexpr int kHeldBlocks = 2;    // of either half, from block 0 on, whose queries are kept in registers
+constexpr int kFirstHeld = 2;     // of either half's column blocks whose queries are kept in registers
+constexpr int kHeldBlocks = 2;
 
 using HeldQueries = unsigned[kHeldBlocks][2][4][4];  // [column block][half][16 columns]
 
@@ -102,31 +106,31 @@ __device__ __forceinline__ void produce_turned_values(const AttentionParams& p, 
                                                        first, lane);
 }
 
-// sum[64 rows][64 keys] += Q's column block times one of V, four steps of 16 columns.
-template <typename Shape>
+// sum[64 rows][64 keys] (+)= Q's column block times one of K, four steps of 16 columns.
+template <typename Shape, bool kAccumulate>
 __device__ __forceinline__ void multiply_column_block(float (&scores)[8][4], unsigned shared, int column_block,
                                                       unsigned keys) {
   const unsigned a = matrix_descriptor(shared + Shape::query_block(column_block), 0);
   const unsigned b = matrix_descriptor(keys, 0);
   // row[4][16 columns]: 32 bytes on each time, inside the swizzled 128
-  multiply_rows_64<0, 0, true>(scores, a, b);
+  multiply_rows_64<0, 0, kAccumulate>(scores, a, b);
   multiply_rows_64<32, 32, true>(scores, a, b);
   multiply_rows_64<64, 64, true>(scores, a, b);
   multiply_rows_64<96, 96, true>(scores, a, b);
 }
 
 // The same of queries in registers. K's bytes are those of the column block of both halves.
-template <typename Shape, int kHalf, bool kAccumulate>
+template <typename Shape, int kHalf>
 __device__ __forceinline__ void multiply_held_block(float (&scores)[8][4], const unsigned (&queries)[4][4],
                                                     unsigned keys) {
   constexpr int kFirst = kHalf * Shape::kGroupBytes;
-  multiply_held_rows_64<kFirst, kAccumulate>(scores, queries[0], keys);
+  multiply_held_rows_64<kFirst, true>(scores, queries[0], keys);
   multiply_held_rows_64<kFirst + 32, true>(scores, queries[1], keys);
   multiply_held_rows_64<kFirst + 64, true>(scores, queries[2], keys);
   multiply_held_rows_64<kFirst + 96, true>(scores, queries[3], keys);
 }
 
-// scores[8 tiles of 8 keys] of a block's 64 keys. before(n) runs before step n of four.
+// scores[8 tiles of 8 keys] of a block's 64 keys. before(n) runs before the n-th half step of eight.
 template <typename Shape, typename Before>
 __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const HeldQueries& queries,
                                                    unsigned shared, int block,
@@ -136,22 +140,26 @@ __device__ __forceinline__ void score_folded_block(float (&scores)[8][4], const 
   before(0);
   barrier_wait(shared + Shape::kKeysThere, block & 1);
   fence_wgmma();
-  const unsigned keys = matrix_descriptor(shared + Shape::kKeyRing, 0);
-  multiply_held_block<Shape, 0, false>(scores, queries[0][0], keys);
-  multiply_held_block<Shape, 1, true>(scores, queries[0][1], keys);
+  const unsigned keys = shared + Shape::kKeyRing;
+  multiply_column_block<Shape, false>(scores, shared, 0, keys);
+  before(1);
+  multiply_column_block<Shape, true>(scores, shared, kHalf, keys + Shape::kGroupBytes);
   commit_wgmma();
 #pragma unroll
   for (int column_block = 1; column_block < kHalf; ++column_block) {
-    before(column_block);
+    before(2 * column_block);
     barrier_wait(shared + Shape::kValuesThere + ring.stage * 8, ring.parity);
     fence_wgmma();
     const unsigned columns = shared + Shape::kValueRing + ring.stage * Shape::kStageBytes;
-    if (column_block < kHeldBlocks) {
-      multiply_held_block<Shape, 0, true>(scores, queries[column_block][0], matrix_descriptor(columns, 0));
-      multiply_held_block<Shape, 1, true>(scores, queries[column_block][1], matrix_descriptor(columns, 0));
+    if (column_block >= kFirstHeld) {
+      const int held = column_block - kFirstHeld;
+      multiply_held_block<Shape, 0>(scores, queries[held][0], matrix_descriptor(columns, 0));
+      before(2 * column_block + 1);
+      multiply_held_block<Shape, 1>(scores, queries[held][1], matrix_descriptor(columns, 0));
     } else {
-      multiply_column_block<Shape>(scores, shared, column_block, columns);
-      multiply_column_block<Shape>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
+      multiply_column_block<Shape, true>(scores, shared, column_block, columns);
+      before(2 * column_block + 1);
+      multiply_column_block<Shape, true>(scores, shared, kHalf + column_block, columns + Shape::kGroupBytes);
     }
     commit_wgmma();
     if (column_block == 1) {
@@ -181,12 +189,12 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   barrier_wait(shared + Shape::kQueriesThere, 0);
   HeldQueries queries;
 #pragma unroll
-  for (int column_block = 0; column_block < kHeldBlocks; ++column_block) {
+  for (int held = 0; held < kHeldBlocks; ++held) {
 #pragma unroll
     for (int column16 = 0; column16 < 8; ++column16) {
       const int half = column16 / 4;
-      load_a<kBlockColumns>(queries[column_block][half][column16 % 4],
-                            shared + Shape::query_block(half * kHalf + column_block), first_row, column16 % 4, lane);
+      load_a<kBlockColumns>(queries[held][half][column16 % 4],
+                            shared + Shape::query_block(half * kHalf + kFirstHeld + held), first_row, column16 % 4, lane);
     }
   }
   __syncwarp();
@@ -195,9 +203,9 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   score_folded_block<Shape>(scores, queries, shared, 0, ring, release, [](int) {});
   int first_key = (int)same_in_warp(first_block_key<Shape>(t));
   int block = 0;
-  const auto hand_over = [&] {
+  const auto hand_over = [&](int group) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere + (block & 1) * 8);
+    if (lane == 0) barrier_arrive(shared + Shape::weights_there(block & 1, group));
   };
 #pragma unroll 1
   for (;; ++block) {
@@ -209,22 +217,13 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
         hide_keys(scores, i, first_visible(tile, newest), newest, first_key, lane);
       }
     }
-    const float lane_maxima[2] = {lane_max(scores, 0), lane_max(scores, 1)};  // most blocks raise no row's
     float factor[2] = {1.0f, 1.0f};
-    if (__any_sync(kAllLanes, lane_maxima[0] > max[0] || lane_maxima[1] > max[1])) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float block_max = row_max(lane_maxima[i]);
-        if (block_max > max[i]) {
-          factor[i] = exp2_approx((max[i] - block_max) * p.scale_log2);
-          max[i] = block_max;
-          sum[i] *= factor[i];
-        }
-      }
-    }
+    raise_maxima(max, sum, factor, scores, p.scale_log2);
     const float subtrahend[2] = {finite_max(max[0]) * p.scale_log2, finite_max(max[1]) * p.scale_log2};
+    // The weights and factors that stood here are used: the last stage that these scores have met came when both output
+    // warpgroups had let go one of that block, behind their first sums.
+    static_assert(Shape::kValueStages < (Shape::kBlockPlaces + 1) * kCommonBlocks, "");
     const int place = block & 1;
-    barrier_wait(shared + Shape::kWeightsUsed + place * 8, block >> 1 & 1 ^ 1);  // the factors too
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (lane % 4 == 0) factors[place * Shape::kRows + first_row + lane / 4 + i * 8] = factor[i];
@@ -247,11 +246,13 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
     if (block + 1 == blocks) break;
 
     score_folded_block<Shape>(scores, queries, shared, block + 1, ring, release, [&](int step) {
-      if (step == kHandOverStep) hand_over();
+      if (step == kFirstHandOver) hand_over(0);
+      if (step == kSecondHandOver) hand_over(1);
     });
     first_key += Shape::kKeys;
   }
-  hand_over();
+  hand_over(0);
+  hand_over(1);
   finish_rows<Shape>(p, shared, memory, max, sum, first_row, lane);
 }
 
@@ -300,7 +301,7 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
   for (int block = 0; block < blocks; ++block) {
     const int place = block & 1;
     const unsigned parity = block >> 1 & 1;  // of what is there once for each place
-    barrier_wait(shared + Shape::kWeightsThere + place * 8, parity);
+    barrier_wait(shared + Shape::weights_there(place, group), parity);
     unsigned weights[4][4];
 #pragma unroll
     for (int key16 = 0; key16 < Shape::kKeys / 16; ++key16) {
@@ -324,8 +325,6 @@ __device__ __forceinline__ void sum_folded_values(const AttentionParams& p, cons
       fence_async_copies();
       synchronize_warpgroup(1 + group);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed + place * 8);
     int previous = 0;
 #pragma unroll
     for (int step = 0; step < kHalf; ++step) {

@@ -158,19 +158,8 @@ __device__ __forceinline__ void score_split_keys(const AttentionParams& p, const
       }
     }
     barrier_wait(shared + Shape::kWeightsUsed, parity ^ 1);  // the factors too
-    const float lane_maxima[2] = {lane_max(scores, 0), lane_max(scores, 1)};
     float factor[2] = {1.0f, 1.0f};
-    if (__any_sync(kAllLanes, lane_maxima[0] > max[0] || lane_maxima[1] > max[1])) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float block_max = row_max(lane_maxima[i]);
-        if (block_max > max[i]) {
-          factor[i] = exp2_approx((max[i] - block_max) * p.scale_log2);
-          max[i] = block_max;
-          sum[i] *= factor[i];
-        }
-      }
-    }
+    raise_maxima(max, sum, factor, scores, p.scale_log2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (lane % 4 == 0) factors[first_row + lane / 4 + i * 8] = factor[i];

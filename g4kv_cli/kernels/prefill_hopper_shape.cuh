@@ -58,19 +58,24 @@ struct HopperPrefill {
   static constexpr int kValuesUsed = kValuesThere + kValueStages * 8;
   static constexpr int kTurnedThere = kValuesUsed + kValueStages * 8;
   static constexpr int kTurnedUsed = kTurnedThere + kTurnedStages * 8;
-  static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [place]
-  static constexpr int kWeightsUsed = kWeightsThere + kWeightPlaces * 8;
-  static constexpr int kQueriesThere = kWeightsUsed + kWeightPlaces * 8;
+  static constexpr int kWeightsThere = kTurnedUsed + kTurnedStages * 8;  // [place], folded [place][output warpgroup]
+  static constexpr int kWeightsUsed = kWeightsThere + kWeightPlaces * (kFolded ? kOutputWarpgroups : 1) * 8;  // [place]
+  static constexpr int kQueriesThere = kWeightsUsed + (kFolded ? 0 : kWeightPlaces * 8);
   static constexpr int kSumsThere = kQueriesThere + 8;
   static constexpr int kTile = kSumsThere + 8;  // TileGeometry, so that no loop has to keep it
   static constexpr int kSharedBytes = kTile + sizeof(TileGeometry);
 
-  // Where a column block of the queries is. Folded, [3 of the half][half] as in the stages that they meet; the two that
-  // turn are kept in registers, and begin in the first stage of V's ring.
+  // Folded, of an output warpgroup.
+  static __device__ __forceinline__ constexpr int weights_there(int place, int group) {
+    return kWeightsThere + (place * kOutputWarpgroups + group) * 8;
+  }
+
+  // Where a column block of the queries is. Folded, [3 of the half][half] as in the stages that they meet; the last of
+  // either half are kept in registers, and begin in the first stage of V's ring.
   static __device__ __forceinline__ constexpr int query_block(int column_block) {
     if constexpr (!kFolded) return kQueries + column_block * kQueryBlockBytes;
     const int of_half = column_block % (kColumnBlocks / 2), half = column_block / (kColumnBlocks / 2);
-    return (of_half == 0 ? kValueRing : kQueries + (of_half - 1) * kStageBytes) + half * kGroupBytes;
+    return (of_half == kColumnBlocks / 2 - 1 ? kValueRing : kQueries + of_half * kStageBytes) + half * kGroupBytes;
   }
 
   static_assert(kClusterTiles == 1 || kClusterTiles == 2, "a pair of tiles at most");
@@ -211,6 +216,42 @@ __device__ __forceinline__ void begin_query_copies(const AttentionParams& p, con
     }
   }
   commit_copies();
+}
+
+// Largest of the lane's scores in either of its rows, in short chains: the multiplications wait for it.
+template <int kTiles>
+__device__ __forceinline__ void find_lane_maxima(float (&maxima)[2], const float (&scores)[kTiles][4]) {
+  constexpr int kChains = 4;
+  float chains[2][kChains];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float of_tile = fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]);
+      chains[i][n % kChains] = n < kChains ? of_tile : fmaxf(chains[i][n % kChains], of_tile);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) maxima[i] = fmaxf(fmaxf(chains[i][0], chains[i][1]), fmaxf(chains[i][2], chains[i][3]));
+}
+
+// The maxima of the lane's rows with those of a block's scores; what was summed before is rescaled by factor, which stays
+// as it is where no row's is raised, as in most blocks.
+template <int kTiles>
+__device__ __forceinline__ void raise_maxima(float (&max)[2], float (&sum)[2], float (&factor)[2],
+                                             const float (&scores)[kTiles][4], float scale_log2) {
+  float lane_maxima[2];
+  find_lane_maxima(lane_maxima, scores);
+  if (!__any_sync(kAllLanes, lane_maxima[0] > max[0] || lane_maxima[1] > max[1])) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float block_max = row_max(lane_maxima[i]);
+    if (block_max > max[i]) {
+      factor[i] = exp2_approx((max[i] - block_max) * scale_log2);
+      max[i] = block_max;
+      sum[i] *= factor[i];
+    }
+  }
 }
 
 // One over each row's sum for the output warpgroups, and its log-sum-exp.
