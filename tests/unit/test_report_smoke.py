@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,15 @@ def test_a_link_stays_one_and_a_device_is_no_file(tmp_path: Path) -> None:
     for place in ("/dev/stdout", "/dev/null", "/proc/self/fd/1"):
         with pytest.raises(UsageError, match=f"--json {place}: not a file"):
             JsonRecord(Path(place), RUN, 0)
+
+
+def test_others_may_read_a_record_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        JsonRecord(tmp_path / "run.json", RUN, 0)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o640
 
 
 def test_json_needs_a_place(tmp_path: Path) -> None:
