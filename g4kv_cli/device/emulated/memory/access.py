@@ -47,10 +47,16 @@ def span_of(base: Array) -> Span:
 
 
 def report_outside(
-    lanes: LaneSet, site: Site, kind: str, words: Callable[[int], str], addresses: npt.NDArray[np.int64], bad: Array
+    lanes: LaneSet,
+    site: Site,
+    kind: str,
+    words: Callable[[int], str],
+    addresses: npt.NDArray[np.int64],
+    inside: tuple[int, int],
 ) -> None:
-    """Report the lanes, of which there may be one for all, whose address is bad; words of the first address."""
-    found = np.flatnonzero(bad)
+    """Report the lanes, of which there may be one for all, whose address is not from the first to the last of
+    ``inside``; words of the first such address."""
+    found = np.flatnonzero((addresses < inside[0]) | (addresses > inside[1]))
     if found.size:
         address = int(addresses[found[0]])
         count = lanes.count if addresses.size == 1 else found.size

@@ -42,7 +42,7 @@ class LocalMemory:
                 "local_out_of_bounds",
                 lambda at: f"access of {size} bytes at local offset {at}, past the thread's {self.nbytes} bytes",
                 addresses,
-                (addresses < 0) | (addresses > self.nbytes - size),
+                (0, self.nbytes - size),
             )
         if (span[2] | offset) & (size - 1):
             check_alignment(lanes, base, offset, size, site, "local memory")

@@ -80,7 +80,7 @@ class SharedMemory:
             "shared_out_of_bounds",
             lambda at: f"access of {size} bytes at shared offset {at}, outside the block's {self.nbytes} bytes{given}",
             addresses,
-            (addresses < 0) | (addresses > self.nbytes - size),
+            (0, self.nbytes - size),
         )
         return addresses
 
@@ -97,7 +97,7 @@ class SharedMemory:
             "shared_variable_overrun",
             lambda at: f"access of {size} bytes at shared offset {at}, outside {within} at {within.begin} to {end}",
             addresses,
-            (addresses < within.begin) | (addresses > end - size),
+            (within.begin, end - size),
         )
 
     def check_initialised(self, lanes: LaneSet, units: Units, shift: int, site: Site) -> None:
