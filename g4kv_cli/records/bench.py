@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.run import RunInfo, to_json
-from g4kv_cli.records.schema import SchemaError, record_from
+from g4kv_cli.records.schema import SchemaError, read_json, record_from
 
 BENCH_SCHEMA_VERSION = 1
 BENCH_KIND = "g4kv-bench"
@@ -192,12 +192,7 @@ def read_bench_record(path: Path, option: str) -> BenchRecord:
     def fail(what: str) -> UsageError:
         return UsageError(f"{option} {path}: {what}; give a bench.json that g4kv bench wrote")
 
-    try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise fail(f"cannot read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise fail(f"not JSON: {error}") from error
+    values = read_json(path, fail)
     if not isinstance(values, dict) or values.get("kind") != BENCH_KIND:
         raise fail("not a bench record")
     if values.get("schema_version") != BENCH_SCHEMA_VERSION:

@@ -9,9 +9,12 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from g4kv_cli.errors import UsageError
 
 _Record = TypeVar("_Record")
 _EMPTY: Mapping[type, Any] = types.MappingProxyType({str: "", tuple: ()})
@@ -19,6 +22,16 @@ _EMPTY: Mapping[type, Any] = types.MappingProxyType({str: "", tuple: ()})
 
 class SchemaError(ValueError):
     """A value that does not fit: where in the file, and what belongs there."""
+
+
+def read_json(path: Path, fail: Callable[[str], UsageError]) -> Any:
+    """The value in a file. Raises what ``fail`` makes of the reason that there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise fail(f"cannot read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise fail(f"not JSON: {error}") from error
 
 
 def record_from(kind: type[_Record], value: object, where: str = "") -> _Record:

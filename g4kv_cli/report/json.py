@@ -20,7 +20,7 @@ from typing import Any
 from g4kv_cli.errors import UsageError
 from g4kv_cli.records.files import write_whole
 from g4kv_cli.records.run import SCHEMA_VERSION, CaseResult, RunInfo, RunRecord, ShardInfo, summarise, to_json
-from g4kv_cli.records.schema import SchemaError, record_from
+from g4kv_cli.records.schema import SchemaError, read_json, record_from
 
 OPTION = "--json"
 PAGE_SIZE = "page_size"
@@ -95,12 +95,7 @@ def read_run(path: Path, option: str, defaults: Mapping[str, Any] = MappingProxy
     def fail(what: str) -> UsageError:
         return UsageError(f"{option} {path}: {what}; give a file made with g4kv smoke --json")
 
-    try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise fail(f"cannot read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise fail(f"not JSON: {error}") from error
+    record = read_json(path, fail)
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
         raise fail(f"not a record of schema version {SCHEMA_VERSION}")
     try:
