@@ -13,6 +13,12 @@ __device__ int acquire_in_block(const int* p) {
   int v; asm volatile("ld.acquire.cta.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
 }
 """
+RELEASE_CLUSTER = RELEASE_CTA.replace("in_block", "in_cluster").replace(".cta", ".cluster")
+FENCED_CLUSTER = """
+__device__ void release_in_cluster(volatile int* p, int v) {
+  asm volatile("fence.acq_rel.cluster;" ::: "memory"); *p = v;
+}
+"""
 HAND_OVER = """
   if (b == 0) {
     out[t] = in[t];
@@ -43,6 +49,25 @@ RIGHT_ATOMICS = (
         64,
         RELEASE_CTA,
         want=lambda grid, block: each(lambda number: number + 64)(grid, 1),
+    ),
+    Program(
+        "a flag of the scope of a cluster within a block",
+        """
+  if (t == 40) { aux[8 + b] = b; release_in_cluster(aux + b, 1); }
+  if (t == 3) { while (acquire_in_cluster(aux + b) == 0) { } out[b] = aux[8 + b]; }""",
+        4,
+        64,
+        RELEASE_CLUSTER,
+        want=lambda grid, block: each(lambda number: number)(grid, 1),
+    ),
+    Program(
+        "a flag of the scope of a cluster between its blocks",
+        handed_over("release_in_cluster", "acquire_in_cluster"),
+        2,
+        32,
+        RELEASE_CLUSTER,
+        want=lambda grid, block: each(lambda number: number)(1, 32),
+        attributes="__cluster_dims__(2, 1, 1)",
     ),
     Program(
         "a flag of the scope of the GPU between blocks",
@@ -83,6 +108,23 @@ WRONG_ATOMICS = (
         2,
         32,
         ORDERED + RELEASE_CTA,
+        kinds=("global_race",),
+    ),
+    Program(
+        "released to a cluster of one block, awaited by another block",
+        handed_over("release_in_cluster", "load_acquire"),
+        2,
+        32,
+        ORDERED + RELEASE_CLUSTER,
+        kinds=("global_race",),
+        words=".cluster orders threads of one cluster",
+    ),
+    Program(
+        "fenced for a cluster of one block, awaited by another block",
+        handed_over("release_in_cluster", "load_acquire"),
+        2,
+        32,
+        ORDERED + FENCED_CLUSTER,
         kinds=("global_race",),
     ),
     Program(

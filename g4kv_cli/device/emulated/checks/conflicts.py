@@ -51,6 +51,11 @@ class Access:
         return manner(self.site.opcode, self.site.in_wait).strength
 
     @property
+    def in_block(self) -> bool:
+        """Whether its scope ends with the threads' blocks."""
+        return manner(self.site.opcode, False).ends_at_block(self.lanes.chunk.cluster_blocks)
+
+    @property
     def tells(self) -> bool:
         """Whether its thread learns by it what others did there: an atomic whose result is used, or a load that is
         volatile, relaxed or acquire."""
@@ -129,7 +134,7 @@ class _Table:
         self.kind = np.array([access.kind for access in accesses], np.int8)[self.entry]
         self.strength = np.array([access.strength for access in accesses], np.int8)[self.entry]
         self.moment = np.array([access.moment for access in accesses], np.int64)[self.entry]
-        self.in_block = np.array([manner(access.site.opcode, False).in_block for access in accesses])[self.entry]
+        self.in_block = np.array([access.in_block for access in accesses])[self.entry]
         self.is_validated = np.array([access.site.is_validated for access in accesses])[self.entry]
         self.tells = np.array([access.tells for access in accesses])[self.entry]
         self.has_value = np.array([access.data is not None for access in accesses])[self.entry]

@@ -25,6 +25,8 @@ Units = npt.NDArray[np.int64]
 _COMPACT_AT_LANES = 1 << 24
 """Logged accesses at which equal ones are dropped; twice as many as are left then at the next time."""
 _ENTRY_LANES = 64
+_OF_BLOCK = ".cta orders threads of one block"
+_OF_CLUSTER = ".cluster orders threads of one cluster, and each of these blocks is its own"
 
 
 class GlobalLog:
@@ -108,8 +110,9 @@ class GlobalLog:
                 words = f"block {where} {did} the same location {at}, and nothing orders the two: {place}"
             else:
                 words = f"{conflict.hazard} race with block {where} {at}, which nothing orders: {place}"
-            if any(manner(each.site.opcode, False).in_block for each in (later, earlier)):
-                words += " (.cta orders threads of one block)"
+            scopes = [manner(each.site.opcode, False) for each in (later, earlier) if each.in_block]
+            if scopes:
+                words += f" ({_OF_BLOCK if any(scope.in_block for scope in scopes) else _OF_CLUSTER})"
             who = f"this block and block {where}"
         elif not conflict.is_within_warp:
             who = f"warp {one // WARP} and warp {other // WARP} {at}"

@@ -10,7 +10,8 @@ which moment the accesses of others come before what the thread does next:
 * an arrival on an mbarrier, or a releasing one at the cluster's barrier, comes before what follows a wait for it;
 * a volatile, relaxed or acquire load, or an atomic with a result, learns what was published at its address. A fence
   behind it is not asked for;
-* what has the scope ``.cta`` publishes to its block, and learns of its block, alone;
+* what has the scope ``.cta`` publishes to its block, and learns of its block, alone; so does what has ``.cluster``
+  where clusters have one block; elsewhere that is taken for the whole GPU;
 * ``shfl.sync``, votes and their like order nothing, but hand on what a lane has fenced, and has learnt of other warps;
 * in shared memory no fence is asked for where threads wait for each other there: the stores of a thread arrive in
   their order. Where none waits only atomics publish, and behind a fence.
@@ -19,7 +20,7 @@ which moment the accesses of others come before what the thread does next:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -461,10 +462,11 @@ def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
 
 def fence(opcode: str) -> Callable[[LaneSet], None]:
     """membar and fence: (lanes)."""
-    reach = "cta" if opcode.endswith(".cta") else "gpu"
+    scope = opcode.rsplit(".", 1)[1]
 
     def run(lanes: LaneSet) -> None:
-        lanes.chunk.order.fence(lanes, reach)
+        is_block = scope == "cta" or (scope == "cluster" and lanes.chunk.cluster_blocks == 1)
+        lanes.chunk.order.fence(lanes, "cta" if is_block else "gpu")
 
     return run
 
@@ -472,6 +474,8 @@ def fence(opcode: str) -> Callable[[LaneSet], None]:
 def synchronise(site: Site, lanes: LaneSet, addresses: Units, stores: bool, is_shared: bool) -> None:
     """What an access that was just made means for the order of what follows; the access itself comes before."""
     found = manner(site.opcode, site.in_wait)
+    if found.in_cluster and found.ends_at_block(lanes.chunk.cluster_blocks):
+        found = replace(found, in_block=True)
     if is_shared and found.is_ordered and lanes.chunk.run.kernel.is_asynchronous:
         lanes.chunk.races.synchronise(addresses, lanes)
     if found.strength > WEAK and lanes.chunk.run.learns_of[is_shared]:

@@ -281,6 +281,7 @@ class EngineRun:
                 first = each.faults[0]
                 return Detected(FAULT_KINDS[first["kind"]], int(first["site"]), int(first["block"]), int(first["warp"]))
         is_in_order = len(self._states) == 1
+        cluster_blocks = request.cluster[0] * request.cluster[1] * request.cluster[2]
         stores = state.stores
         ranges, has_conflict = stored_ranges(stores, request.may_collide if is_in_order else ())
         instructions = state.launch.instructions
@@ -293,7 +294,7 @@ class EngineRun:
                 return Detected("accesses without an order")
         elif has_conflict:
             return Detected("stores that meet")
-        elif self.program.has_block_scope and request.blocks > 1:
+        elif self.program.scope_may_end(cluster_blocks) and request.blocks > 1:
             return Detected(BLOCK_SCOPE)
         elif _SEVERAL_USES[state.used].any():
             if self.watched is None or self.watched != state.used_twice():

@@ -389,7 +389,7 @@ def lower_basic(lowering: Lowering, instruction: Instruction) -> bool:
     elif (found := CVTA.fullmatch(opcode)) is not None:
         _lower_cvta(lowering, instruction, bool(found.group(1)), found.group(2))
     elif opcode in FENCES:
-        lowering.emit("fence", lowering.site(), int(opcode.endswith(".cta")), outs=())
+        lowering.emit("fence", lowering.site(), int(opcode.endswith((".cta", ".cluster"))), outs=())
     elif opcode == WAIT_FOR_FRONT:
         lowering.emit("wait_for_front", outs=())
     elif opcode in NO_OPERATION:

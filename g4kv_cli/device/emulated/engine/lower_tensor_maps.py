@@ -40,7 +40,7 @@ def lower_tensor_maps(lowering: Lowering, instruction: Instruction) -> bool:
     elif opcode == COPY_MAP and len(operands) == 3 and operands[2] == Immediate(128):
         _lower_copy(lowering, instruction)
     elif (found := MAP_FENCE.fullmatch(opcode)) is not None:
-        lowering.emit("fence", lowering.site(), int(found.group(2) == "cta"), outs=())
+        lowering.emit("fence", lowering.site(), int(found.group(2) in ("cta", "cluster")), outs=())
     else:
         return False
     return True

@@ -96,9 +96,9 @@ class Program:
         self.site_count = kernel.site_count
         self.sites, self.within = kernel.sites, kernel.within
         self.trace_flags = flags_of(kernel.sites)
-        self.has_block_scope = any(
-            manner(site.opcode, site.in_wait).in_block and ".shared" not in site.opcode for site in kernel.sites
-        )
+        scopes = [manner(site.opcode, False) for site in kernel.sites if ".shared" not in site.opcode]
+        self.has_block_scope = any(scope.in_block for scope in scopes)
+        self.has_cluster_scope = any(scope.in_cluster for scope in scopes)
         self.writes_too_much = False
         """Whether there was no room for what orders a launch's accesses."""
         self.granule_shift = kernel.granule_shift
@@ -110,7 +110,7 @@ class Program:
         self.learns = kernel.learns
         self.runs_together = kernel.runs_together
         self.reads_clock = kernel.reads_clock
-        is_ordered = kernel.runs_together or self.has_block_scope or kernel.reads_clock
+        is_ordered = kernel.runs_together or self.scope_may_end(1) or kernel.reads_clock
         self.runs_apart = not is_ordered and not kernel.calls and len(kernel.atomic_forms) < 2
         """Whether several threads may run its blocks."""
         self.may_mix_atomics = len(kernel.atomic_forms) > 1 and not kernel.runs_together
@@ -148,6 +148,10 @@ class Program:
                 view[:] = slot.key.bits
             elif isinstance(slot.key, Parameter | Variable):
                 self._late.append((view, slot.key))
+
+    def scope_may_end(self, cluster_blocks: int) -> bool:
+        """Whether it has accesses of which the scope ends with their block, in clusters of so many blocks."""
+        return self.has_block_scope or (self.has_cluster_scope and cluster_blocks == 1)
 
     def pays(self, warps: int) -> bool:
         """Whether so many warps are run sooner here than by the interpreter, loops left aside: it executes an

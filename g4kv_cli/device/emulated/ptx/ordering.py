@@ -29,6 +29,12 @@ class Manner:
     """Whether it is an atomic that says acquire or release."""
     in_block: bool
     """Whether its scope is the thread's own block (``.cta``): for other blocks it is like any plain access."""
+    in_cluster: bool
+    """Whether it is the thread's cluster."""
+
+    def ends_at_block(self, cluster_blocks: int) -> bool:
+        """Whether its scope ends with the thread's block, of clusters of so many blocks."""
+        return self.in_block or (self.in_cluster and cluster_blocks == 1)
 
 
 @lru_cache(maxsize=1024)
@@ -45,8 +51,9 @@ def manner(opcode: str, in_wait: bool) -> Manner:
         strength = VOLATILE
     is_ordered = is_atomic and word in ("acquire", "release", "acq_rel")
     acquires = stem == "atom" or (stem == "ld" and strength > WEAK)
-    in_block = stem in ("ld", "st", "atom", "red") and "cta" in opcode.split(".")
-    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic, is_ordered, in_block)
+    words = opcode.split(".") if stem in ("ld", "st", "atom", "red") else ()
+    scopes = "cta" in words, "cluster" in words
+    return Manner(strength, acquires, word in ("release", "acq_rel"), is_atomic, is_ordered, *scopes)
 
 
 def learns(opcode: str) -> bool:
