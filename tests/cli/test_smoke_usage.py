@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,11 @@ def test_help_names_the_default_and_the_exit_codes(run_g4kv) -> None:
     assert "Exit codes: 0 all passed; 1 a kernel is wrong; 2" in " ".join(done.stdout.split())
 
 
+@cache
+def _everything() -> list[Case]:
+    return gate_cases(tuple(GEOMETRIES.values()), every_trap=True)
+
+
 @pytest.mark.parametrize(
     ("wanted", "made_of"),
     [
@@ -183,5 +189,4 @@ def test_ids_that_name_their_geometries_need_no_other_table(
     monkeypatch.setattr(smoke, "gate_cases", watched)
     chosen = [case.id for case in smoke.cases_of(smoke.Request(case=wanted))]
     assert made == made_of
-    everything = gate_cases(tuple(GEOMETRIES.values()), every_trap=True)
-    assert chosen == [case.id for case in select_cases(everything, wanted)]
+    assert chosen == [case.id for case in select_cases(_everything(), wanted)]

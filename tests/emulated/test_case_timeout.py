@@ -184,30 +184,30 @@ def _require_timeout(case: dict[str, Any], seconds: float, line: int, block: str
 def test_smoke_ends_an_endless_case_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2", *FORMS)
     chosen = ["--case", GOOD, "--case", ENDLESS, "--case", "prep/e2b-local/decode/closed-form"]
-    code, record, junit = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "1", "--case-timeout", "3", *chosen)
+    code, record, junit = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "1", "--case-timeout", "2", *chosen)
     shown = capsys.readouterr().out
     assert code == 2
     statuses = {case["id"]: case["status"] for case in record["cases"]}
     assert statuses == {GOOD: "passed", ENDLESS: "error", "prep/e2b-local/decode/closed-form": "passed"}
     (late,) = (case for case in record["cases"] if case["id"] == ENDLESS)
-    _require_timeout(late, 3, line, "(2, 0, 0)")
-    assert late["rerun"].endswith(f"--case-timeout 3 --case {ENDLESS}")
+    _require_timeout(late, 2, line, "(2, 0, 0)")
+    assert late["rerun"].endswith(f"--case-timeout 2 --case {ENDLESS}")
     for text in (shown, junit):
         assert f"{PREP}:{line}" in text
         assert "block (2, 0, 0), warp 1" in text
     (error,) = ElementTree.fromstring(junit).iter("error")
-    assert "not finished after 3 s" in (error.get("message") or "")
+    assert "not finished after 2 s" in (error.get("message") or "")
 
 
 def test_workers_end_their_cases_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolate, "MIN_CASES_PER_JOB", 1)
     kernels, line = _endless_prep(tmp_path / "kernels", "kForm == Form::paged_prefill && token == 2", *FORMS)
     chosen = ["--case", ENDLESS, "--case", GOOD]
-    code, record, _ = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "2", "--case-timeout", "3", *chosen)
+    code, record, _ = _smoke(tmp_path, "--kernels", str(kernels), "--jobs", "2", "--case-timeout", "2", *chosen)
     assert code == 2
     by_id = {case["id"]: case for case in record["cases"]}
     assert by_id[GOOD]["status"] == "passed"
-    _require_timeout(by_id[ENDLESS], 3, line, "(2, 0, 0)")
+    _require_timeout(by_id[ENDLESS], 2, line, "(2, 0, 0)")
 
 
 def test_a_case_without_a_limit_and_one_with_time_enough_are_the_same(tmp_path: Path) -> None:
@@ -273,11 +273,11 @@ def test_reject_ends_an_endless_twin_and_an_endless_trap(tmp_path: Path) -> None
     host = next(case.id for case in reject_cases() if case.entry == decode and case.rule == "eps")
     other = next(case.id for case in reject_cases() if "prefill_hd256" in case.entry and case.rule == "eps")
     trap = next(case.id for case in trap_cases() if case.entry == decode)
-    words = ["reject", "--device", "emulated", "--kernels", str(kernels), "--json", str(record), "--case-timeout", "3"]
+    words = ["reject", "--device", "emulated", "--kernels", str(kernels), "--json", str(record), "--case-timeout", "2"]
     code = g4kv([*words, "--case", host, "--case", other, "--case", trap])
     by_id = {case["id"]: case for case in json.loads(record.read_text())["cases"]}
     assert code == 1  # the trap was not met; an endless twin alone would be 2
-    _require_timeout(by_id[host], 3, line, "(0, 0, 0)", 0)
+    _require_timeout(by_id[host], 2, line, "(0, 0, 0)", 0)
     assert by_id[other]["status"] == "passed"
     assert by_id[trap]["status"] == "failed"
     assert by_id[trap]["reason"].startswith("hung, want a trap")
@@ -317,7 +317,7 @@ if __name__ == "__main__": main()
 """
 
 
-SECONDS_TO_THE_LOOP = 1.5
+SECONDS_TO_THE_LOOP = 0.75
 """Processor time from the launch on, in which the kernel is translated and reaches its loop."""
 
 

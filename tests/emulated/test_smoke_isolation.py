@@ -163,8 +163,8 @@ def test_host_code_that_lets_nothing_else_run_is_given_up_from_outside(
     """As it holds the interpreter's lock, no thread of its process can end it."""
     hang = "import ctypes\n    if len(positions) == 1: ctypes.PyDLL(None).sleep(60)\n    q_out[...] ="
     manifest = engine_in(tmp_path, ("reference.py", "q_out[...] =", hang)) / "reference.toml"
-    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 8.0)
-    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 2.0, providers=(manifest,))
+    monkeypatch.setattr(isolate, "SECONDS_TO_START_AND_ANSWER", 3.0)
+    settings = RunSettings("emulated:sm_90", None, ("g4kv", "smoke"), 0.5, providers=(manifest,))
     (result,) = run_cases(_cases("prep/e2b-local/prefill/random/seed1/tokens1/page16"), settings, device, 1)
     assert result.status == "error"
     assert "the worker process does not answer" in result.reason
