@@ -34,6 +34,22 @@ def test_a_record_equals_itself(sample: BenchRecord) -> None:
     assert comparison.notes == ()
 
 
+def test_what_else_differs_is_noted_and_only_that(sample: BenchRecord) -> None:
+    run, device = sample.run, sample.run.device
+    for changed, note in (
+        ({"device": dataclasses.replace(device, name="another")}, f"GPU: A {device.name} {device.arch}, B another "),
+        ({"device": dataclasses.replace(device, driver="1.2")}, f"driver: A {device.driver}, B 1.2"),
+        ({"nvrtc": "1.0"}, f"NVRTC: A {run.nvrtc}, B 1.0"),
+        ({"kernels_digest": "f" * 64}, f"kernel sources: A {run.kernels_digest[:12]}, B ffffffffffff"),
+        ({"seed": run.seed + 1}, f"seed: A {run.seed}, B {run.seed + 1}"),
+        ({"date": "2001-01-01"}, ""),
+    ):
+        other = dataclasses.replace(sample, run=dataclasses.replace(run, **changed))  # type: ignore[arg-type]
+        notes = _compare(sample, other).notes
+        assert len(notes) == bool(note)
+        assert all(one.startswith(note) for one in notes)
+
+
 def test_each_kind_of_change(sample: BenchRecord) -> None:
     later = read_bench_record(DATA / "later.json", "--compare")
     comparison = _compare(sample, later)
