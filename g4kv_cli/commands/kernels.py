@@ -13,7 +13,7 @@ from g4kv_cli.compiler.occupancy import SM_LIMITS, occupancy
 from g4kv_cli.compiler.toolkit import nvrtc_version
 from g4kv_cli.entries.table import kernel_variants
 from g4kv_cli.errors import EXIT_FINDINGS, DeviceUnavailable, UsageError
-from g4kv_cli.records.files import write_whole
+from g4kv_cli.records.files import require_place, write_whole
 from g4kv_cli.report.kernels import KernelRow, kernels_json, print_kernels, while_compiling
 from g4kv_cli.report.output import outlive_reader
 
@@ -51,6 +51,8 @@ def kernels(arch: str | None, kernels: Path | None, checked: Path | None, json_p
     device can run every kernel of the file; 1 it cannot.
     """
     outlive_reader(json_path)
+    if json_path is not None:
+        require_place(json_path, "--json")
     if checked is not None:
         if kernels is not None:
             raise UsageError("--check names one file and --kernels a directory; give one of them")

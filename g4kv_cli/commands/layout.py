@@ -16,7 +16,7 @@ from g4kv_cli.model.kv_format import SPLIT, KvFormat, format_for, require_format
 from g4kv_cli.model.kv_layout import DEFAULT_PAGE_SIZE_TOKENS, INT32_MAX, KvLayout
 from g4kv_cli.model.slots import derived_layout, model_pools
 from g4kv_cli.model.stated_layout import check_stated_layout, read_stated_layout
-from g4kv_cli.records.files import write_whole
+from g4kv_cli.records.files import require_place, write_whole
 from g4kv_cli.records.run import SCHEMA_VERSION, DeviceInfo
 from g4kv_cli.report import layout as text
 from g4kv_cli.report import layout_json as values
@@ -222,6 +222,8 @@ class LayoutReport:
 
     def __init__(self, json_path: Path | None) -> None:
         outlive_reader(json_path)
+        if json_path is not None:
+            require_place(json_path, "--json")
         self.findings = 0
         self._json_path = json_path
         self._values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}

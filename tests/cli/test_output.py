@@ -133,6 +133,15 @@ def test_a_closed_pipe_is_no_finding_and_costs_no_file(name: str, run_into: RunI
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_that_has_no_place_is_told_before_any_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, option = COMMANDS[name]
+    assert main.run([*arguments, option, "/nowhere/file"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"g4kv: error: {option} /nowhere/file: cannot write: No such file or directory")
+
+
 @pytest.mark.parametrize("name", ["smoke", "reject", "layout", "kernels", "bench"])
 def test_a_closed_pipe_ends_a_command_that_writes_no_file(name: str, run_into: RunInto) -> None:
     assert run_into("", *COMMANDS[name][0]) == (141, "")
