@@ -33,7 +33,7 @@ WAIT_FOR_FRONT = "griddepcontrol.wait"
 NO_OPERATION = frozenset(
     {
         *(f"prefetch.global.{level}" for level in ("L1", "L2", "L2::evict_last", "L2::evict_normal")),
-        *("prefetch.local.L1", "prefetch.local.L2", "pmevent", "pmevent.mask"),
+        *("prefetch.local.L1", "prefetch.local.L2"),
         *(f"prefetch.{level}" for level in ("L1", "L2")),
         "prefetchu.L1",
         "applypriority.global.L2::evict_normal",
