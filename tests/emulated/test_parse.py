@@ -199,7 +199,7 @@ def test_what_is_not_known_completely_is_refused(statement: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [".reg .b128 %q<2>;", ".reg .v4 .f32 %q<2>;", ".param .b32 %q;"],
+    [".reg .b256 %q<2>;", ".reg .v4 .f32 %q<2>;", ".param .b32 %q;"],
 )
 def test_directives_that_are_not_known_are_refused(body: str) -> None:
     with pytest.raises(UnsupportedOpcode):

@@ -14,12 +14,19 @@ ATOMIC = re.compile(
     r"(?:\.(global|shared|shared::cta|shared::cluster))?\.(add|min|max|and|or|xor|exch|cas|inc|dec)(\.noftz)?(\.L2::cache_hint)?"
     r"(?:\.v([248]))?\.([usb](?:32|64)|b16|f32|f64|b?f16(?:x2)?)"
 )
+_WIDE = re.compile(
+    r"atom(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
+    r"(?:\.(global|shared|shared::cta|shared::cluster))?\.(exch|cas)(\.L2::cache_hint)?\.b128"
+)
 _HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
 _LARGEST_VECTOR_BYTES = 16
 
 
 def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) -> bool:
     """Emit the instruction if it belongs here."""
+    if (wide := _WIDE.fullmatch(instruction.opcode)) is not None:
+        _emit_wide(emitter, number, instruction, *wide.groups())
+        return True
     found = ATOMIC.fullmatch(instruction.opcode)
     if found is None:
         return False
@@ -52,3 +59,24 @@ def emit_atomic(emitter: BlockEmitter, number: int, instruction: Instruction) ->
     function = atomic(emitter.site(instruction), space, offset, what)
     emitter.effect(number, instruction, targets, function, [base, *values], span)
     return True
+
+
+def _emit_wide(
+    emitter: BlockEmitter, number: int, instruction: Instruction, space: str | None, operation: str, hint: str | None
+) -> None:
+    """Of 128 bits, each operand two registers."""
+    operands = list(instruction.operands)
+    if hint is not None:
+        operands.pop()
+    if len(operands) != (4 if operation == "cas" else 3):
+        raise emitter.unsupported(instruction, "wrong number of operands")
+    targets = emitter.registers(instruction, operands[0], 2, "b64")
+    base, span, offset = emitter.address(operands[1], instruction)
+    items = [item for operand in operands[2:] for item in emitter.items(instruction, operand, 2)]
+    values = [emitter.source(item, "b64", instruction) for item in items]
+    space = "shared" if space == "shared::cta" else space
+    if space != "global":
+        emitter.context.smallest_shared_shift = min(emitter.context.smallest_shared_shift, 4)
+    emitter.context.is_asynchronous |= space == "shared::cluster"
+    function = atomic(emitter.site(instruction), space, offset, Atomic(operation, "b128", 8, 2, False))
+    emitter.effect(number, instruction, targets, function, [base, *values], span)

@@ -49,7 +49,8 @@ _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 @dataclass(frozen=True)
 class Atomic:
-    """One form: ``count`` elements of ``nbytes`` bytes at consecutive addresses, each updated by itself."""
+    """One form: ``count`` elements of ``nbytes`` bytes at consecutive addresses, each updated by itself; those of b128
+    together."""
 
     operation: str
     kind: str
@@ -140,6 +141,20 @@ def apply_in_turns(
     return found
 
 
+def swap_pairs(view: Array, units: npt.NDArray[np.int64], values: Sequence[Array], compares: bool) -> list[Array]:
+    """Exchange 16 bytes for every lane in turn, or (``compares``) where they are the first two values: what each
+    found."""
+    count = units.size
+    table = np.stack([np.broadcast_to(value, (count,)) for value in values])
+    found = np.empty((2, count), view.dtype)
+    for lane, unit in enumerate(units.tolist()):
+        here = view[2 * unit : 2 * unit + 2]
+        found[:, lane] = here
+        if not compares or (here == table[:2, lane]).all():
+            here[:] = table[-2:, lane]
+    return list(found)
+
+
 def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable[..., Any]:
     """A function (lanes, base, span, count values b, count values c) for one atom or red."""
     count, shift = what.count, what.nbytes.bit_length() - 1
@@ -151,7 +166,10 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
     }
     chain = chain_of(what.operation, what.kind, updates[True])
 
-    def apply(view: Array, units: npt.NDArray[np.int64], update: Update, values: Sequence[Array]) -> list[Array]:
+    def apply(view: Array, units: npt.NDArray[np.int64], is_shared: bool, values: Sequence[Array]) -> list[Array]:
+        if what.kind == "b128":
+            return swap_pairs(view, units, values, what.operation == "cas")
+        update = _known(updates[is_shared])
         second = values[count:] if len(values) > count else values[:count]
         return [
             apply_in_turns(view, units * count + place, update, values[place], second[place], chain)
@@ -191,7 +209,7 @@ def atomic(site: Site, space: str | None, offset: int, what: Atomic) -> Callable
         """Apply the atomic, and take part in the order of the launch."""
         run = lanes.chunk.run
         before = views[full_shift].take(units) if run.watches_changes else None
-        found = apply(views[shift], units, _known(updates[is_shared]), values)
+        found = apply(views[shift], units, is_shared, values)
         if before is not None and differs(views[full_shift].take(units), before).any():
             run.changed()
         synchronise(site, lanes, units << full_shift, True, is_shared)

@@ -30,6 +30,8 @@ _SPLIT = re.compile(r",(?![^{\[]*[}\]])")
 _NESTED = re.compile(r"\[[^\]]*\{")
 _INDEXED = re.compile(r"(.*?)(\d+)")
 _CALL = re.compile(r"(?:\(([^)]*)\)\s*,\s*)?([%\w$]+)\s*(?:,\s*\(([^)]*)\)\s*)?(?:,\s*[\w$]+\s*)?")
+_WIDE = "b128"
+"""The kind of registers that exist while a body is read only."""
 _IGNORED = frozenset({".pragma", ".loc", ".callprototype", ".calltargets"})
 
 
@@ -112,6 +114,8 @@ class _BodyParser:
         self.pending_branches: list[tuple[int, _Scope]] = []
         self.pending_tables: list[tuple[str, _Scope, int]] = []
         self.operand_cache: dict[tuple[int, str], Operand | None] = {}
+        self.halves: dict[Register, Vector] = {}
+        """Of registers of 128 bits."""
 
     def run(self, text: str, first_line: int) -> None:
         statement: list[str] = []
@@ -211,10 +215,48 @@ class _BodyParser:
             operands = (self._call(opcode, operand_text, line),)
         else:
             operands = tuple(self._operand(part, line) for part in _operand_texts(operand_text))
+        if any(isinstance(operand, Register) and operand.kind == _WIDE for operand in operands):
+            self._in_halves(opcode, operands, guard, negated == "!", line)
+            return
         if opcode.startswith("mma."):
             kind = "b64" if ".f64." in opcode else "b32"
             operands = tuple(self._in_registers(operand, kind, line) for operand in operands)
         self.kernel.instructions.append(Instruction(opcode, operands, guard, negated == "!", line, self.location))
+
+    def _in_halves(
+        self, opcode: str, operands: tuple[Operand | None, ...], guard: Register | None, negated: bool, line: int
+    ) -> None:
+        """An instruction on registers of 128 bits, each of which is two of 64 here. Raises UnsupportedOpcode."""
+
+        def add(name: str, *given: Operand | None) -> None:
+            self.kernel.instructions.append(Instruction(name, given, guard, negated, line, self.location))
+
+        halves = [self._halves(operand) if not isinstance(operand, Address) else operand for operand in operands]
+        stem = opcode.split(".", 1)[0]
+        if opcode == f"mov.{_WIDE}" and len(operands) == 2 and all(isinstance(each, Vector) for each in halves):
+            target, value = halves
+            for to, of in zip(getattr(target, "items", ()), getattr(value, "items", ()), strict=True):
+                add("mov.b64", to, of)
+        elif stem in ("ld", "st") and opcode.endswith(f".{_WIDE}"):
+            add(f"{opcode.removesuffix(_WIDE)}v2.b64", *halves)
+        elif stem == "atom" and opcode.endswith(f".{_WIDE}"):
+            add(opcode, *halves)
+        else:
+            raise UnsupportedOpcode(opcode, line, "of registers of 128 bits only mov, ld, st and atom are known")
+
+    def _halves(self, operand: Operand | None) -> Operand | None:
+        """The two registers of 64 bits, lower first, of one of 128."""
+        if operand is None:
+            return Vector((None, None))
+        if not isinstance(operand, Register) or operand.kind != _WIDE:
+            return operand
+        found = self.halves.get(operand)
+        if found is None:
+            pair = Register(f"{operand.name}.low", "b64"), Register(f"{operand.name}.high", "b64")
+            found = self.halves[operand] = Vector(pair)
+            self.kernel.registers.update(pair)
+        self.kernel.registers.discard(operand)
+        return found
 
     def _in_registers(self, operand: Operand | None, kind: str, line: int) -> Operand | None:
         """A vector of registers: a literal in it is moved into one of its own first, a sink (``_``) is one that nothing
@@ -269,9 +311,10 @@ class _BodyParser:
 
     def _declare_registers(self, text: str, line: int) -> None:
         match = re.fullmatch(r"\.reg\s*\.(\w+)\s+(.*)", text, re.S)
-        if match is None or match.group(1) not in REGISTER_KINDS:
+        kind = _WIDE if match is not None and match.group(1) == _WIDE else None
+        if match is None or (kind is None and match.group(1) not in REGISTER_KINDS):
             raise UnsupportedOpcode(text, line, "register declaration not understood")
-        kind = REGISTER_KINDS[match.group(1)]
+        kind = kind or REGISTER_KINDS[match.group(1)]
         for name in match.group(2).split(","):
             family = re.fullmatch(r"([%\w$]+)<(\d+)>", name.strip())
             if family is not None:
