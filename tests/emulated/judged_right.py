@@ -222,6 +222,40 @@ RIGHT = (
         notes=("unused_undefined",),
     ),
     Program(
+        "lanes store where others of their warp have read, after a shuffle of all",
+        """
+  __shared__ int s[64];
+  int sum = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    int most = t + turn;
+    for (int by = 16; by; by /= 2) most = max(most, __shfl_xor_sync(~0u, most, by));
+    s[t] = most + t;
+    __syncwarp();
+    sum += s[t ^ 5];
+  }
+  out[t] = sum;""",
+        1,
+        64,
+        "",
+        lambda grid, block: 3 * (np.arange(64) // 32 * 32 + 31 + (np.arange(64) ^ 5)) + 3,
+    ),
+    Program(
+        "lanes store where a matrix was loaded from",
+        """
+  __shared__ __align__(16) int s[64];
+  s[t] = t; s[t + 32] = t;
+  __syncwarp();
+  int a;
+  unsigned at = (unsigned)__cvta_generic_to_shared(s + t % 8 * 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 %0, [%1];" : "=r"(a) : "r"(at));
+  s[t] = -1;
+  out[t] = a;""",
+        1,
+        32,
+        "",
+        lambda grid, block: np.arange(32),
+    ),
+    Program(
         "a turn that an atomic gives on, and the last takes back with a plain store",
         """
   if (t == 0) { while (V(aux) != gridDim.x - 1 - b) { } __threadfence(); }

@@ -404,6 +404,31 @@ WRONG = (
         kinds=("shared_uninitialised_read",),
     ),
     Program(
+        "lanes read what others of their warp stored, after a shuffle",
+        """
+  __shared__ int s[64];
+  s[t] = t;
+  int most = __shfl_xor_sync(~0u, t, 16);
+  out[t] = s[t ^ 5] + most;""",
+        1,
+        64,
+        kinds=("shared_race",),
+    ),
+    Program(
+        "lanes store where others of their warp have read, after a shuffle of some",
+        """
+  __shared__ int s[64];
+  s[t] = t;
+  __syncwarp();
+  int got = s[t ^ 5];
+  got += __shfl_xor_sync(t % 32 < 16 ? 0xffffu : 0xffff0000u, t, 1);
+  s[t ^ 16] = got;
+  out[t] = got;""",
+        1,
+        64,
+        kinds=("shared_race",),
+    ),
+    Program(
         "a counter that a block resets that did not wait for all who count",
         """
   if (t == 0 && b < 3) { __threadfence(); atomicAdd(aux, 1); }

@@ -116,7 +116,18 @@ class _Table:
             thread = chunk.order.threads_of(index)
             whose = np.full(place.size, entry, np.int64)
             parts.append(
-                (place, whose, lane, value, block, thread, stand.block[slot], stand.lane[index], stand.known[index])
+                (
+                    place,
+                    whose,
+                    lane,
+                    value,
+                    block,
+                    thread,
+                    index // WARP,
+                    stand.block[slot],
+                    stand.lane[index],
+                    stand.known[index],
+                )
             )
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")
@@ -127,6 +138,7 @@ class _Table:
             self.value,
             self.block,
             self.thread,
+            self.row,
             self.by_block,
             self.by_warp,
             self.known,
@@ -216,11 +228,16 @@ def finest_shift(accesses: Sequence[Access]) -> int:
 
 
 def find_conflicts(
-    accesses: Sequence[Access], order: Order, checked: int = 0, allowed: Sequence[tuple[int, int]] = ()
+    accesses: Sequence[Access],
+    order: Order,
+    checked: int = 0,
+    allowed: Sequence[tuple[int, int]] = (),
+    meetings: Sequence[tuple[int, Units]] | None = None,
 ) -> list[Conflict]:
     """Conflicts, one for each instruction of the later access (and for equal stores), in the order of time.
 
-    ``checked``: pairs of accesses before this serial were looked at; ``allowed``: byte ranges where all may meet.
+    ``checked``: pairs of accesses before this serial were looked at; ``allowed``: byte ranges where all may meet;
+    ``meetings``: of accesses in shared memory, the first serial behind each exchange of whole warps, and the warps.
     """
     if not any(access.kind != READ for access in accesses):
         return []
@@ -239,9 +256,33 @@ def find_conflicts(
         clash &= (at < begin) | (at >= end)
     first, second = first[clash], second[clash]
     open_pairs = ~_is_before(table, first, second, order)
+    if meetings is not None:
+        open_pairs &= ~_is_read_before_meeting(accesses, table, first, second, meetings)
     first, second = first[open_pairs], second[open_pairs]
     harmful = ~_sees_the_same(table, first, second, order) & ~_is_told(table, first, second, order)
     return _grouped(accesses, table, first[harmful], second[harmful], shift)
+
+
+def _is_read_before_meeting(
+    accesses: Sequence[Access], table: _Table, first: Units, second: Units, meetings: Sequence[tuple[int, Units]]
+) -> Flags:
+    """Whether lanes of one warp read and then store, and all its lanes executed something together in between."""
+    found = (table.kind[first] == READ) & (table.kind[second] != READ)
+    found &= table.thread[first] // WARP == table.thread[second] // WARP
+    here = np.flatnonzero(found)
+    if not here.size:
+        return np.asarray(found, np.bool_)
+    together = np.array([".sync" in access.site.opcode for access in accesses])[table.entry[first[here]]]
+    serials = np.array([access.serial for access in accesses])
+    begin, end = serials[table.entry[first[here]]], serials[table.entry[second[here]]]
+    row = table.row[second[here]]
+    met = np.zeros(here.size, np.bool_)
+    for warp in np.unique(row[~together]):
+        at = np.array([serial for serial, warps in meetings if warp in warps], np.int64)
+        of = np.flatnonzero(row == warp)
+        met[of] = np.searchsorted(at, begin[of], "right") < np.searchsorted(at, end[of], "right")
+    found[here] = together | met
+    return np.asarray(found, np.bool_)
 
 
 def _sees_the_same(table: _Table, first: Units, second: Units, order: Order) -> Flags:

@@ -12,7 +12,9 @@ which moment the accesses of others come before what the thread does next:
   behind it is not asked for;
 * what has the scope ``.cta`` publishes to its block, and learns of its block, alone; so does what has ``.cluster``
   where clusters have one block; elsewhere that is taken for the whole GPU;
-* ``shfl.sync``, votes and their like order nothing, but hand on what a lane has fenced, and has learnt of other warps;
+* ``shfl.sync``, votes and their like order nothing, but hand on what a lane has fenced, and has learnt of other warps.
+  What lanes of the warp read in shared memory before one of all its lanes comes before what they store there behind it,
+  however: none goes on before all have come (shared_races.py);
 * in shared memory no fence is asked for where threads wait for each other there: the stores of a thread arrive in
   their order. Where none waits only atomics publish, and behind a fence.
 """
@@ -213,6 +215,7 @@ class ChunkOrder:
 
     def exchange(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
         """Members of the masks give each other values: what they have fenced and learnt goes with them."""
+        self.chunk.exchanged(lanes, mask)
         known = self.stand.known
         fenced = self.fenced["cta"][lanes.index] if "cta" in self.fenced else np.zeros(0, np.int64)
         if not fenced.any() and (len(self.order.known) == 1 or not known[lanes.index].any()):

@@ -1,6 +1,8 @@
 """Races in shared memory between the lanes of a warp and the warps of a block.
 
 Accesses are logged and searched for conflicts (conflicts.py) when a barrier of all threads completes, and at the end.
+A lane may store where another lane of its warp has read, if all lanes of the warp shuffled, voted or loaded a matrix in
+between: the load was made when any of them went on. A read behind a store is not ordered by that.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ptx.sites import Site
-from ..state.lanes import WARP, ChunkState, LaneSet
+from ..state.lanes import WARP, ChunkState, LaneSet, pack_lanes
 from .conflicts import ACTIONS, ATOMIC, READ, WRITE, Access, Conflict, find_conflicts, finest_shift, spread_places
 from .order import ChunkOrder
 
@@ -35,6 +37,8 @@ class RaceLog:
         self.compact_at_lanes = _COMPACT_AT_LANES
         self.serial = 0
         self.checked = 0
+        self.meetings: list[tuple[int, Units]] = []
+        """Accesses there were, and warps of the chunk all of whose lanes gave each other values then."""
         self.owners = np.zeros(total_bytes if self.is_active else 0, np.uint16)
         """For each byte the thread of its block, plus one, that has touched it; all zero between two checks."""
 
@@ -60,11 +64,21 @@ class RaceLog:
         if self.logged_lanes > self.compact_at_lanes:
             self._compact()
 
+    def met(self, lanes: LaneSet, mask: Array) -> None:
+        """Lanes gave each other values; ``mask`` of those of their warp that did."""
+        if not self.accesses:
+            return
+        frame, alive = lanes.frame, pack_lanes(self.chunk.alive_flags().reshape(-1, WARP))[lanes.warps]
+        every = frame.spread(mask) & alive[:, None] == alive[:, None]
+        is_whole = (frame.present_bits == alive) & (every if frame.present is None else every | ~frame.present).all(1)
+        if is_whole.any():
+            self.meetings.append((self.serial, lanes.warps[is_whole]))
+
     def full_barrier(self, complete: Flags | None) -> None:
         """A barrier of all threads of the flagged blocks (None: all) completed: what came before is ordered."""
         if complete is None:
             self._check()
-            self.accesses = []
+            self.accesses, self.meetings = [], []
             self.logged_lanes = 0
 
     def _check(self) -> None:
@@ -74,7 +88,7 @@ class RaceLog:
         if all(access.kind == READ for access in self.accesses) or not chosen or not self._has_contest():
             return
         order: ChunkOrder = self.chunk.order
-        for conflict in find_conflicts(self.accesses, order.order, chosen[0].serial):
+        for conflict in find_conflicts(self.accesses, order.order, chosen[0].serial, meetings=self.meetings):
             self._report(conflict)
 
     def _has_contest(self) -> bool:

@@ -102,6 +102,10 @@ class _Chunk:
         self.order.block_barrier(complete)
         self.races.full_barrier(complete)
 
+    def exchanged(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
+        """Lanes gave each other values."""
+        self.races.met(lanes, mask)
+
     def alive_flags(self) -> npt.NDArray[np.bool_]:
         """Which lanes have not exited."""
         return self.alive

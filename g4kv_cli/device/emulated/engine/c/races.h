@@ -12,7 +12,8 @@
 // An atomic marks a location with lane and clock in the column of its warp, as a read does: others that load and store
 // there must be ordered with it, other atomics need not.
 //
-// A bar.warp.sync of some lanes orders nothing here (is_guess): the interpreter looks at it more closely.
+// A bar.warp.sync of some lanes orders nothing here (is_guess): the interpreter looks at it more closely. So it does
+// where a lane stores what another lane of its warp has read: all of them may have shuffled in between.
 //
 // Kernels with mbarriers, bulk copies or wgmma (is_async) have agents beside their warps (checks/clock_races.py): the
 // wgmma of each warpgroup and the bulk copies that signal each mbarrier. Of each of the blocks that run together these
@@ -95,6 +96,7 @@ INLINE u32 fine_clashes(Marks m, i64 fine, u32 lane) {
 INLINE void mark_lane(Marks m, u8 *lane_of, u32 lane) {
   if (!m.lanes) *lane_of = m.is_by_lanes ? (u8)(lane + 1) : 0;
 }
+enum { BY_WARP = 1, BY_LANE = 2 };  // who read there
 INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
   U32x8 later = (U32x8)(0u), readers8, known8;
   for (i64 at = 0; at < m.stride; at += 8) {
@@ -103,7 +105,8 @@ INLINE u32 read_clashes(Marks m, const u32 *readers, u32 lane) {
     later |= (U32x8)((readers8 & CLOCK_MASK) > known8);
   }
   const u32 mine = readers[m.number];
-  return __builtin_reduce_or(later) | (m.is_by_lanes && (mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != lane);
+  const u32 by_lane = m.is_by_lanes && (mine & CLOCK_MASK) == m.now && mine >> CLOCK_BITS != lane;
+  return (__builtin_reduce_or(later) & BY_WARP) | by_lane << 1;
 }
 INLINE void mark_read(Marks m, u32 *reader, u32 lane) {
   const u32 mine = lane << CLOCK_BITS | m.now, old = *reader;
@@ -167,7 +170,9 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
     }
   }
   if (UNLIKELY(clash | read)) {
-    if (is_change || read)
+    if (read == BY_LANE && !clash && m.lanes)
+      raise_fault(w, FAULT_GUESSED_RACE, site, lane < LANES ? 1u << lane : w->mask, (u64)at);
+    else if (is_change || read)
       raise_race(w, site, lane, (u64)at);
     else
       raise_fault(w, FAULT_EQUAL_STORES, site, 1u << lane, (u64)at);
