@@ -33,4 +33,5 @@ class AttentionParameters(ctypes.Structure):
         ("num_splits", ctypes.c_int32),
         ("window_left", ctypes.c_int32),
         ("scale_log2", ctypes.c_float),
+        ("overlaps", ctypes.c_int32),
     )

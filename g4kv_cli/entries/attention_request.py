@@ -135,7 +135,7 @@ def merge(
 ) -> None:
     """The partial results of ``num_splits`` splits as one: out bf16 [tokens, num_qo_heads, head_dim].
 
-    A split that saw no key has partial_max -infinity, and its partial_out is not read. ``partial_max`` holds scores
+    A split that saw no key has partial_max -infinity, and its partial_out does not count. ``partial_max`` holds scores
     before ``sm_scale``. No tokens is a valid request that launches nothing.
     """
     device = require_type("library", library, KernelLibrary).device

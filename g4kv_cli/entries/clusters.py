@@ -133,8 +133,11 @@ def launch_in_clusters(
     value, are read after that, everything else before.
     """
     blocks = cluster_blocks(parameters.num_splits, kernel.max_cluster_blocks)
+    if blocks == 1 and kernel.alone is not None:
+        kernel = kernel.alone
     clusters = parameters.num_splits // blocks
     parameters.num_splits = clusters
+    parameters.overlaps = overlap
     maps = kv_maps(pool, layout)
     most_requests = library.device.limits.max_grid[2] // clusters
     for requests, share in _shares(parameters, num_requests, most_requests, layout.head_dim):

@@ -54,7 +54,7 @@ class KernelVariant:
 
     ``max_cluster_blocks``: a request's keys go to a thread block cluster of up to so many blocks, which merge what they
     found (entries/clusters.py), or to blocks alone; 0 for kernels that are launched otherwise. A block alone takes
-    ``alone_shared_bytes``.
+    ``alone_shared_bytes``, or is of the kernel ``alone`` where one is named.
 
     ``same_bits_as``: the symbol of another kernel that gives the same bits, by design; empty for none.
 
@@ -80,6 +80,7 @@ class KernelVariant:
     max_group: int = 0
     max_cluster_blocks: int = 0
     alone_shared_bytes: int = 0
+    alone: KernelVariant | None = None
     cluster_tiles: int = 0
     same_bits_as: str = ""
     resident_tiles: int = 0

@@ -60,13 +60,14 @@ class Provider(Protocol):
 
 
 def numbers_of(parameters: ctypes.Structure) -> dict[str, int | float]:
-    """Every scalar of a built-in parameter struct by its field's name, the layout's fields among them."""
+    """Every scalar of a built-in parameter struct by its field's name, the layout's fields among them; ``overlaps`` is
+    about the built-in kernels alone."""
     found: dict[str, int | float] = {}
     for name, kind, *_ in parameters._fields_:
         value = getattr(parameters, name)
         if isinstance(value, ctypes.Structure):
             found |= numbers_of(value)
-        elif kind is not ctypes.c_uint64:  # device addresses are uint64: they are arrays, not numbers
+        elif kind is not ctypes.c_uint64 and name != "overlaps":  # addresses are uint64: they are arrays, not numbers
             found[name] = value
     return found
 

@@ -38,10 +38,12 @@ def _alone(symbol: str, source: str, max_group: int, shared_bytes: int) -> Kerne
               alone_shared_bytes=shared_bytes, kv_formats=(FOLDED if source == "folded" else SPLIT,))  # fmt: skip
 
 
-def _cluster(symbol: str, source: str, max_group: int, alone_bytes: int, shared_bytes: int) -> KernelVariant:
-    """The same with blocks in clusters that share one."""
+def _cluster(
+    symbol: str, source: str, max_group: int, alone_bytes: int, shared_bytes: int, other: KernelVariant | None = None
+) -> KernelVariant:
+    """The same with blocks in clusters that share one; ``other``: the kernel of blocks that do not."""
     alone = _alone(symbol, source, max_group, shared_bytes)
-    return replace(alone, max_cluster_blocks=8, alone_shared_bytes=alone_bytes)
+    return replace(alone, max_cluster_blocks=8, alone_shared_bytes=alone_bytes, alone=other)
 
 
 def _folded_prefill(kernel: KernelVariant, symbol: str, shared_bytes: int) -> KernelVariant:
@@ -87,18 +89,19 @@ _PART_512 = (_V("paged_decode_split_hd512_groups3",        "decode_hd512.cu", 19
              _V("paged_decode_split_hd512_groups2",        "decode_hd512.cu", 128,  82176, tile_rows=16),
              _of_folded("paged_decode_split_folded_hd512_groups4", "decode_folded.cu", 256, 180736, 16),
              _of_folded("paged_decode_split_folded_hd512_groups2", "decode_folded.cu", 128,  82176, 16))
-_HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           "hd256",   8,  74064),
-                    _alone("paged_decode_hopper_hd256_heads16",          "hd256",  16,  70224))
-_HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           "hd512",   8,  73904),
-                    _alone("paged_decode_hopper_hd512_heads16",          "hd512",  16,  42144),
-                    _alone("paged_decode_hopper_folded_hd512_heads8",    "folded",  8, 172432),
-                    _alone("paged_decode_hopper_folded_hd512_heads16",   "folded", 16, 180624))
-_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   "hd256",   8, 131728, 140880),
-                    _cluster("paged_decode_hopper_split_hd256_heads16",  "hd256",  16,  70224,  88528))
-_HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   "hd512",   8, 139472, 156816),
-                    _cluster("paged_decode_hopper_split_hd512_heads16",  "hd512",  16, 139600, 174288),
-                    _cluster("paged_decode_hopper_folded_split_hd512_heads8",  "folded",  8, 172432, 189776),
-                    _cluster("paged_decode_hopper_folded_split_hd512_heads16", "folded", 16, 180624, 215312))
+_HOPPER_KEYS_256 = (_alone("paged_decode_hopper_hd256_heads8",           "hd256",   8,  78288),
+                    _alone("paged_decode_hopper_hd256_heads16",          "hd256",  16,  78672))
+_HOPPER_KEYS_512 = (_alone("paged_decode_hopper_hd512_heads8",           "hd512",   8,  82224),
+                    _alone("paged_decode_hopper_hd512_heads16",          "hd512",  16,  90544),
+                    _alone("paged_decode_hopper_folded_hd512_heads8",    "folded",  8, 180752),
+                    _alone("paged_decode_hopper_folded_hd512_heads16",   "folded", 16, 197264))
+_HOPPER_PART_256 = (_cluster("paged_decode_hopper_split_hd256_heads8",   "hd256",   8, 135952, 145104),
+                    _cluster("paged_decode_hopper_split_hd256_heads16",  "hd256",  16,  78672,  96976))
+_HOPPER_PART_512 = (_cluster("paged_decode_hopper_split_hd512_heads8",   "hd512",   8, 147792, 165136),
+                    _cluster("paged_decode_hopper_split_hd512_heads16",  "hd512",  16, 156240, 190928,
+                             _HOPPER_KEYS_512[1]),
+                    _cluster("paged_decode_hopper_folded_split_hd512_heads8",  "folded",  8, 180752, 198096),
+                    _cluster("paged_decode_hopper_folded_split_hd512_heads16", "folded", 16, 197264, 231952))
 # fmt: on
 
 

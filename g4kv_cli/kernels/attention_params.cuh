@@ -33,6 +33,7 @@ struct AttentionParams {
   int num_splits;    // of decode; prefill at head_dim 256 on sm_90a: see prefill_hopper_hd256_units.cuh
   int window_left;   // inclusive distance of the oldest visible key; -1: no window
   float scale_log2;  // sm_scale * log2(e), positive
+  int overlaps;      // of decode for sm_90: the launch in front may still write q and each request's newest key
 };
 
 static_assert(sizeof(AttentionParams) == 192, "entries/attention_parameters.py states this size");

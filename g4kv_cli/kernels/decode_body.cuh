@@ -204,50 +204,87 @@ __device__ __forceinline__ void attend_keys(const AttentionParams& p) {
 }
 
 // The merge of the splits' partial results, in a fixed order. A block serves kMergeColumns columns of one query row,
-// its kMergeLanes lane groups every kMergeLanes-th split. A split that saw no key has maximum -infinity, and its
-// partial output is not read.
+// its kMergeLanes lane groups every kMergeLanes-th split. A split that saw no key has maximum -infinity, and whatever
+// its partial output is does not count.
 constexpr int kMergeColumns = 64;
 constexpr int kMergeQuads = kMergeColumns / 4;
 constexpr int kMergeLanes = 8;
 constexpr int kMergeThreads = kMergeQuads * kMergeLanes;
+constexpr int kMergeAhead = 8;  // splits of a lane group that are on their way together
+constexpr int kMergeBatch = kMergeAhead * kMergeLanes;
 
 template <int kHeadDim>
-__device__ __forceinline__ void merge_splits(const AttentionParams& p) {
+__device__ __forceinline__ void load_parts(float4 (&parts)[kMergeAhead], const AttentionParams& p, int num_splits,
+                                           long long row, int first_split, int column) {
+#pragma unroll
+  for (int i = 0; i < kMergeAhead; ++i) {
+    const int split = first_split + i * kMergeLanes;
+    if (split < num_splits) {
+      // partial_out[token][head][split][head_dim]
+      parts[i] = *reinterpret_cast<const float4*>(p.partial_out + (row * p.num_splits + split) * kHeadDim + column);
+    }
+  }
+}
+
+// num_splits: the call's, or 0, which reads and leaves nothing.
+template <int kHeadDim>
+__device__ __forceinline__ void merge_splits(const AttentionParams& p, int num_splits) {
   __shared__ float4 lane_out[kMergeLanes][kMergeQuads];
   __shared__ float lane_sum[kMergeLanes];
+  __shared__ float2 weights[kMergeBatch];  // factor, negative where a split does not count; sum
   const long long row = blockIdx.x;
   const int quad = threadIdx.x % kMergeQuads, merge_lane = threadIdx.x / kMergeQuads;
   const int column = blockIdx.y * kMergeColumns + quad * 4;
+  // All that the first splits have is asked for before any of it is waited for.
+  float4 parts[kMergeAhead];
+  load_parts<kHeadDim>(parts, p, num_splits, row, merge_lane, column);
   // partial[token][head][split]
   const float* maxima = p.partial_max + row * p.num_splits;
   const float* sums = p.partial_sum + row * p.num_splits;
+  float split_max = minus_infinity(), split_sum = 0.0f;
+  if (threadIdx.x < kMergeBatch && threadIdx.x < num_splits) {
+    split_max = maxima[threadIdx.x];
+    split_sum = sums[threadIdx.x];
+  }
   float max = minus_infinity();
-  for (int split = threadIdx.x % kWarpSize; split < p.num_splits; split += kWarpSize) max = fmaxf(max, maxima[split]);
+#pragma unroll 4
+  for (int split = threadIdx.x % kWarpSize; split < num_splits; split += kWarpSize) max = fmaxf(max, maxima[split]);
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
     max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, distance));
   }
   float sum = 0.0f;
   float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-  for (int split = merge_lane; split < p.num_splits; split += kMergeLanes) {
-    const float split_max = maxima[split];
-    if (split_max != minus_infinity()) {
+#pragma unroll 1
+  for (int first = 0; first == 0 || first < num_splits; first += kMergeBatch) {
+    if (first > 0) {
+      load_parts<kHeadDim>(parts, p, num_splits, row, first + merge_lane, column);
+      __syncthreads();  // the weights before these have been read
+      const int split = first + threadIdx.x;
+      split_max = threadIdx.x < kMergeBatch && split < num_splits ? maxima[split] : minus_infinity();
+      split_sum = split_max != minus_infinity() ? sums[split] : 0.0f;
+    }
+    if (threadIdx.x < kMergeBatch) {
       const float factor = exp2_approx((split_max - max) * p.scale_log2);
-      // partial_out[token][head][split][head_dim]
-      const float4 part =
-          *reinterpret_cast<const float4*>(p.partial_out + (row * p.num_splits + split) * kHeadDim + column);
-      sum = fmaf(sums[split], factor, sum);
-      merged.x = fmaf(part.x, factor, merged.x);
-      merged.y = fmaf(part.y, factor, merged.y);
-      merged.z = fmaf(part.z, factor, merged.z);
-      merged.w = fmaf(part.w, factor, merged.w);
+      weights[threadIdx.x] = make_float2(split_max != minus_infinity() ? factor : -1.0f, split_sum);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kMergeAhead; ++i) {
+      const float2 weight = weights[i * kMergeLanes + merge_lane];
+      if (weight.x >= 0.0f) {
+        sum = fmaf(weight.y, weight.x, sum);
+        merged.x = fmaf(parts[i].x, weight.x, merged.x);
+        merged.y = fmaf(parts[i].y, weight.x, merged.y);
+        merged.z = fmaf(parts[i].z, weight.x, merged.z);
+        merged.w = fmaf(parts[i].w, weight.x, merged.w);
+      }
     }
   }
   lane_out[merge_lane][quad] = merged;
   if (quad == 0) lane_sum[merge_lane] = sum;
   __syncthreads();
-  if (merge_lane != 0) return;
+  if (merge_lane != 0 || num_splits == 0) return;
 #pragma unroll
   for (int other = 1; other < kMergeLanes; ++other) {
     const float4 part = lane_out[other][quad];

@@ -42,6 +42,33 @@ __device__ __forceinline__ void keep_result(const float (&out)[kSteps][4], const
   }
 }
 
+// Of splits that are a block alone, with one team: what its warps have is the partial result, straight from registers.
+template <typename Shape, int kSteps>
+__device__ __forceinline__ void store_partial(const AttentionParams& p, const ClusterWork& work,
+                                              const float (&out)[kSteps][4], const ColumnState& columns, int part,
+                                              int head_tile, int lane) {
+  const int head = head_tile * kWarpHeads + lane % 4 * 2;
+  const long long row = (long long)work.request * p.num_qo_heads + work.kv_head * work.group + head;
+  // partial[token][head][split]
+  const long long partial = row * p.num_splits + work.split;
+  const float sum0 = column_sum(columns.sum[0]), sum1 = column_sum(columns.sum[1]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (head + i >= work.group) return;
+    // partial_out[token][head][split][head_dim]
+    float* at = p.partial_out + (partial + i * p.num_splits) * Shape::kHeadDim + part * Shape::kWarpColumns + lane / 4;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      at[step * 16] = out[step][i];
+      at[step * 16 + 8] = out[step][2 + i];
+    }
+    if (part == 0 && lane < 4) {
+      p.partial_max[partial + i * p.num_splits] = columns.max[i];
+      p.partial_sum[partial + i * p.num_splits] = i == 0 ? sum0 : sum1;
+    }
+  }
+}
+
 // Without kClustered a block is alone with its request and KV head: no instruction here needs a cluster then.
 // The maps of K and V are one where a row of K is as long as one of V.
 template <typename Shape, bool kClustered>
@@ -64,7 +91,9 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
     prefetch_map(key_map);
     if constexpr (Shape::kFolded) prefetch_map(value_map);
   }
-  const ClusterWork work = locate_cluster_work(p);
+  ClusterWork work = locate_cluster_work(p);
+  const bool early = kTeamWarps > 1 && !p.overlaps;
+  if (early) ask_queries<Shape>(p, work, base + Shape::kQueriesAt, team, member, lane);
   if (fills && lane == 0) {
 #pragma unroll
     for (int i = 0; i < kStages * 2; ++i) barrier_init(full + i * 8, 1);
@@ -75,28 +104,25 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   if constexpr (kClustered) {
     if (ranks > 1) cluster_arrive();
   }
-  allow_next_launch();
+  share_keys(p, work);
   const int tiles = work.last_tile - work.first_tile;
   // --- the team's tiles ---
   TeamRing<Shape> ring(p, work, key_map, value_map, base + team * Shape::kTeamBytes, full, lane,
                        work.first_tile + rank * kTeams + team, ranks * kTeams);
   if (fills) ring.ask_first();
+  // What this block still has to ask for goes before what the next launch does.
+  if (tiles <= ranks * kTeams * kStages) allow_next_launch();
   // The launch in front may still be writing q and the newest key of each request (entries/attention.py).
   wait_for_launch_before();
+  if (!early) ask_queries<Shape>(p, work, base + Shape::kQueriesAt, team, member, lane);
   if (fills) ring.ask_newest();
-  unsigned queries[kWarpColumns / 16][2];
-  {
-    const int head = head_tile * kWarpHeads + lane / 4;
-    // q[token][head][head_dim]
-    const long long row = (long long)work.request * p.num_qo_heads + work.kv_head * work.group + head;
-    load_query_columns<kWarpColumns>(queries, p.q + row * kHeadDim + part * kWarpColumns, head < work.group, lane);
-  }
 
   // How the merge is shared out: a warp takes one pair of heads and every merge_parts-th run of 32 dim pairs.
   constexpr int kWarps = Shape::kThreads / kWarpSize, kDimPairs = kHeadDim / 2;
   const int active_ranks = kClustered ? max(1, min(ranks, (tiles + kTeams - 1) / kTeams)) : 1;
   const int pairs = (work.group + 1) / 2;
   const int merge_parts = kWarps / pairs, merge_part = warp / pairs, pair = warp - merge_part * pairs;
+  constexpr int kMergeUnroll = kTeams > 2 ? 1 : 4;
   const int slice_pairs = (kDimPairs + ranks - 1) / ranks;  // dim pairs that a block of the cluster owns
   int slice_inverse = (65535 + slice_pairs) / slice_pairs;
   asm volatile("" : "+r"(slice_inverse));  // here, while the first keys are on their way
@@ -108,6 +134,10 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
     if (ranks > 1) cluster_wait();  // from here on the others' barriers may be pushed to
   }
 
+  unsigned queries[kWarpColumns / 16][2];
+  wait_copies<0>();
+  __syncthreads();  // the queries are there for all warps
+  load_query_columns<Shape>(queries, base + Shape::kQueriesAt, part, head_tile, lane);
   const TeamMember<Shape> own(team, member, lane);
   ColumnState columns = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
   float out[kWarpColumns / 16][4] = {};
@@ -116,6 +146,12 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
   } else {
     attend_split_tiles(out, columns, queries, ring, own, shared);
   }
+  if constexpr (kTeams == 1) {
+    if (ranks == 1 && p.num_splits > 1) {
+      store_partial<Shape>(p, work, out, columns, part, head_tile, lane);
+      return;
+    }
+  }
   // --- the block's result: its teams', merged ---
   const int teams_here = max(0, min(kTeams, tiles - rank * kTeams));
   sync_team<kTeamWarps>(team);
@@ -123,44 +159,47 @@ __device__ __forceinline__ void attend_in_cluster(const AttentionParams& p, cons
     keep_result<Shape>(out, columns, shared, team, part, head_tile, pairs, lane);
   }
   __syncthreads();
-  PairMerge merge;
   if (rank < active_ranks && merge_part < merge_parts) {
-    merge.weigh_states(shared + Shape::kTeamStateAt + pair * 16, Shape::kPairs * 16, teams_here, p.scale_log2, lane);
-    if (active_ranks > 1 && merge_part == 0 && lane < ranks) {
+    PairMerge<kTeams> merge;
+    merge.weigh_states(shared + Shape::kTeamStateAt + pair * 16, Shape::kPairs * 16, teams_here, p.scale_log2);
+    const unsigned char* items = shared + pair * Shape::kPairBytes;
+    if (active_ranks == 1) {
+      const PairOutput<kHeadDim> output(p, work, pair, merge.total);
+#pragma unroll kMergeUnroll
+      for (int dim_pair = merge_part * kWarpSize + lane; dim_pair < kDimPairs; dim_pair += merge_parts * kWarpSize) {
+        output.store(dim_pair, merge.item(items + dim_pair * 16, Shape::kTeamBytes, teams_here));
+      }
+      if (merge_part == 0 && lane == 0) store_state(p, work, pair, merge.total);
+      return;
+    }
+    if (merge_part == 0 && lane < ranks) {
       // received state[from][pair of heads]
       const unsigned at = base + Shape::kReceiveStateAt + (rank * Shape::kPairs + pair) * 16;
       push(shared_of_rank(at, lane),
            make_float4(merge.total.max[0], merge.total.sum[0], merge.total.max[1], merge.total.sum[1]),
            shared_of_rank(received, lane));
     }
-    for (int first = merge_part * kWarpSize; first < kDimPairs; first += merge_parts * kWarpSize) {
-      const int dim_pair = first + lane;
-      const float4 item = merge.item(shared + pair * Shape::kPairBytes + dim_pair * 16, Shape::kTeamBytes, teams_here);
-      if (active_ranks == 1) {
-        store_item<kHeadDim>(p, work, dim_pair, pair, item, merge.total);
-      } else {
-        const int to = dim_pair * slice_inverse >> 16;  // dim_pair / slice_pairs
-        // received[from][pair of heads][dim pair of the slice][dim][head]
-        const unsigned at =
-            base + Shape::kReceiveAt + ((rank * pairs + pair) * slice_pairs + dim_pair - to * slice_pairs) * 16;
-        push(shared_of_rank(at, to), item, shared_of_rank(received, to));
-      }
+#pragma unroll kMergeUnroll
+    for (int dim_pair = merge_part * kWarpSize + lane; dim_pair < kDimPairs; dim_pair += merge_parts * kWarpSize) {
+      const float4 item = merge.item(items + dim_pair * 16, Shape::kTeamBytes, teams_here);
+      const int to = dim_pair * slice_inverse >> 16;  // dim_pair / slice_pairs
+      // received[from][pair of heads][dim pair of the slice][dim][head]
+      const unsigned at =
+          base + Shape::kReceiveAt + ((rank * pairs + pair) * slice_pairs + dim_pair - to * slice_pairs) * 16;
+      push(shared_of_rank(at, to), item, shared_of_rank(received, to));
     }
-    if (active_ranks == 1 && merge_part == 0 && lane == 0) store_state(p, work, pair, merge.total);
   }
   if (active_ranks == 1) return;
 
   // --- this block's slice of the cluster's result ---
   barrier_wait(received, 0);  // of all warps: a block that has left cannot be pushed to
   if (merge_part >= merge_parts || merge_part * kWarpSize >= own_pairs) return;
-  merge.weigh_states(shared + Shape::kReceiveStateAt + pair * 16, Shape::kPairs * 16, active_ranks, p.scale_log2,
-                     lane);
-  for (int first = merge_part * kWarpSize; first < own_pairs; first += merge_parts * kWarpSize) {
-    const int own = first + lane;
-    const int readable = min(own, own_pairs - 1);
-    const float4 item = merge.item(shared + Shape::kReceiveAt + (pair * slice_pairs + readable) * 16,
-                                   pairs * slice_pairs * 16, active_ranks);
-    if (own < own_pairs) store_item<kHeadDim>(p, work, rank * slice_pairs + own, pair, item, merge.total);
+  PairMerge<kMaxClusterBlocks> merge;
+  merge.weigh_states(shared + Shape::kReceiveStateAt + pair * 16, Shape::kPairs * 16, active_ranks, p.scale_log2);
+  const PairOutput<kHeadDim> output(p, work, pair, merge.total);
+  for (int own = merge_part * kWarpSize + lane; own < own_pairs; own += merge_parts * kWarpSize) {
+    output.store(rank * slice_pairs + own, merge.item(shared + Shape::kReceiveAt + (pair * slice_pairs + own) * 16,
+                                                      pairs * slice_pairs * 16, active_ranks));
   }
   if (rank == 0 && merge_part == 0 && lane == 0) store_state(p, work, pair, merge.total);
 }

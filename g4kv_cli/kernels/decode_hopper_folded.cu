@@ -27,8 +27,8 @@
       "entries/table.py states these bytes");                                                                         \
   G4KV_FOLDED_KERNEL(name, blocks, true, head_dim, columns, head_tiles, teams, stages, k_dim, step)
 
-G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads8, 512, 256, 1, 4, 2, 128, 1, 1, 172432)
-G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads16, 512, 256, 2, 2, 4, 128, 2, 1, 180624)
-G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads8, 512, 256, 1, 4, 2, 128, 1, 1, 172432, 189776)
-G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads16, 512, 256, 2, 2, 4, 128, 2, 1, 180624, 215312)
+G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads8, 512, 256, 1, 4, 2, 128, 1, 1, 180752)
+G4KV_DECODE_FOLDED(paged_decode_hopper_folded_hd512_heads16, 512, 256, 2, 2, 4, 128, 2, 1, 197264)
+G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads8, 512, 256, 1, 4, 2, 128, 1, 1, 180752, 198096)
+G4KV_DECODE_FOLDED_SPLIT(paged_decode_hopper_folded_split_hd512_heads16, 512, 256, 2, 2, 4, 128, 2, 1, 197264, 231952)
 #endif

@@ -112,7 +112,11 @@ __device__ __forceinline__ void attend_split_tiles(float (&out)[Shape::kWarpColu
     add_parts<Shape>(scores, shared, own.team, own.member, buffer, own.lane);
     buffer ^= 1;
     const bool more = tile + kStages * ring.tile_step < work.last_tile;
-    if (own.fills && more) ring.ask_keys(stage);  // the whole team has read this stage's
+    if (!more) {
+      allow_next_launch();
+    } else if (own.fills) {
+      ring.ask_keys(stage);  // the whole team has read this stage's
+    }
     const int first_key = tile * kClusterTileKeys;
     const bool whole = first_key >= work.begin && first_key + kClusterTileKeys <= work.end;
     if (!whole) hide_rows(scores[0], work.begin, work.end, first_key, own.lane);
@@ -183,7 +187,9 @@ struct FoldedTiles {
       accumulate_dims<kWarpColumns>(out, weights[i], ring.values_of(stage + i) + own.part_at, own.value_offsets);
     }
     const int refill = tile + kStages * ring.tile_step;
-    if (refill < work.last_tile) {
+    if (refill >= work.last_tile) {
+      allow_next_launch();
+    } else {
       release_values<Shape::kTeamWarps>(Shape::kTeams + own.team + 1, own.fills);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {

@@ -11,46 +11,56 @@ struct PairState {
   float sum[2];
 };
 
-// Merges up to 16 partial results of one pair of heads, a warp together: lane 16 * head + source holds the weight
-// exp2((max - overall max) * scale_log2) of a source. A partial result is a state (max, sum, max, sum) and items of two
-// dims and two heads, [dim][head].
+// Merges up to kSources_ partial results of one pair of heads. A partial result is a state (max, sum, max,
+// sum) and items of two dims and two heads, [dim][head]. Every lane weighs all of them, and takes items of its own.
+template <int kSources_>
 struct PairMerge {
-  float factor;
+  static constexpr int kSources = kSources_ > 8 ? 16 : kSources_ > 4 ? 8 : kSources_ > 2 ? 4 : kSources_;
+  float factor[kSources][2];  // exp2((max - overall max) * scale_log2)
   PairState total;
 
-  __device__ __forceinline__ void weigh_states(const unsigned char* states, int stride, int count, float scale_log2,
-                                               int lane) {
-    const int source = lane % 16, head = lane / 16;
-    const float2 state = source < count ? *reinterpret_cast<const float2*>(states + source * stride + head * 8)
-                                        : make_float2(minus_infinity(), 0.0f);
-    float max = state.x;
+  __device__ __forceinline__ void weigh_states(const unsigned char* states, int stride, int count, float scale_log2) {
+    float max[kSources][2], sum[kSources][2];
 #pragma unroll
-    for (int distance = 8; distance > 0; distance /= 2) {
-      max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, distance));
+    for (int source = 0; source < kSources; ++source) {
+      const float4 state = source < count ? *reinterpret_cast<const float4*>(states + source * stride)
+                                          : make_float4(minus_infinity(), 0.0f, minus_infinity(), 0.0f);
+      max[source][0] = state.x;
+      max[source][1] = state.z;
+      sum[source][0] = state.y;
+      sum[source][1] = state.w;
     }
-    factor = exp2_approx((state.x - finite_max(max)) * scale_log2);
-    float sum = state.y * factor;
 #pragma unroll
-    for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    for (int head = 0; head < 2; ++head) {
+      total.max[head] = max[0][head];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      total.max[i] = __shfl_sync(kAllLanes, max, i * 16);
-      total.sum[i] = __shfl_sync(kAllLanes, sum, i * 16);
+      for (int source = 1; source < kSources; ++source) total.max[head] = fmaxf(total.max[head], max[source][head]);
+#pragma unroll
+      for (int source = 0; source < kSources; ++source) {
+        factor[source][head] = exp2_approx((max[source][head] - finite_max(total.max[head])) * scale_log2);
+        sum[source][head] *= factor[source][head];
+      }
+#pragma unroll
+      for (int distance = kSources / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int source = 0; source < distance; ++source) sum[source][head] += sum[source + distance][head];
+      }
+      total.sum[head] = sum[0][head];
     }
   }
 
-  // This lane's item; all lanes of the warp come here.
+  // This lane's item.
   __device__ __forceinline__ float4 item(const unsigned char* items, int stride, int count) const {
     float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-    for (int source = 0; source < count; ++source) {
-      const float4 part = *reinterpret_cast<const float4*>(items + source * stride);
-      const float factor0 = __shfl_sync(kAllLanes, factor, source);
-      const float factor1 = __shfl_sync(kAllLanes, factor, 16 + source);
-      merged.x = fmaf(part.x, factor0, merged.x);
-      merged.y = fmaf(part.y, factor1, merged.y);
-      merged.z = fmaf(part.z, factor0, merged.z);
-      merged.w = fmaf(part.w, factor1, merged.w);
+#pragma unroll
+    for (int source = 0; source < kSources; ++source) {
+      if (source < count) {
+        const float4 part = *reinterpret_cast<const float4*>(items + source * stride);
+        merged.x = fmaf(part.x, factor[source][0], merged.x);
+        merged.y = fmaf(part.y, factor[source][1], merged.y);
+        merged.z = fmaf(part.z, factor[source][0], merged.z);
+        merged.w = fmaf(part.w, factor[source][1], merged.w);
+      }
     }
     return merged;
   }
@@ -67,26 +77,37 @@ __device__ __forceinline__ long long row_of_pair(const AttentionParams& p, const
   return (long long)work.request * p.num_qo_heads + work.kv_head * work.group + pair * 2;
 }
 
-// A merged item, two dims of two heads: the output, or with splits a partial result.
+// Where a pair's merged items go, two dims of two heads each: the output, or with splits a partial result.
 template <int kHeadDim>
-__device__ __forceinline__ void store_item(const AttentionParams& p, const ClusterWork& work, int dim_pair, int pair,
-                                           const float4& item, const PairState& total) {
-  const long long row = row_of_pair(p, work, pair);
-  const bool both = pair * 2 + 1 < work.group;
-  if (p.num_splits > 1) {
+struct PairOutput {
+  float* partial;  // null: not split
+  int next_partial;
+  bf16_bits* out;
+  float scale[2];
+  bool both;
+
+  __device__ __forceinline__ PairOutput(const AttentionParams& p, const ClusterWork& work, int pair,
+                                        const PairState& total)
+      : partial(nullptr), next_partial(p.num_splits * kHeadDim), both(pair * 2 + 1 < work.group) {
+    const long long row = row_of_pair(p, work, pair);
     // partial_out[token][head][split][head_dim]
-    float* out = p.partial_out + (row * p.num_splits + work.split) * kHeadDim + dim_pair * 2;
-    *reinterpret_cast<float2*>(out) = make_float2(item.x, item.z);
-    if (both) *reinterpret_cast<float2*>(out + p.num_splits * kHeadDim) = make_float2(item.y, item.w);
-    return;
+    if (p.num_splits > 1) partial = p.partial_out + (row * p.num_splits + work.split) * kHeadDim;
+    // out[token][head][head_dim]
+    out = p.out + row * kHeadDim;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) scale[head] = total.sum[head] > 0.0f ? reciprocal_approx(total.sum[head]) : 0.0f;
   }
-  const float scale0 = total.sum[0] > 0.0f ? reciprocal_approx(total.sum[0]) : 0.0f;
-  const float scale1 = total.sum[1] > 0.0f ? reciprocal_approx(total.sum[1]) : 0.0f;
-  // out[token][head][head_dim]
-  bf16_bits* out = p.out + row * kHeadDim + dim_pair * 2;
-  *reinterpret_cast<unsigned*>(out) = pack2(item.x * scale0, item.z * scale0);
-  if (both) *reinterpret_cast<unsigned*>(out + kHeadDim) = pack2(item.y * scale1, item.w * scale1);
-}
+
+  __device__ __forceinline__ void store(int dim_pair, const float4& item) const {
+    if (partial != nullptr) {
+      *reinterpret_cast<float2*>(partial + dim_pair * 2) = make_float2(item.x, item.z);
+      if (both) *reinterpret_cast<float2*>(partial + next_partial + dim_pair * 2) = make_float2(item.y, item.w);
+      return;
+    }
+    *reinterpret_cast<unsigned*>(out + dim_pair * 2) = pack2(item.x * scale[0], item.z * scale[0]);
+    if (both) *reinterpret_cast<unsigned*>(out + kHeadDim + dim_pair * 2) = pack2(item.y * scale[1], item.w * scale[1]);
+  }
+};
 
 // What belongs to a row and not to a dim: the lse, or with splits the partial maximum and sum.
 __device__ __forceinline__ void store_state(const AttentionParams& p, const ClusterWork& work, int pair,

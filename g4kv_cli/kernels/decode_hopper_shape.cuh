@@ -20,12 +20,13 @@ struct ClusterShape {
   static constexpr bool kFolded = kKeyColumns < kHeadDim;
   static constexpr int kParts = kHeadDim / kWarpColumns;  // of a head, a warp each
   static constexpr int kTeamWarps = kParts * kHeadTiles;
+  static constexpr int kHeads = kHeadTiles * kWarpHeads;
   static constexpr int kThreads = kTeams * kTeamWarps * kWarpSize;
   static constexpr int kKeyBytes = kClusterTileKeys * kKeyColumns * 2;  // of a tile
   static constexpr int kValueBytes = kClusterTileKeys * kHeadDim * 2;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;  // of a team
-  static constexpr int kPairs = kHeadTiles * kWarpHeads / 2;
+  static constexpr int kPairs = kHeads / 2;
   // Results travel in items of 16 bytes: two head dims of two heads. A pair's items lie side by side, and pairs half a
   // line of banks apart: what the four pairs of a warp store then meets no bank twice.
   static constexpr int kPairBytes = kHeadDim / 2 * 16 + 64;
@@ -41,8 +42,11 @@ struct ClusterShape {
   static constexpr int kTeamStateAt = kTeams * kTeamBytes;
   static constexpr int kExchangeAt = kTeamStateAt + kTeamStateBytes;
   static constexpr int kBarriersAt = kExchangeAt + kExchangeBytes;
+  // Rows of queries lie a chunk more than their length apart: eight of them meet no bank twice.
+  static constexpr int kQueryRowBytes = kHeadDim * 2 + kChunkBytes;
+  static constexpr int kQueriesAt = kBarriersAt + kBarrierBytes;
   // A cluster of one block receives nothing, and its launch leaves out what stands from here on.
-  static constexpr int kAloneBytes = kBarriersAt + kBarrierBytes;
+  static constexpr int kAloneBytes = kQueriesAt + kHeads * kQueryRowBytes;
   static constexpr int kReceiveStateAt = kAloneBytes;
   static constexpr int kReceiveAt = kReceiveStateAt + kReceiveStateBytes;
   static constexpr int kSharedBytes = kReceiveAt + kReceiveBytes;
@@ -60,9 +64,11 @@ struct ClusterWork {
   int last_tile;   // past the last
   int newest_tile;  // of the newest key, if it is this block's split
   int page_row;    // place in page_indices of the request's logical page 0, origin taken off
+  int origin;
   int tiles_per_page;
 };
 
+// The block's request and KV head; what the request has is asked for, and not waited for yet.
 __device__ __forceinline__ ClusterWork locate_cluster_work(const AttentionParams& p) {
   ClusterWork work;
   // The grid: blocks of a cluster, KV heads, requests and their splits.
@@ -73,11 +79,17 @@ __device__ __forceinline__ ClusterWork locate_cluster_work(const AttentionParams
     work.split = blockIdx.z - work.request * p.num_splits;
   }
   work.kv_head = blockIdx.y;
-  const int kv_len = p.kv_lens[work.request];
-  work.page_row = p.page_indptr[work.request] - p.page_origins[work.request];
+  work.end = p.kv_lens[work.request];
+  work.page_row = p.page_indptr[work.request];
+  work.origin = p.page_origins[work.request];
   work.group = p.num_qo_heads / p.num_kv_heads;
+  return work;
+}
+
+__device__ __forceinline__ void share_keys(const AttentionParams& p, ClusterWork& work) {
+  const int kv_len = work.end;
+  work.page_row -= work.origin;
   work.begin = p.window_left < 0 ? 0 : max(0, kv_len - 1 - p.window_left);
-  work.end = kv_len;
   work.first_tile = work.begin / kClusterTileKeys;
   work.last_tile = (kv_len + kClusterTileKeys - 1) / kClusterTileKeys;
   work.newest_tile = work.last_tile - 1;
@@ -87,7 +99,6 @@ __device__ __forceinline__ ClusterWork locate_cluster_work(const AttentionParams
     work.first_tile += work.split * per_split;
     work.last_tile = min(work.last_tile, work.first_tile + per_split);
   }
-  return work;
 }
 
 // Where a tile of keys lies.

@@ -13,18 +13,43 @@ __device__ __forceinline__ unsigned transpose_8x8(unsigned word) {
   return turned;
 }
 
-// Query fragments of a warp: 8 heads are the columns, kWarpColumns of the head's dims the depth. Zeros past the group.
-template <int kWarpColumns>
-__device__ __forceinline__ void load_query_columns(unsigned (&queries)[kWarpColumns / 16][2], const bf16_bits* row,
-                                                   bool valid, int lane) {
+// Queries of the block's heads, on their way to shared memory: [head][head_dim], zeros past the group. Where teams have
+// several warps, those ask that do not ask for keys.
+template <typename Shape>
+__device__ __forceinline__ void ask_queries(const AttentionParams& p, const ClusterWork& work, unsigned queries,
+                                            int team, int member, int lane) {
+  constexpr bool kApart = Shape::kTeamWarps > 1;
+  constexpr int kTeamAskers = Shape::kTeamWarps - (kApart ? 1 : 0);
+  if (kApart && member == 0) return;
+  constexpr int kChunks = Shape::kHeadDim * 2 / kChunkBytes;
+  // q[token][head][head_dim]
+  const bf16_bits* rows =
+      p.q + ((long long)work.request * p.num_qo_heads + work.kv_head * work.group) * Shape::kHeadDim;
+#pragma unroll 4
+  for (int i = (team * kTeamAskers + member - (kApart ? 1 : 0)) * kWarpSize + lane; i < Shape::kHeads * kChunks;
+       i += Shape::kTeams * kTeamAskers * kWarpSize) {
+    const int head = i / kChunks, chunk = i % kChunks;
+    const bool valid = head < work.group;
+    copy_async(queries + head * Shape::kQueryRowBytes + chunk * kChunkBytes,
+               rows + (valid ? head : 0) * Shape::kHeadDim + chunk * 8, valid);
+  }
+  commit_copies();
+}
+
+// Query fragments of a warp: 8 heads are the columns, kWarpColumns of the head's dims the depth.
+template <typename Shape>
+__device__ __forceinline__ void load_query_columns(unsigned (&queries)[Shape::kWarpColumns / 16][2], unsigned rows,
+                                                   int part, int head_tile, int lane) {
+  const unsigned row = rows + (head_tile * kWarpHeads + lane % 8) * Shape::kQueryRowBytes +
+                       (part * Shape::kWarpColumns / 8 + lane / 8) * kChunkBytes;
 #pragma unroll
-  for (int step = 0; step < kWarpColumns / 16; ++step) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // row[step][half][4 lanes][2]
-      const bf16_bits* at = row + step * 16 + half * 8 + (lane % 4) * 2;
-      queries[step][half] = valid ? *reinterpret_cast<const unsigned*>(at) : 0u;
-    }
+  for (int step = 0; step < Shape::kWarpColumns / 16; step += 2) {
+    unsigned b[4];
+    load_matrix(b, row + step * 2 * kChunkBytes);
+    queries[step][0] = b[0];
+    queries[step][1] = b[1];
+    queries[step + 1][0] = b[2];
+    queries[step + 1][1] = b[3];
   }
 }
 

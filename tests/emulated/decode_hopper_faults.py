@@ -58,9 +58,30 @@ FAULTS = (
     ),
     Fault(
         "queries read while the launch in front writes them",
-        "  wait_for_launch_before();\n  if (fills) ring.ask_newest();\n",
-        "  if (fills) ring.ask_newest();\n",
+        "  wait_for_launch_before();\n",
+        "",
         ("serve/12b-local/window1024", "serve/12b-global/interleaved/page16"),
+        on_gpu="luck",
+    ),
+    Fault(
+        "queries asked for before the launch in front has ended",
+        "  if (early) ask_queries",
+        "  ask_queries",
+        ("serve/12b-local/window1024", "serve/12b-global/interleaved/page16"),
+        on_gpu="luck",
+    ),
+    Fault(
+        "queries not waited for",
+        "  wait_copies<0>();\n",
+        "",
+        (f"{LOCAL}/decode/ragged", f"{GLOBAL}/decode/ragged"),
+        on_gpu="luck",
+    ),
+    Fault(
+        "queries read before the other warps have theirs",
+        "  __syncthreads();  // the queries are there for all warps\n",
+        "",
+        (f"{LOCAL}/decode/ragged", f"{GLOBAL}/decode/ragged"),
         on_gpu="luck",
     ),
     Fault(
@@ -84,8 +105,8 @@ FAULTS = (
     ),
     Fault(
         "one key past the last",
-        "  work.end = kv_len;",
-        "  work.end = kv_len + (kv_len % 16 != 0);",
+        "  work.end = p.kv_lens[work.request];",
+        "  work.end = p.kv_lens[work.request] + (p.kv_lens[work.request] % 16 != 0);",
         (f"{LOCAL}/decode/needle/window40", f"{GLOBAL}/decode/needle/causal"),
     ),
     Fault(
@@ -102,8 +123,8 @@ FAULTS = (
     ),
     Fault(
         "origin left out",
-        "work.page_row = p.page_indptr[work.request] - p.page_origins[work.request];",
-        "work.page_row = p.page_indptr[work.request];",
+        "  work.page_row -= work.origin;\n",
+        "",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(
@@ -126,27 +147,33 @@ FAULTS = (
     ),
     Fault(
         "the other head's weight in the merge",
-        "__shfl_sync(kAllLanes, factor, 16 + source);",
-        "__shfl_sync(kAllLanes, factor, source);",
+        "merged.y = fmaf(part.y, factor[source][1], merged.y);",
+        "merged.y = fmaf(part.y, factor[source][0], merged.y);",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(
         "sum of one part",
-        "    float sum = state.y * factor;",
-        "    float sum = source == 0 ? state.y * factor : 0.0f;",
+        "        sum[source][head] *= factor[source][head];",
+        "        sum[source][head] *= source == 0 ? factor[source][head] : 0.0f;",
         (f"{LOCAL}/decode/needle/window40",),
     ),
     Fault(
         "last dims of the last block not written",
-        "    if (own < own_pairs) store_item",
-        "    if (own < own_pairs - (rank == ranks - 1)) store_item",
+        "own < own_pairs; own +=",
+        "own < own_pairs - (rank == ranks - 1); own +=",
         (f"{LOCAL}/decode-split/needle/window333",),
     ),
     Fault(
         "one place for all clusters' partial results",
-        "(row * p.num_splits + work.split) * kHeadDim + dim_pair * 2",
-        "(row * p.num_splits) * kHeadDim + dim_pair * 2",
+        "(row * p.num_splits + work.split) * kHeadDim",
+        "(row * p.num_splits) * kHeadDim",
         (f"{LOCAL}/decode-split/kv-sweep/1-200/splits16",),
+    ),
+    Fault(
+        "one place for all partial results of blocks alone",
+        "const long long partial = row * p.num_splits + work.split;",
+        "const long long partial = row * p.num_splits;",
+        (f"{GLOBAL}/decode-split/splits/more-than-pages",),
     ),
     Fault(
         "the other blocks' results not waited for",

@@ -125,7 +125,8 @@ def _taken(entry: Entry, variant: str, kv_format: KvFormat) -> list[KernelVarian
     target = Target("emulated", DEFAULT_ARCH, ARCHS[DEFAULT_ARCH].max_shared_bytes_per_block)
     able = [kernel for kernel in (*own, *entry.merge_kernels) if not kernel.lacking(target)]
     if variant:
-        return [kernel for kernel in able if kernel.path in variant.split(",")]
+        named = [kernel for kernel in able if kernel.path in variant.split(",")]
+        return [*named, *(kernel.alone for kernel in named if kernel.alone is not None)]
     first: dict[tuple[bool, int, int], KernelVariant] = {}
     for kernel in able:
         if "emulated" not in kernel.on_request:

@@ -19,7 +19,7 @@ LOCAL, GLOBAL = "attention/e2b-local", "attention/12b-global"
 FORMS = ("decode", "decode-split", "prefill/small-tile", "prefill/large-tile")
 PREP_FORMS = ("prefill", "decode", "batch_prefill")
 
-_MERGE_LOOP = "for (int split = merge_lane; split < p.num_splits; split += kMergeLanes) {"
+_MERGED = "split_max != minus_infinity() ? factor"
 _FIRST_TILE = "first_tile += blockIdx.y * per_split;"
 _OLDEST = "return tile.window_left < 0 ? 0 : max(0, position - tile.window_left);"
 _RESCALED = "factor0 != 1.0f || factor1 != 1.0f"
@@ -68,7 +68,7 @@ FAULTS = (
     *(
         Fault(
             f"the merge reads the first {count} splits",
-            ((DECODE, _MERGE_LOOP, _MERGE_LOOP.replace("p.num_splits", f"min(p.num_splits, {count})")),),
+            ((DECODE, _MERGED, _MERGED.replace("?", f"&& first + threadIdx.x < {count} ?")),),
             (*_both("splits/128-not-empty", SPLIT), *_both("merge/128-not-empty", SPLIT)),
             ("out: ",),
         )
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     Fault(
         "the merge reads the first 128 splits",
-        ((DECODE, _MERGE_LOOP, _MERGE_LOOP.replace("p.num_splits", "min(p.num_splits, 128)")),),
+        ((DECODE, _MERGED, _MERGED.replace("?", "&& first + threadIdx.x < 128 ?")),),
         _both("merge/200-not-empty", SPLIT),
         ("out: ",),
     ),
