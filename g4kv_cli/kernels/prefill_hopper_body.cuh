@@ -55,14 +55,16 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
     barrier_init(shared + Shape::kTurnedThere + stage * 8, 1);
     barrier_init(shared + Shape::kTurnedUsed + stage * 8, Shape::kClusterBlocks * kOutputWarps);
   }
+  // Every lane arrives for its own weights and factors, so that also a tool that follows stores lane by lane (racecheck)
+  // sees them ordered.
   for (int barrier = Shape::kWeightsThere; barrier < Shape::kWeightsUsed; barrier += 8) {
-    barrier_init(shared + barrier, Shape::kWarpsOfGroup);
+    barrier_init(shared + barrier, kWarpgroupSize);
   }
   for (int barrier = Shape::kWeightsUsed; barrier < Shape::kQueriesThere; barrier += 8) {
     barrier_init(shared + barrier, kOutputWarps);
   }
   barrier_init(shared + Shape::kQueriesThere, Shape::kOutputWarpgroups * kWarpgroupSize);
-  barrier_init(shared + Shape::kSumsThere, Shape::kWarpsOfGroup);
+  barrier_init(shared + Shape::kSumsThere, kWarpgroupSize);
   for (int stage = 0; stage < Shape::kFirstValueStage; ++stage) {
     barrier_arrive(shared + Shape::kValuesThere + stage * 8);  // queries, which have a barrier of their own
   }

@@ -205,7 +205,7 @@ __device__ __forceinline__ void score_folded_keys(const AttentionParams& p, cons
   int block = 0;
   const auto hand_over = [&](int group) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::weights_there(block & 1, group));
+    barrier_arrive(shared + Shape::weights_there(block & 1, group));
   };
 #pragma unroll 1
   for (;; ++block) {

@@ -185,7 +185,7 @@ __device__ __forceinline__ void score_split_keys(const AttentionParams& p, const
       store_weights<Shape::kHalfKeys>(weights, early, first_row, key16, lane);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere);
+    barrier_arrive(shared + Shape::kWeightsThere);
 #pragma unroll
     for (int key16 = 0; key16 < 4; ++key16) weigh(late[key16], 4 + key16);
     if (block + 1 == blocks) break;
@@ -196,14 +196,14 @@ __device__ __forceinline__ void score_split_keys(const AttentionParams& p, const
     });
     // Only now, so that the second half's sums fill the tensor cores during this block's softmax.
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere + 8);
+    barrier_arrive(shared + Shape::kWeightsThere + 8);
     first_key += Shape::kKeys;
     parity ^= 1;
   }
   barrier_wait(shared + Shape::kWeightsUsed + 8, parity ^ 1);
   store_late();
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared + Shape::kWeightsThere + 8);
+  barrier_arrive(shared + Shape::kWeightsThere + 8);
 
   finish_rows<Shape>(p, shared, memory, max, sum, first_row, lane);
 }

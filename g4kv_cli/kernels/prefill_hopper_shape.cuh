@@ -265,7 +265,7 @@ __device__ __forceinline__ void finish_rows(const AttentionParams& p, unsigned s
     if (lane % 4 == 0) inverses[first_row + lane / 4 + i * 8] = sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f;
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared + Shape::kSumsThere);
+  barrier_arrive(shared + Shape::kSumsThere);
   if (p.lse == nullptr || lane % 4 != 0) return;
   const TileGeometry& tile = *reinterpret_cast<const TileGeometry*>(memory + Shape::kTile);
 #pragma unroll
