@@ -218,7 +218,7 @@ def test_mistakes_with_the_heap(which: int, kind: str, words: str) -> None:
 MANY = """
 extern "C" __global__ void kernel(int* out) {
   asm volatile("{.reg .u32 x; mov.u32 x, %envreg7;}");
-  asm volatile("{.reg .b128 x;}");
+  asm volatile("{.reg .b256 x;}");
   out[0] = 1;
   asm volatile("pmevent 3;");  // MARK: last
 }
@@ -230,7 +230,7 @@ def test_a_refusal_lists_all_that_a_kernel_needs() -> None:
         compile_module(MANY).kernel("kernel")
     found = [(problem.opcode, problem.source_line) for problem in caught.value.problems]
     last = line_of(MANY, "MARK: last")
-    assert found == [("mov.u32", last - 3), (".reg .b128 x", last - 2), ("pmevent", last)]
+    assert found == [("mov.u32", last - 3), (".reg .b256 x", last - 2), ("pmevent", last)]
     text = str(caught.value)
     assert "3 things in kernel kernel" in text
     assert f"'pmevent' (test.cu:{last}, PTX line" in text
