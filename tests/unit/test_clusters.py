@@ -282,7 +282,10 @@ def test_suggested_splits_fill_half_the_card_and_where_blocks_compute_all_of_it(
     ("requests", "heads", "group", "head_dim", "keys", "splits"),
     [
         # One KV head and 16 query heads: 73 blocks, and none alone with fewer keys than there are blocks.
-        (1, 1, 16, 512, 128, 8), (1, 1, 16, 512, 8192, 64), (4, 1, 16, 512, 1024, 16), (4, 1, 16, 512, 512, 8),
+        (1, 1, 16, 512, 128, 8), (1, 1, 16, 512, 8192, 64), (4, 1, 16, 512, 1024, 16), (4, 1, 16, 512, 128, 8),
+        # Blocks alone for every tile, or for every four of them.
+        (1, 1, 16, 512, 512, 32), (1, 1, 16, 512, 300, 16), (4, 1, 16, 512, 512, 16), (4, 1, 16, 512, 2047, 32),
+        (4, 1, 16, 512, 2032, 16), (2, 1, 16, 512, 4096, 64), (2, 1, 16, 512, 4080, 32), (1, 1, 16, 512, 16000, 64),
         (16, 1, 16, 512, 128, 4), (64, 1, 16, 512, 128, 2), (64, 1, 16, 512, 1024, 2), (66, 1, 16, 512, 1024, 2),
         (66, 1, 8, 512, 131072, 2),
         # Two one after the other, until there are as many requests as multiprocessors.
