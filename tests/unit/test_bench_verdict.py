@@ -16,7 +16,7 @@ from g4kv_cli.bench.verdict import decide, own_times, splits_by_rule, uncertaint
 from g4kv_cli.bench.workloads import decode_shape, prep_shape
 from g4kv_cli.entries.table import entry_for
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.records.bench import COPY, BenchRecord, Measurement, Timing, read_bench_record
+from g4kv_cli.records.bench import BASELINE_SUFFIX, COPY, BenchRecord, Measurement, Timing, read_bench_record
 from g4kv_cli.records.findings import CellVerdict, GeometryVerdict
 from g4kv_cli.report.bench_format import columns_of
 
@@ -47,6 +47,20 @@ def test_ties_go_to_b_which_needs_the_least(verdict: GeometryVerdict) -> None:
     # Half of the rounds' spread of 0.99 to 1.01 is 1 % on each side: sqrt(2) % together.
     assert cell.margin_noise == pytest.approx(0.01 * 2**0.5, rel=1e-3)
     assert cell.peer_seconds == pytest.approx(9e-6)
+
+
+def test_a_baseline_is_no_winner(sample: BenchRecord, verdict: GeometryVerdict) -> None:
+    faster = [
+        replace(item, id=f"{item.id}{BASELINE_SUFFIX}", configuration=f"{item.configuration}{BASELINE_SUFFIX}",
+                graph=Timing(*(1e-9,) * 5, 1))
+        for item in sample.measurements if item.status == "measured" and item.form != "peer"
+    ]  # fmt: skip
+    assert faster
+    record = replace(sample, measurements=(*sample.measurements, *faster))
+    assert decide(record) == (verdict,)
+    assert all(
+        not item.configuration.endswith(BASELINE_SUFFIX) for one in record.shapes for item in own_times(record, one)
+    )
 
 
 def test_a_difference_within_the_noise_is_undecided(verdict: GeometryVerdict) -> None:
