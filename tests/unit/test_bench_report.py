@@ -16,9 +16,19 @@ from g4kv_cli.bench.analysis import analyse
 from g4kv_cli.bench.compare import compare_records
 from g4kv_cli.bench.dispatch import dispatch_text
 from g4kv_cli.bench.run import Request, make_plan
+from g4kv_cli.commands.bench_report import compared, exit_code_of
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
-from g4kv_cli.records.bench import BenchRecord, Timing, median_interval, read_bench_record, record_to_text, timing_of
+from g4kv_cli.records.bench import (
+    BenchRecord,
+    Measurement,
+    MeasurementStatus,
+    Timing,
+    median_interval,
+    read_bench_record,
+    record_to_text,
+    timing_of,
+)
 from g4kv_cli.records.findings import Analysis
 from g4kv_cli.report.bench_console import BenchConsole
 from g4kv_cli.report.bench_format import bytes_text, clocks_text, flops_text, share_text, time_text
@@ -62,6 +72,42 @@ def test_the_verdict_and_what_is_missing(analysis: Analysis) -> None:
         console.missing(analysis)
 
     assert _shown(show) == _expected("verdict.txt")
+
+
+@pytest.mark.parametrize(
+    ("status", "configuration", "code"),
+    [
+        ("wrong", "b", 1),
+        ("impossible", "b", 1),
+        ("failed", "b", 2),
+        ("missing", "b", 2),
+        ("skipped", "b", 0),
+        ("not covered", "b", 0),
+        ("wrong", "peer:mine", 1),
+        ("failed", "peer:mine/c2", 2),
+        ("wrong", "peer:torch-sdpa", 0),
+        ("failed", "peer:torch-sdpa", 0),
+    ],
+)
+def test_the_exit_code_is_that_of_our_cells_and_of_manifests(
+    sample: BenchRecord, status: MeasurementStatus, configuration: str, code: int
+) -> None:
+    """What befalls another library is no finding, of kernels of a manifest it is one."""
+    shape, form = sample.shapes[0], "peer" if configuration.startswith("peer:") else "b"
+    cell = Measurement(f"{shape.id}/{configuration}", shape.id, configuration, form, status, "why")
+    peers = ({"name": "mine", "manifest": "mine.toml"}, {"name": "torch-sdpa"})
+    assert exit_code_of(dataclasses.replace(sample, measurements=(cell,), peers=peers, ended="finished")) == code
+
+
+def test_the_exit_code_is_also_that_of_a_fault_and_of_a_comparison(sample: BenchRecord) -> None:
+    good = dataclasses.replace(sample, measurements=tuple(m for m in sample.measurements if m.status == "measured"))
+    assert exit_code_of(good) == 0
+    assert exit_code_of(dataclasses.replace(good, ended="the GPU faulted at a cell")) == 1
+    later = read_bench_record(DATA / "later.json", "--compare")
+    slower, same = (compare_records(sample, one, "a", "b", 0.05) for one in (later, sample))
+    console = BenchConsole(Console(file=io.StringIO()))
+    assert [compared(console, one, 0) for one in (slower, same, None)] == [1, 0, 0]
+    assert [compared(console, one, 2) for one in (slower, same, None)] == [2, 2, 2]
 
 
 def test_the_comparison(sample: BenchRecord) -> None:
