@@ -14,7 +14,8 @@ import pytest
 from g4kv_cli.cases import isolate
 from g4kv_cli.cases.case import Case, OfOneEntry, RunContext
 from g4kv_cli.cases.isolate import run_cases
-from g4kv_cli.cases.reject.run import reject_cases
+from g4kv_cli.cases.reject.request import Draft
+from g4kv_cli.cases.reject.run import RejectRunner, reject_cases
 from g4kv_cli.cases.run import RunSettings
 from g4kv_cli.cases.trap.check import run_trap, trap_lines
 from g4kv_cli.cases.trap.table import ORIGIN, TRAP_COMMENTS, TrapCase, trap_cases
@@ -170,6 +171,39 @@ def test_workers_that_die_or_hang_cost_their_cases_alone(monkeypatch: pytest.Mon
     assert [result.status for result in results] == [statuses[one] for one in how]
     assert "the worker process died" in results[1].reason
     assert "the worker process does not answer: 0.5 s are over" in results[2].reason
+
+
+def test_each_part_of_the_verdict_on_a_host_case_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in reject_cases() if case.entry == DECODE_ENTRY and case.rule == "page_origin")
+    change = case.spoiled.change
+
+    def launched_before(draft: Draft) -> None:
+        draft.bench.draft().call()
+        change(draft)
+
+    def stored_before(draft: Draft) -> None:
+        draft.device.fill(draft.array("q_out"), 0)
+        change(draft)
+
+    spoilt = case.spoiled
+    runner = RejectRunner(KernelLibrary(open_device(SPEC)), open_device("emulated"))
+    for other, words in (
+        (spoilt, ""),
+        (replace(spoilt, rule="eps"), "refused by rule page_origin, want eps"),
+        (replace(spoilt, field="q"), f"the error names '{spoilt.field}', want 'q'"),
+        (replace(spoilt, change=lambda draft: None), "was accepted; want page_origin"),
+        (replace(spoilt, change=launched_before), "1 launches, want none"),
+        (replace(spoilt, change=stored_before), "q_out changed: a refused request must write nothing"),
+        (replace(spoilt, twin=change), "the in-range twin was refused"),
+        (replace(spoilt, twin=lambda draft: draft.call()), "the in-range twin made 2 launches, want 1"),
+        (spoilt, ""),
+    ):
+        result = runner.run(replace(case, spoiled=other))
+        assert (result.status, words in result.reason) == ("failed" if words else "passed", True), result.reason
+    monkeypatch.setattr(Draft, "written_elems", lambda draft: draft.expected_elems() | {"q_out": 1})
+    result = runner.run(replace(case, spoiled=replace(spoilt, twin=lambda draft: None)))
+    assert "the in-range twin wrote {" in result.reason
+    runner.close()
 
 
 def test_a_rule_that_is_gone_turns_cases_red_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

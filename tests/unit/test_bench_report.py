@@ -261,6 +261,40 @@ def _damage(tmp_path: Path, change: Callable[[dict], object]) -> str:  # type: i
     return text.removeprefix(f"--compare {path}: ").removesuffix("; give a bench.json that g4kv bench wrote")
 
 
+@pytest.mark.parametrize(
+    ("where", "field", "value", "words"),
+    [
+        ("", "ended", "", "ended is missing"),
+        ("peer", "name", "", "a peer has no name"),
+        ("ceilings", "read_bytes_per_second", 0.0, "a memory rate is not positive"),
+        ("ceilings", "launch_seconds", -1e-6, "a value is negative"),
+        ("shape", "batch", 0, "an extent is below 1"),
+        ("shape", "num_kv_heads", 3, "num_kv_heads does not divide num_qo_heads"),
+        ("shape", "visible_keys", 10**6, "visible_keys is not between 0 and kv_len"),
+        ("shape", "flops", -1, "a size is negative"),
+        ("shape", "kind", "prefill", "the id does not begin with prefill/"),
+        ("cell", "configuration", "other", "the id is not its shape and configuration"),
+        ("cell", "num_splits", 0, "num_splits is below 1"),
+        ("cell", "pools", -1, "a count is negative"),
+        ("cell", "burst_calls", 3, "burst and burst_calls disagree"),
+        ("cell", "warm_seconds", 0.0, "warm_seconds is not positive"),
+        ("graph", "q1", 6.1e-6, "low, q1, median, q3 and high must be positive and in order"),
+        ("graph", "q3", 5.9e-6, "low, q1, median, q3 and high must be positive and in order"),
+        ("graph", "count", 0, "0 samples"),
+        ("graph", "round_medians", [1.0], "a round's median lies outside low and high"),
+        ("graph", "round_clocks_hz", [0.0], "a clock is not positive"),
+    ],
+)
+def test_what_no_run_writes_is_refused(tmp_path: Path, where: str, field: str, value: object, words: str) -> None:
+    def change(values: dict) -> None:  # type: ignore[type-arg]
+        cell = values["measurements"][0]
+        places = {"": values, "peer": values["peers"][0], "ceilings": values["ceilings"], "shape": values["shapes"][0],
+                  "cell": cell, "graph": cell["graph"]}  # fmt: skip
+        places[where][field] = value
+
+    assert words in _damage(tmp_path, change)
+
+
 def test_damaged_records_are_refused_in_one_line(tmp_path: Path) -> None:
     def timeless(values: dict) -> None:  # type: ignore[type-arg]
         del values["measurements"][0]["graph"]
