@@ -1,13 +1,14 @@
 """Anybody's CUDA source to PTX or a cubin: NVRTC's own defaults, with the caller's options, include directories and
 name expressions.
 
-NVRTC has no headers of the host's compiler. Those of C that kernels include (``<stdint.h>``, ``<cmath>``, ``<cstdio>``)
-are there all the same: CCCL's of that name, or nothing where NVRTC itself has what they declare. Of ``<cuda.h>`` there
-is what kernels take from it, ``CUtensorMap``.
+NVRTC has no headers of the host's compiler. Those that kernels include (``<stdint.h>``, ``<cmath>``, ``<type_traits>``)
+are there all the same: CCCL's of that name, in ``std`` too, or nothing where NVRTC itself has what they declare. Of
+``<cuda.h>`` there is what kernels take from it, ``CUtensorMap``.
 
 Nothing is forced on a source but the architecture, C++17 unless it asks for another, line numbers, which findings
-are told by, and ``__int128``, which nvcc has where the host's compiler does. In particular contraction is NVRTC's
-default (``--fmad=true``). CCCL's headers are found without an option.
+are told by, and what nvcc has where the host's compiler does: ``__int128``, ``__asm__``, ``__volatile__`` and
+``__extension__``. In particular contraction is NVRTC's default (``--fmad=true``). CCCL's headers are found without an
+option.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ HEADER_HINT = (
 )
 _CCCL_HAS = ("float", "limits", "math", "stddef", "stdint", "stdlib", "string")
 _NVRTC_HAS = ("assert", "stdio", "stdbool")  # assert, printf and bool are built in
+_CXX = (
+    *("algorithm", "array", "bit", "concepts", "functional", "initializer_list", "iterator", "limits", "numeric"),
+    *("optional", "ratio", "span", "tuple", "type_traits", "utility", "variant"),
+)
+_STD = "namespace std { using namespace cuda::std; }\n"
 _TENSOR_MAP = """#pragma once
 typedef struct alignas(64) CUtensorMap_st { unsigned long long opaque[16]; } CUtensorMap;
 """
 C_HEADERS = (
     *(
-        Header(name, f"#pragma once\n#include <cuda/std/c{bare}>\n" if bare in _CCCL_HAS else "#pragma once\n")
+        Header(name, f"#pragma once\n#include <cuda/std/c{bare}>\n{_STD}" if bare in _CCCL_HAS else "#pragma once\n")
         for bare in (*_CCCL_HAS, *_NVRTC_HAS)
         for name in (f"{bare}.h", f"c{bare}")
     ),
+    *(Header(name, f"#pragma once\n#include <cuda/std/{name}>\n{_STD}") for name in _CXX),
     Header("cuda.h", _TENSOR_MAP),  # the driver's functions are the host's, and NVRTC refuses their declarations
 )
+_GNU_WORDS = {"__asm__": "asm", "__volatile__": "volatile", "__extension__": ""}
 _ARCH_OPTION = re.compile(r"--?(gpu-architecture|arch)\b")
 _STANDARD_OPTION = re.compile(r"--?std\b")
 _LINES_OPTION = re.compile(r"-lineinfo|--generate-line-info|-G|--device-debug")
@@ -137,6 +145,8 @@ def _own_options(arch: str, kind: ImageKind, options: Sequence[str]) -> list[str
         added.append("--std=c++17")
     if not any(_LINES_OPTION.fullmatch(option) for option in options):
         added.append("-lineinfo")
+    words = {re.split("[ =]", option.removeprefix("-D"))[0] for option in options if option.startswith("-D")}
+    added += [f"-D{word}={meant}" for word, meant in _GNU_WORDS.items() if word not in words]
     if "--device-int128" not in options and "-device-int128" not in options:
         added.append("--device-int128")
     return added

@@ -397,6 +397,31 @@ def test_the_c_headers_that_kernels_include_are_there() -> None:
     assert x[0] == np.inf
 
 
+STANDARD = r"""
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+template <class T> __global__ std::enable_if_t<std::is_same_v<T, float>> most(const T* x, T* out, std::uint32_t n) {
+  std::array<T, 2> two{std::numeric_limits<T>::lowest(), T(2)};
+  for (std::uint32_t i = 0; i < n; ++i) two[0] = std::max(two[0], std::abs(x[i]));
+  auto [best, by] = std::make_tuple(std::move(two[0]), two[1]);
+  union Number { __extension__ struct { T whole; }; int bits; } number;
+  __asm__ __volatile__("mul.rn.f32 %0, %1, %2;" : "=f"(number.whole) : "f"(best), "f"(by));
+  *out = number.whole;
+}
+"""
+
+
+def test_the_standard_library_as_nvcc_has_it() -> None:
+    """CCCL's, in std, and words of the host's compiler."""
+    x, most = np.array([1, -9, 4], np.float32), np.zeros(1, np.float32)
+    emulator.load(STANDARD, names=["most<float>"]).kernel("most<float>").launch(1, 1, [x, emulator.out(most), 3])
+    assert most[0] == 18
+
+
 def test_integers_of_128_bits_as_nvcc_has_them() -> None:
     text = "__global__ void k(unsigned long long* x) { *x = (unsigned __int128)*x * *x >> 64; }"
     x = np.array([0xFEDCBA9876543210], np.uint64)
