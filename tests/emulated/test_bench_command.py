@@ -194,8 +194,8 @@ def test_ceilings_are_sampled_as_cells_are(device: FakeCuda, monkeypatch: pytest
 
 
 def test_a_kernel_with_a_seeded_fault_is_wrong_and_exits_1(device: FakeCuda, tmp_path: Path) -> None:
-    right = "sum = fmaf(sums[split], factor, sum);"
-    faulty = seed(tmp_path / "faulty", (("decode_body.cuh", right, right.replace("factor", "1.1f * factor")),))
+    right = "sum = fmaf(weight.y, weight.x, sum);"
+    faulty = seed(tmp_path / "faulty", (("decode_body.cuh", right, right.replace("weight.x", "1.1f * weight.x")),))
     result = invoke("--batch", "1", "--kv-len", "33", "--splits", "2", "--kernels", str(faulty), "--json", "bad.json")
     record = read_bench_record(Path("bad.json"), "--from")
     assert [item.status for item in record.measurements] == ["measured", "measured", "wrong"]
