@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -16,10 +16,12 @@ from seeding import seed
 
 import g4kv_cli
 from g4kv_cli.cases import dump as cases_dump
+from g4kv_cli.cases.dump import DumpSettings
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.records import files
 from g4kv_cli.records.dump import dump_bytes, load_dump
+from g4kv_cli.records.run import CaseResult, Status
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "dump.md"
 LINE = ("--shape", "kv=70 window=40 heads=6/2 splits=4")
@@ -236,3 +238,10 @@ def test_files_that_are_no_dump(tmp_path: Path, content: bytes | None, words: st
     np.savez(tmp_path / "other.npz", q=np.zeros(3))
     with pytest.raises(UsageError, match="it lacks 'about'"):
         load_dump(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_which_cases_are_written(every: bool) -> None:
+    settings = DumpSettings(Path("d"), every)
+    wanted = [status for status in get_args(Status) if settings.wants(CaseResult("a", "e", "g", status, 0.0))]
+    assert wanted == [*(["passed"] if every else []), "failed", "error"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from provider_helper import Change, engine_in
@@ -25,7 +26,8 @@ from g4kv_cli.commands.pytest_run import CasesUnderPytest
 from g4kv_cli.commands.smoke import Request, cases_of
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.geometry import select_geometries
-from g4kv_cli.records.run import CaseResult
+from g4kv_cli.pytest_plugin import _RUN, CaseFailed, CaseItem
+from g4kv_cli.records.run import CaseResult, Status
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,3 +213,19 @@ def test_loading_the_plugin_costs_nothing() -> None:
 def test_pytest_finds_it_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"g4kv": "g4kv_cli.pytest_plugin"}
+
+
+@pytest.mark.parametrize(
+    ("status", "raised"),
+    [("passed", None), ("failed", CaseFailed), ("error", CaseFailed), ("skipped", pytest.skip.Exception),
+     ("not covered", pytest.skip.Exception)],
+)  # fmt: skip
+def test_an_item_ends_as_its_case_did(status: Status, raised: type[BaseException] | None) -> None:
+    result = CaseResult("a/case", "entry", "12b-local", status, 0.0, "why")
+    run = SimpleNamespace(run=lambda case: (result, "the text of smoke"))
+    item = SimpleNamespace(config=SimpleNamespace(stash={_RUN: run}), _case=None, user_properties=[])
+    if raised is None:
+        CaseItem.runtest(item)  # type: ignore[arg-type]
+        return
+    with pytest.raises(raised, match=r"why|the text of smoke"):
+        CaseItem.runtest(item)  # type: ignore[arg-type]

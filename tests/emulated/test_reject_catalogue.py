@@ -17,11 +17,13 @@ from g4kv_cli.cases.isolate import run_cases
 from g4kv_cli.cases.reject.request import Draft
 from g4kv_cli.cases.reject.run import RejectRunner, reject_cases
 from g4kv_cli.cases.run import RunSettings
+from g4kv_cli.cases.trap import check
 from g4kv_cli.cases.trap.check import run_trap, trap_lines
 from g4kv_cli.cases.trap.table import ORIGIN, TRAP_COMMENTS, TrapCase, trap_cases
 from g4kv_cli.compiler.sources import BUILT_IN_KERNELS_DIRECTORY
 from g4kv_cli.device.open import open_device
 from g4kv_cli.entries.library import KernelLibrary
+from g4kv_cli.errors import DeviceFault
 from g4kv_cli.model.geometry import GEOMETRIES, Geometry
 from g4kv_cli.model.rules import RULES, Rule
 from g4kv_cli.records.run import CaseResult
@@ -134,6 +136,25 @@ def test_the_trap_of_another_block_turns_red() -> None:
     # Token 3 is the one with the negative origin.
     (reason,) = run_trap(replace(case, tokens=(0,)), KernelLibrary(open_device(SPEC)))
     assert reason.startswith("block 3 trapped, want one of [0]")
+
+
+def test_a_fault_before_the_trap_or_a_launch_before_it_turns_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = some_of(DECODE_ENTRY, "page_origin/negative")
+    call = Draft.call
+
+    def behind_another(draft: Draft) -> None:
+        call(draft.bench.draft())
+        call(draft)
+
+    with monkeypatch.context() as launched_before:
+        launched_before.setattr(Draft, "call", behind_another)
+        assert "it was not launched once" in run_trap(case, KernelLibrary(open_device(SPEC)))
+    report = f"trap: {TRAP_SOURCE}:{line_of(ORIGIN)}: block (3, 0, 0) thread (0, 0, 0)"
+    library = KernelLibrary(open_device(SPEC))
+    assert check._judge_report(case, DeviceFault([report], ["trap"]), library) == []
+    before = DeviceFault(["global_out_of_bounds: x", report], ["global_out_of_bounds", "trap"])
+    (reason,) = check._judge_report(case, before, library)
+    assert reason.startswith("a fault of kind global_out_of_bounds came before the trap")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from g4kv_cli.device.arguments import Argument, TensorMapShape, by_value, pointe
 from g4kv_cli.device.emulated import faults
 from g4kv_cli.device.emulated_device import ARCHS, EmulatedDevice, _ends
 from g4kv_cli.device.interface import Device, DeviceArray, Launch, LoadedKernel
+from g4kv_cli.device.validation import check_launch
 from g4kv_cli.errors import CompileError, ContractError, DeviceFault, DeviceUnavailable, UsageError
 from g4kv_cli.records.run import KernelImage
 
@@ -466,3 +467,26 @@ def test_every_kind_of_fault_is_registered() -> None:
                 found.add(node.args[0].value)
     assert len(found) > 12
     assert found <= faults.FAULT_KINDS, f"add to CHECKED_KINDS or FATAL_KINDS: {found - faults.FAULT_KINDS}"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, ""),
+        ({"block": (32, 32, 2)}, "launch_block"),
+        ({"block": (32, 0, 1)}, "launch_block"),
+        ({"grid": (1, 65536, 1)}, "launch_grid"),
+        ({"grid": (4, 0, 1)}, "launch_grid"),
+        ({"cluster": (3, 1, 1)}, "launch_cluster"),
+        ({"dynamic_shared_bytes": 232449}, "launch_shared"),
+        ({"dynamic_shared_bytes": -1}, "launch_shared"),
+    ],
+)
+def test_each_limit_of_a_launch(change: dict[str, tuple[int, int, int]], code: str) -> None:
+    launch = dataclasses.replace(Launch((4, 65535, 1), (32, 32, 1), (), 232448), **change)  # type: ignore[arg-type]
+    if not code:
+        check_launch(EmulatedDevice("sm_90").limits, launch, "a kernel")
+        return
+    with pytest.raises(ContractError) as caught:
+        check_launch(EmulatedDevice("sm_90").limits, launch, "a kernel")
+    assert caught.value.code == code

@@ -248,3 +248,8 @@ def test_companions_come_and_go(e4b: RecordedModel) -> None:
         prompts = [one.prompt.tolist() for one in companions]
         assert all(prompt != other for index, prompt in enumerate(prompts) for other in prompts[:index])
     assert companions_of(e4b, 0, 32) == ()
+
+
+@pytest.mark.parametrize(("got", "want", "is_wrong"), [(4, 4, False), (5, 4, True), (4, 5, True)])
+def test_any_other_token_is_wrong(got: int, want: int, is_wrong: bool) -> None:
+    assert (judge_token(0, 1, got, want) is not None) == is_wrong

@@ -131,3 +131,10 @@ def test_ranks_that_do_not_divide_the_heads(tp: int) -> None:
 def test_a_rank_is_not_split_again() -> None:
     with pytest.raises(UsageError, match="12b-local@tp2 is one rank's share"):
         GEOMETRIES["12b-local"].for_rank(2).for_rank(2)
+
+
+def test_no_rank_holds_part_of_a_kv_heads_group() -> None:
+    six = GEOMETRIES["12b-local"].with_heads(6, 4)
+    with pytest.raises(UsageError, match=r"--tp 4 splits a KV head of 12b-local \(6 KV heads\)"):
+        six.for_rank(4)
+    assert (six.for_rank(3).num_kv_heads, six.for_rank(12).num_kv_heads) == (2, 1)

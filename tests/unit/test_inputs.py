@@ -179,3 +179,11 @@ def test_table_is_poison_where_no_position_is() -> None:
     table = table_of(np.ones((2, 4), dtype=BF16), np.array([1, 3]), 5)
     assert np.isnan(table[[0, 2, 4]].astype(np.float32)).all()
     assert (table[[1, 3]] == 1).all()
+
+
+def test_norm_weights_have_both_signs_and_no_zero() -> None:
+    made = make_inputs(GEOMETRIES["12b-local"], "random", seed=3, positions=range(2), rotary_dim=256, table_positions=2,
+                       with_v=True)  # fmt: skip
+    for weight in (made.q_weight.astype(np.float32), made.k_weight.astype(np.float32)):
+        assert 8 <= (weight < 0).sum() <= 64  # of 256, one in eight
+        assert np.abs(weight).min() > 0

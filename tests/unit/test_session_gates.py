@@ -18,7 +18,7 @@ from g4kv_cli.cases.prep import run as prep_run
 from g4kv_cli.cases.prep.case import PrepCase
 from g4kv_cli.cases.prep.table import prep_cases
 from g4kv_cli.cases.run import CaseRunner, RunSettings
-from g4kv_cli.cases.session import Session, run_session
+from g4kv_cli.cases.session import Session, Skip, require_coverage, run_session
 from g4kv_cli.cases.trap.table import trap_cases
 from g4kv_cli.commands.gate import _jobs, exit_code_of_results
 from g4kv_cli.device.emulated_device import EmulatedDevice
@@ -95,6 +95,14 @@ def test_a_pool_that_a_gpu_lacks_the_memory_for_is_known_before_anything_is_buil
     result = run(case, KernelLibrary(small_gpu), "")
     assert result.status == "skipped"
     assert result.reason == f"the pool takes {case.pool_bytes / 2**30:.1f} GiB, this GPU has 1.0 GiB"
+
+
+def test_a_pool_as_large_as_a_gpus_memory_is_tried(small_gpu: EmulatedDevice) -> None:
+    case: Any = SimpleNamespace(entry=prep_cases(LOCAL)[0].entry, is_sparse=True, pool_bytes=1 << 30)
+    require_coverage(KernelLibrary(small_gpu), case, ())
+    case.pool_bytes += 1
+    with pytest.raises(Skip, match=r"the pool takes 1\.0 GiB, this GPU has 1\.0 GiB"):
+        require_coverage(KernelLibrary(small_gpu), case, ())
 
 
 def test_jobs_are_no_more_than_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
