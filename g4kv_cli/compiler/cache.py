@@ -1,4 +1,4 @@
-"""A cache of compiled images on disk: content-addressed, atomic, checked when read.
+"""A cache of compiled images on disk, and of what is made of them: content-addressed, atomic, checked when read.
 
 An entry is one file named after its key: a line of JSON (schema, key, checksum, the compiler's log), then
 the image's bytes. Writers make a temporary file and rename it, so that parallel processes never see half an
@@ -19,6 +19,7 @@ from pathlib import Path
 CACHE_SCHEMA_VERSION = 1
 CACHE_DIRECTORY_VARIABLE = "G4KV_CACHE_DIR"
 
+_IMAGES, _TRANSLATIONS = "images", "translations"
 _warned_directories: set[str] = set()
 
 
@@ -54,13 +55,26 @@ def key_of(parts: tuple[str, ...]) -> str:
     return total.hexdigest()
 
 
-def read(key: str) -> CacheEntry | None:
+class TranslationCache:
+    """What the emulated device makes of images; the caller's names say all that it depends on."""
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of this name, or None if there are none that are whole."""
+        entry = read(key, _TRANSLATIONS)
+        return None if entry is None else entry.data
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store bytes under a name, as ``write`` of this module does."""
+        write(key, CacheEntry(data, ""), _TRANSLATIONS)
+
+
+def read(key: str, folder: str = _IMAGES) -> CacheEntry | None:
     """The entry of this key, or None if there is none that is whole."""
     directory = cache_directory()
     if directory is None:
         return None
     try:
-        raw = _entry_path(directory, key).read_bytes()
+        raw = _entry_path(directory, key, folder).read_bytes()
     except OSError:
         return None
     head, _, data = raw.partition(b"\n")
@@ -73,7 +87,7 @@ def read(key: str) -> CacheEntry | None:
     return CacheEntry(data, log) if whole else None
 
 
-def write(key: str, entry: CacheEntry) -> None:
+def write(key: str, entry: CacheEntry, folder: str = _IMAGES) -> None:
     """Store an entry. Where that is impossible, say so once on stderr and go on without."""
     directory = cache_directory()
     if directory is None:
@@ -84,7 +98,7 @@ def write(key: str, entry: CacheEntry) -> None:
         "sha256": _checksum(entry.data, entry.log),
         "log": entry.log,
     }
-    path = _entry_path(directory, key)
+    path = _entry_path(directory, key, folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_atomically(path, json.dumps(header).encode() + b"\n" + entry.data)
@@ -104,8 +118,8 @@ def _write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _entry_path(directory: Path, key: str) -> Path:
-    return directory / "images" / f"{key}.bin"
+def _entry_path(directory: Path, key: str, folder: str) -> Path:
+    return directory / folder / f"{key}.bin"
 
 
 def _checksum(data: bytes, log: str) -> str:

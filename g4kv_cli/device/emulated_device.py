@@ -43,6 +43,7 @@ from g4kv_cli.device.interface import (
     Launch,
     LoadedKernel,
     PagedReads,
+    Store,
     contiguous_strides,
     require_own,
 )
@@ -134,6 +135,7 @@ class EmulatedDevice(Device):
         self._of_host_code: set[int] = set()
         """Where memory of other people's host code begins."""
         self._gave_variables = False
+        self._store: Store | None = None
 
     def allocate(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike, label: str, *, sparse: bool = False
@@ -215,10 +217,14 @@ class EmulatedDevice(Device):
             if name not in module.kernel_names:
                 names = ", ".join(module.kernel_names) or "none"
                 raise CompileError(f"{image.name} has no kernel {name}; it has {names}")
-            kernel = module.kernel(name)
+            kernel = module.kernel(name, self._store)
         except EmulatorError as error:
             raise CompileError(f"the emulated device cannot run {name} of {image.name}: {error}") from error
         return LoadedKernel(name, image, kernel)
+
+    def keep_translations(self, store: Store) -> None:
+        """Keep what the engine runs of a kernel."""
+        self._store = store
 
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:
         """Run one launch to its end. Raises DeviceFault if the kernel breaks a rule."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +167,13 @@ class LoadedKernel:
     handle: Any = field(repr=False)
 
 
+class Store(Protocol):
+    """Bytes by names, of which those are read whole that were written: ``compiler.cache``, say."""
+
+    def read(self, key: str) -> bytes | None: ...
+    def write(self, key: str, data: bytes) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
     """``seconds`` that were given, and the moment of ``time.monotonic()`` at which they are over."""
@@ -233,6 +240,9 @@ class Device(ABC):
     @abstractmethod
     def load(self, image: KernelImage, name: str) -> LoadedKernel:
         """Load an image (once) and find a kernel in it. Raises CompileError if it has no such kernel."""
+
+    def keep_translations(self, store: Store) -> None:  # noqa: B027 (most devices translate nothing)
+        """Keep what is made of images, where a device makes something of them, for the processes to come."""
 
     @abstractmethod
     def launch(self, kernel: LoadedKernel, launch: Launch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from g4kv_cli.compiler.cache import TranslationCache
 from g4kv_cli.compiler.images import compile_image
 from g4kv_cli.compiler.sources import find_source
 from g4kv_cli.device.interface import Device, LoadedKernel
@@ -32,6 +33,7 @@ class KernelLibrary:
         provider: Provider | None = None,
     ) -> None:
         self.device = device
+        device.keep_translations(TranslationCache())
         self.kernels_directory = kernels_directory
         self.variant = variant
         self.launched: dict[str, None] = {}

@@ -63,7 +63,8 @@ class _NoKernels(KernelLibrary):
 
 def _device(arch: str, kind: str) -> Any:
     limits = SimpleNamespace(max_shared_bytes_per_block=232448, multiprocessors=132, max_grid=(2**31 - 1, 65535, 65535))
-    return SimpleNamespace(info=SimpleNamespace(arch=arch, kind=kind), limits=limits)
+    info = SimpleNamespace(arch=arch, kind=kind)
+    return SimpleNamespace(info=info, limits=limits, keep_translations=lambda store: None)
 
 
 def _chosen(

@@ -24,8 +24,7 @@ def test_a_functions_attributes_are_of_the_card_that_is_emulated(
     arch: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, runtime = EmulatedDevice(arch), StandInRuntime()
-    parsed = SimpleNamespace(cluster=(2, 1, 1))
-    handle = SimpleNamespace(max_threads=256, shared_bytes=1024, local_bytes=16, parsed=parsed)
+    handle = SimpleNamespace(max_threads=256, shared_bytes=1024, local_bytes=16, cluster=(2, 1, 1))
     monkeypatch.setattr(StandInRuntime, "_kernel", lambda _self, _name, _fatbin: SimpleNamespace(handle=handle))
     runtime._call = _Call(device, lambda _kernel, _launch: None, "libengine.so")
     name, answer = ctypes.create_string_buffer(b"decode"), ctypes.create_string_buffer(b"\xff" * 144, 144)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from .engine.library import library
-from .engine.operations import NotLowered
+from .engine.library import Library, library
+from .engine.operations import Lowered, NotLowered
 from .engine.program import Program, lower
 from .interpreter.emit import GRID_WORKSPACE
 from .interpreter.translate import CompiledBlock, Translation, lay_out, note_extents, translate
@@ -18,15 +18,18 @@ from .ptx.parse import Parameter, ParsedKernel, ParsedModule, parse_module
 from .ptx.parse_body import parse_kernel
 from .ptx.sites import Site
 from .ptx.validated import validated_loads
+from .store import Store, packed, translation_key, unpacked
 
 _WAIT, _LET_NEXT_BEGIN = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """A kernel. ``shared_bytes`` counts static shared memory; dynamic memory begins at ``dynamic_shared_offset``.
+class Outline:
+    """What a launch has to know of a kernel. ``shared_bytes`` counts static shared memory; dynamic memory begins at
+    ``dynamic_shared_offset``.
 
     ``device_variables`` are the module variables that it names; their addresses are the symbols of a launch.
+    ``cluster`` and ``grid_of_clusters``: see ParsedKernel.
     """
 
     name: str
@@ -34,11 +37,31 @@ class Kernel:
     parameter_bytes: int
     shared_bytes: int
     dynamic_shared_offset: int
-    module: Module
     instruction_count: int
     max_threads: int
     device_variables: tuple[str, ...]
-    parsed: ParsedKernel
+    cluster: tuple[int, int, int] | None
+    grid_of_clusters: bool
+    grid_control: tuple[str, ...]
+    """Its griddepcontrol instructions, in the order of its text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(Outline):
+    """A kernel of a module. What a process before this one made of its body is taken over (``Module.kernel``); the body
+    is then read only where more is asked of it."""
+
+    module: Module
+
+    @cached_property
+    def has_problems(self) -> bool:
+        """Whether something of its body was not understood."""
+        return bool(self.parsed.problems)
+
+    @cached_property
+    def parsed(self) -> ParsedKernel:
+        """Its body."""
+        return self.module.parse_body(self.name)
 
     def shared_total(self, dynamic_shared_bytes: int) -> int:
         """Shared bytes of one block: static, padding, dynamic."""
@@ -61,12 +84,17 @@ class Kernel:
         engine = library()
         if engine is None:
             return None, ("there is no engine",)
+        lowered, missing = self.lower(in_order)
+        return (None, missing) if lowered is None else (Program(lowered, engine), ())
+
+    def lower(self, in_order: bool = False) -> tuple[Lowered | None, tuple[str, ...]]:
+        """Its body in operations of the engine; None where that lacks some, and what they are."""
         flow = build_flow(self.parsed, joins_multiplies=False)
         try:
             context = lay_out(self.module.parsed, self.parsed).context
             context.validated = validated_loads(self.parsed)
             note_extents(context, self.module.parsed, self.parsed)
-            return Program(lower(context, flow, in_order), engine), ()
+            return lower(context, flow, in_order), ()
         except NotLowered as error:
             return None, error.args
 
@@ -84,16 +112,12 @@ class Kernel:
     @cached_property
     def waits_for_the_one_in_front(self) -> bool:
         """Whether a thread of it can wait for the launch in front (griddepcontrol.wait)."""
-        return _WAIT in self._grid_control
+        return _WAIT in self.grid_control
 
     @cached_property
     def lets_the_next_begin_early(self) -> bool:
         """Whether it lets the next launch begin before it has itself waited for the one in front, as its text goes."""
-        return self._grid_control[:1] == [_LET_NEXT_BEGIN]
-
-    @cached_property
-    def _grid_control(self) -> list[str]:
-        return [one.opcode for one in self.parsed.instructions if one.opcode in (_WAIT, _LET_NEXT_BEGIN)]
+        return self.grid_control[:1] == (_LET_NEXT_BEGIN,)
 
     @property
     def synchronises_grid(self) -> bool:
@@ -105,7 +129,7 @@ class Kernel:
         """Opcodes for which its program calls the interpreter's functions."""
         return tuple(call.opcode for call in self.program.calls) if self.program is not None else ()
 
-    @property
+    @cached_property
     def contracted(self) -> int:
         """Sums whose bits the PTX leaves open: ptxas takes a product into each, and so does the emulator."""
         return self.parsed.contracted
@@ -164,6 +188,7 @@ class Module:
     """
 
     def __init__(self, ptx_text: str, source_name: str | None = None, contracts: bool = True) -> None:
+        self.text = ptx_text
         self.parsed: ParsedModule = parse_module(ptx_text)
         self.contracts = contracts
         self.source_name = source_name
@@ -174,31 +199,65 @@ class Module:
         """Names of all kernels in the text."""
         return list(self.parsed.bodies)
 
-    def kernel(self, name: str) -> Kernel:
-        """The kernel of this name, translated for the emulator that will run it first."""
+    def kernel(self, name: str, store: Store | None = None) -> Kernel:
+        """The kernel of this name, translated for the emulator that will run it first. What the engine runs is kept in
+        a store, if one is given, for the processes that come after this one."""
         found = self._kernels.get(name)
         if found is None:
-            found = self._parse(name)
-            if emulator_mode() is not Mode.NATIVE or found.parsed.problems or found.program is None:
+            is_native = emulator_mode() is Mode.NATIVE
+            engine = library() if is_native else None
+            found = self._parse(name) if store is None or engine is None else self._from_store(name, store, engine)
+            if not is_native or found.has_problems or found.program is None:
                 _ = found.translation
             self._kernels[name] = found
         return found
 
-    def _parse(self, name: str) -> Kernel:
+    def _from_store(self, name: str, store: Store, engine: Library) -> Kernel:
+        """A kernel out of the store; or one that is put there, if the engine knows it completely."""
+        key = translation_key(self.text, name, self.source_name or "", str(self.contracts))
+        kept = unpacked(store.read(key) or b"")
+        if kept is not None:
+            outline, contracted, lowered = kept
+            found = Kernel(**vars(outline), module=self)
+            vars(found).update(contracted=contracted, has_problems=False, _bound=(Program(lowered, engine), ()))
+            return found
+        found = self._parse(name)
+        if found.has_problems:
+            return found
+        lowered, missing = found.lower()
+        if lowered is None:
+            vars(found)["_bound"] = None, missing
+            return found
+        outline = Outline(*(getattr(found, each.name) for each in fields(Outline)))
+        data = packed((outline, found.contracted, lowered))
+        if data is not None:
+            store.write(key, data)
+        vars(found)["_bound"] = Program(lowered, engine), ()
+        return found
+
+    def parse_body(self, name: str) -> ParsedKernel:
+        """The body of a kernel, with those of the functions that it calls."""
         kernel = parse_kernel(self.parsed, name, self.source_name)
         kernel.contracts = self.contracts
-        parsed = link(self.parsed, kernel, self.source_name)
+        return link(self.parsed, kernel, self.source_name)
+
+    def _parse(self, name: str) -> Kernel:
+        parsed = self.parse_body(name)
         layout = lay_out(self.parsed, parsed)
         last = parsed.parameters[-1] if parsed.parameters else None
-        return Kernel(
+        found = Kernel(
             name,
             tuple(parsed.parameters),
             last.offset + last.nbytes if last is not None else 0,
             layout.static_bytes,
             layout.dynamic_offset,
-            self,
             len(parsed.instructions),
             parsed.max_threads,
             tuple(layout.context.device_variables),
-            parsed,
+            parsed.cluster,
+            parsed.grid_of_clusters,
+            tuple(one.opcode for one in parsed.instructions if one.opcode in (_WAIT, _LET_NEXT_BEGIN)),
+            self,
         )
+        vars(found)["parsed"] = parsed
+        return found

@@ -357,7 +357,7 @@ def cluster_of(kernel: Kernel, given: Extent = (1, 1, 1)) -> Extent:
 
     Raises LaunchConfigurationError where both are given and differ.
     """
-    words, own = f"launch of {kernel.name} refused: ", kernel.parsed.cluster
+    words, own = f"launch of {kernel.name} refused: ", kernel.cluster
     if own is not None and given not in ((1, 1, 1), own):
         raise LaunchConfigurationError(f"{words}clusters of {given} blocks, the kernel was compiled for {own}")
     return own or given
@@ -365,9 +365,9 @@ def cluster_of(kernel: Kernel, given: Extent = (1, 1, 1)) -> Extent:
 
 def grid_of(kernel: Kernel, given: Extent) -> Extent:
     """Blocks of a launch's grid: what is given counts clusters if the kernel was compiled so (``__block_size__``)."""
-    if not kernel.parsed.grid_of_clusters:
+    if not kernel.grid_of_clusters:
         return given
-    x, y, z = (extent * size for extent, size in zip(given, kernel.parsed.cluster or (1, 1, 1), strict=True))
+    x, y, z = (extent * size for extent, size in zip(given, kernel.cluster or (1, 1, 1), strict=True))
     return x, y, z
 
 

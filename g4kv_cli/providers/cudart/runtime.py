@@ -416,7 +416,7 @@ class StandInRuntime:
         major, minor = compute_capability(self._now.device)
         arch = 10 * major + minor
         ints = struct.pack("<7i", most, 0, arch, arch, 0, dynamic, -1)
-        cluster = handle.parsed.cluster or (0, 0, 0)
+        cluster = handle.cluster or (0, 0, 0)
         clusters = struct.pack("<6i64x", int(any(cluster)), *cluster, 0, 0)
         made = sizes + ints + clusters
         ctypes.memmove(int(values[2]), made, len(made))
