@@ -146,10 +146,14 @@ def test_atomics_are_ordered_with_loads_and_stores_by_barriers(
     barrier = "__syncthreads();"
     faults, machine = both_say("".join((*parts[:2], barrier, parts[2], barrier, parts[3])), monkeypatch, grid=1)
     assert (faults, machine.counts.native) == ([], 1)
-    for wrong in ((*parts[:3], barrier, parts[3]), (*parts[:2], barrier, *parts[2:])):
+    for wrong, is_guess in (
+        # Its own lanes alone have come before it: a shuffle might have stood in between.
+        ((*parts[:3], barrier, parts[3]), who == "first" and "store" in what),
+        ((*parts[:2], barrier, *parts[2:]), False),
+    ):
         faults, machine = both_say("".join(wrong), monkeypatch, grid=1)
         assert {fault.kind for fault in faults} == {"shared_race"}
-        assert machine.counts.replayed == {"shared race": 1}
+        assert machine.counts.replayed == {"guessed race" if is_guess else "shared race": 1}
 
 
 def test_shared_memory_of_a_larger_launch_long_ago_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ void trace_members(Warp *w, int kind, int site, Mask lanes, const u32 *members) 
   }
 }
 
-// A fence of the lanes here. Fields: site, whether it is for their block alone, or for their cluster: nothing is written
-// down of clusters of several blocks.
+// A fence of the lanes here. Fields: site, whether it is for their block alone, or for their cluster: of clusters with
+// several blocks nothing is written down.
 HANDLER(fence) {
   (void)frame;
   if (w->launch->trace) trace(w, TRACE_FENCE, i->field[0], i->field[1], w->mask, 0, 0);
