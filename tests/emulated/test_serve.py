@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from smoke_helper import smoke
 
 import g4kv_cli.cases.serve.table as serve
+from g4kv_cli.cases.serve import run as serve_run
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
+from g4kv_cli.cases.serve.run import run_serve_case
 from g4kv_cli.cases.serve.table import ServeCase, serve_cases, serving_steps
+from g4kv_cli.device.emulated_device import EmulatedDevice
+from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import UsageError
 from g4kv_cli.model.geometry import GEOMETRIES
+from g4kv_cli.oracle.bfloat16 import BF16, bits
 
 CASES = [case for geometry in GEOMETRIES.values() for case in serve_cases(geometry, seed=1)]
 
@@ -115,3 +122,51 @@ def test_a_page_released_too_early_is_seen(
     code, _ = smoke(tmp_path / "run.json", "--case", "serve/e2b-local/interleaved")
     assert code == 2  # the plan refuses a row of pages that begins behind what its queries see
     assert "page_origin" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("label", "element", "operation"),
+    [
+        ("q_out", 0, "q_out"),
+        ("out", 0, "): out"),
+        ("pool", -1, "V in the pool after step 0"),
+    ],
+)
+def test_one_wrong_element_of_a_step_is_seen(
+    label: str, element: int, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = EmulatedDevice("sm_90")
+    read = device.read
+
+    def changed(array: Any) -> Any:
+        values = read(array).copy()
+        if array.label == label:
+            bits(values).reshape(-1)[element] ^= 0x4000
+        return values
+
+    monkeypatch.setattr(device, "read", changed)
+    case = next(iter(serve_cases(GEOMETRIES["e2b-local"], seed=1)))
+    result = run_serve_case(case, KernelLibrary(device), "")
+    assert result.status == "failed"
+    assert result.mismatches[0].operation.endswith(operation)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_other_bits_without_released_pages_are_seen(differs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pass:
+        """One of the two passes, which leaves the outputs of a step."""
+
+        def __init__(self, session: serve_run.ServeSession, *, release: bool) -> None:
+            self.session, self.release = session, release
+
+        def run(self) -> None:
+            out = np.ones((2, 8, 256), BF16)
+            bits(out)[1, 7, 255] ^= differs and not self.release
+            self.session.outputs[3, "decode", 1] = out
+
+    monkeypatch.setattr(serve_run, "_Run", Pass)
+    case = next(iter(serve_cases(GEOMETRIES["e2b-local"], seed=1)))
+    result = run_serve_case(case, KernelLibrary(EmulatedDevice("sm_90")), "")
+    found = [one.operation for one in result.mismatches]
+    assert found == (["step 3, decode: out without and with released pages, request 1"] if differs else [])
+    assert result.status == ("failed" if differs else "passed")
