@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from g4kv_cli.cases.serve import run as serve_run
 from g4kv_cli.cases.serve.page_allocator import PageAllocator
 from g4kv_cli.cases.serve.run import run_serve_case
 from g4kv_cli.cases.serve.table import ServeCase, serve_cases, serving_steps
+from g4kv_cli.cases.session import Session
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.errors import UsageError
@@ -170,3 +172,46 @@ def test_other_bits_without_released_pages_are_seen(differs: bool, monkeypatch: 
     found = [one.operation for one in result.mismatches]
     assert found == (["step 3, decode: out without and with released pages, request 1"] if differs else [])
     assert result.status == ("failed" if differs else "passed")
+
+
+def test_what_is_given_back_is_poison_on_both_sides() -> None:
+    device = EmulatedDevice("sm_90")
+    case = next(iter(serve_cases(GEOMETRIES["e2b-local"], seed=1)))
+    run = serve_run._Run(serve_run.ServeSession(library=KernelLibrary(device), case=case), release=True)
+    for block in run.blocks:
+        block[2:4] = 1
+    for page in (2, 3):
+        run._write_page(page)
+    run._poison([2])
+    held = run.image.blocks(device.read(run.pool.data))
+    for ours, theirs in zip(run.blocks, held, strict=True):
+        for block in (ours, theirs):
+            assert (bits(block[2]) == 0xFFFF).all()
+            assert (block[3] == 1).all()
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_bits_of_decode_that_overlaps_prep_are_compared(differs: bool) -> None:
+    calls: list[tuple[str, Any]] = []
+    first = np.ones((1, 8, 256), BF16)
+    second = first.copy()
+    bits(second)[0, 3, 9] ^= differs
+    reads = iter((first, second))
+    device = SimpleNamespace(
+        read=lambda array: next(reads),
+        write=lambda array, values: calls.append(("write", values)),
+        fill=lambda array, byte: calls.append(("fill", (array, byte))),
+    )
+
+    def entry(name: str) -> Any:
+        return lambda library, **arguments: calls.append((name, arguments.get("enable_pdl", False)))
+
+    session = Session(KernelLibrary(EmulatedDevice("sm_90")))
+    run: Any = SimpleNamespace(session=session, device=device, pool=SimpleNamespace(data="pool"))
+    prep = serve_run._Launched(entry("prep"), {"q_out": "q_out"})
+    attention = serve_run._Launched(entry("attention"), {"out": "out"})
+    rows: Any = SimpleNamespace(count=1)
+    serve_run._Run._compare_overlapped(run, "step 0", prep, attention, "before", rows)
+    poisoned = [("fill", (name, 0xFF)) for name in ("q_out", "out")]
+    assert calls == [("write", "before"), *poisoned, ("prep", False), ("attention", True)]
+    assert [one.operation for one in session.mismatches] == (["step 0"] if differs else [])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.toml_lines import lines_of
 from g4kv_cli.providers.load import load_providers
-from g4kv_cli.providers.manifest import ELEMENT_KINDS
+from g4kv_cli.providers.manifest import ELEMENT_KINDS, Waiver
+from g4kv_cli.providers.manifest_provider import _tolerates
 from g4kv_cli.providers.packing import element_type
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.providers.scope import names_of
@@ -355,3 +359,16 @@ def test_lines_of_keys_in_tables_arrays_and_long_strings() -> None:
     assert found[("x", 0, "f")] == 10
     assert found[("x", 1, "f")] == 12
     assert found[("x", 1, "y", "h")] == 14
+
+
+def test_a_waiver_is_of_a_kind_and_a_place() -> None:
+    waiver = Waiver("shared_race", re.compile(r"prefill\.cuh:2545"), "never used")
+    assert _tolerates(waiver, "shared_race", "shared_race: prefill.cuh:2545: block (0, 0, 0)")
+    assert not _tolerates(waiver, "shared_race", "shared_race: prefill.cuh:12: block (0, 0, 0)")
+    assert not _tolerates(waiver, "global_race", "global_race: prefill.cuh:2545: block (0, 0, 0)")
+
+
+@pytest.mark.parametrize(("stated", "whole", "split"), [("f32", 1, 1), ("bf16", 1, 2)])
+def test_rounded_partial_results_are_one_rounding_more_of_splits(stated: Any, whole: int, split: int) -> None:
+    contract = Contract(split_partials=stated)
+    assert [contract.roundings(is_split=is_split) for is_split in (False, True)] == [whole, split]
