@@ -417,6 +417,40 @@ def test_forms_that_the_compiler_seldom_emits() -> None:
     assert fault.thread == (31, 0, 0)
 
 
+COPIED = """
+.version 8.8
+.target sm_100
+.address_size 64
+.visible .entry kernel(.param .u64 out, .param .u64 in)
+{
+  .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<20>;
+  ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [in];
+  mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 32; add.s64 %rd4, %rd2, %rd3; add.s64 %rd5, %rd1, %rd3;
+  ld.global.v4.b64 {%rd6, %rd7, %rd8, %rd9}, [%rd4]; ld.global.v4.b64 {%rd10, %rd11, _, _}, [%rd2];
+  and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 0; add.s64 %rd6, %rd6, %rd11;
+  @!%p1 st.global.v8.b32 [%rd5], {%r1, %r1, %r2, %r2, 5, 6, 7, 8};
+  @%p1 st.global.v4.b64 [%rd5], {%rd9, %rd8, %rd7, %rd6};
+  ret;
+}
+"""
+
+
+def test_32_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G4KV_EMULATOR", "both")
+    machine, values = Machine(), np.random.default_rng(2).integers(0, 1 << 62, (40, 4), np.uint64)
+    source, out = upload(machine, values, "in"), machine.allocate(values.nbytes, "out")
+    kernel = Module(COPIED).kernel("kernel")
+    launch_on(machine, kernel, pointer(out), pointer(source), block=40, must_write=[(out, values.nbytes)])
+    assert machine.counts.compared == 1
+    turned = values[:, ::-1].copy()
+    turned[:, 3] += values[0, 1]
+    thread = np.arange(40, dtype=np.uint64)
+    plain = np.stack([thread * ((1 << 32) + 1), thread % 2 * ((1 << 32) + 1), thread * 0 + (6 << 32 | 5)], 1)
+    plain = np.concatenate([plain, np.full((40, 1), 8 << 32 | 7, np.uint64)], 1)
+    want = np.where((thread % 2 == 0)[:, None], turned, plain)
+    np.testing.assert_array_equal(read_as(machine, out, 160, np.uint64).reshape(40, 4), want)
+
+
 def test_a_32_byte_access_must_be_aligned_to_32_bytes() -> None:
     machine = Machine()
     source, out = upload(machine, np.zeros(512, np.uint32), "in"), machine.allocate(1024, "out")

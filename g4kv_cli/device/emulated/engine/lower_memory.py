@@ -46,6 +46,8 @@ def _items(operand: Operand | None, count: int) -> list[Operand | None]:
 
 _FORMS = frozenset({(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4)})
 """(bytes of an element, elements) of the handlers' accesses."""
+_OF_32_BYTES = frozenset({(4, 8), (8, 4)})
+"""Those of global memory alone."""
 SPACES: dict[str | None, str] = {
     "global": "global",
     "const": "global",
@@ -100,7 +102,7 @@ def _lower_load(
     if space == "param":
         _lower_parameter(lowering, opcode, items, address, nbytes, is_signed)
         return
-    if (nbytes, count) not in _FORMS:
+    if (nbytes, count) not in (_FORMS | _OF_32_BYTES if space in ("global", "const") else _FORMS):
         raise NotLowered(opcode)
     where, fields = access(lowering, opcode, space, address, nbytes * count)
     targets = _targets(lowering, items, nbytes, is_signed)
@@ -143,7 +145,7 @@ def _lower_store(
     opcode, count, nbytes = instruction.opcode, int(vector or 1), TYPE_BYTES[kind]
     if len(instruction.operands) != (3 if hint else 2):
         raise NotLowered(f"{opcode} with these operands")
-    if (nbytes, count) not in _FORMS:
+    if (nbytes, count) not in (_FORMS | _OF_32_BYTES if space in ("global", "const") else _FORMS):
         raise NotLowered(opcode)
     where, fields = access(lowering, opcode, space, instruction.operands[0], nbytes * count)
     values = []

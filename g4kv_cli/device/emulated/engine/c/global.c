@@ -2,6 +2,9 @@
 #include "memory.h"
 #include "trace.h"
 
+#define MOST_BYTES 32
+#define MOST_TRACED 16  // of an access, which is written down as one
+
 INLINE Mask lanes_in_a_row(U64 address, int size, u64 *first) {
   U64 step;
   for (u32 l = 0; l < LANES; l++) step[l] = (u64)l * (u64)size;
@@ -20,6 +23,7 @@ INLINE void load_global(const Instruction *i, char *frame, Warp *w, int bytes, i
   if (UNLIKELY(c->trace != 0)) {
     u64 at[LANES];
     COPY(at, &address, sizeof at);
+    if (size > MOST_TRACED) raise_fault(w, FAULT_TRACE_FULL, site, here, at[0]);
     if (is_traced(c, site, at, size, here)) trace_access(w, TRACE_READ, site, size, at);
   }
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
@@ -61,6 +65,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   if (UNLIKELY(c->trace != 0)) {
     u64 at[LANES];
     COPY(at, &address, sizeof at);
+    if (size > MOST_TRACED) raise_fault(w, FAULT_TRACE_FULL, site, here, at[0]);
     u8 *to = is_traced(c, site, at, size, here) ? trace_store(w, TRACE_WRITE, site, size, at) : 0;
     for (int l = 0; to && l < LANES; l++) {
       if (!(here >> l & 1)) continue;
@@ -71,7 +76,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
   if (here == ALL_LANES && lanes_in_a_row(address, size, &first) == here) {
     if (!check_global(w, hint, first, (u64)(LANES * size), size, site, here, STORES)) return;
     i64 begin = (i64)(first - c->base);
-    u8 row[LANES * 16];
+    u8 row[LANES * MOST_BYTES];
     for (int l = 0; l < LANES; l++) put_lane(i, frame, row + l * size, l, bytes, count);
     save_old(c, begin, LANES * size);
     __builtin_memcpy(c->data + begin, row, (size_t)(LANES * size));
@@ -85,7 +90,7 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     if (!(here >> l & 1)) continue;
     if (!check_global(w, hint, at[l], (u64)size, size, site, 1u << l, STORES)) return;
     i64 begin = (i64)(at[l] - c->base);
-    u8 item[16];
+    u8 item[MOST_BYTES];
     put_lane(i, frame, item, l, bytes, count);
     save_old(c, begin, size);
     COPY(c->data + begin, item, size);
@@ -109,6 +114,8 @@ INLINE void store_global(const Instruction *i, char *frame, Warp *w, int bytes, 
     return done(i);                            \
   }
 ACCESS_FORMS(GLOBAL)
+GLOBAL(v8_32, 4, 8)
+GLOBAL(v4_64, 8, 4)
 SIGNED_ACCESS_FORMS(SIGNED_GLOBAL)
 
 // Fields: address, offset, site, element bytes, registers 4 to 7, count, is signed.
