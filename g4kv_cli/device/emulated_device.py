@@ -189,6 +189,14 @@ class EmulatedDevice(Device):
         self._require_usable()
         return self.peek(array)
 
+    def inspect(self, array: DeviceArray) -> HostArray:
+        """The device's memory itself."""
+        require_own(self, array)
+        require_contiguous(array, "read")
+        self._require_usable()
+        values: HostArray = self._machine.inspect(array.address, array.nbytes).view(array.dtype)
+        return values.reshape(array.shape)
+
     def peek(self, array: DeviceArray) -> HostArray:
         """Copy the array to the host, after a fault too."""
         require_own(self, array)

@@ -233,6 +233,13 @@ class Device(ABC):
     def read(self, array: DeviceArray) -> HostArray:
         """Copy a contiguous device array to the host; waits for all launches. Raises DeviceFault on a sticky error."""
 
+    def inspect(self, array: DeviceArray) -> HostArray:
+        """As ``read``, but read-only, and good only until the device is used again: large contents are not copied where
+        the device's memory is the host's."""
+        values = self.read(array)
+        values.flags.writeable = False
+        return values
+
     @abstractmethod
     def fill(self, array: DeviceArray, byte: int) -> None:
         """Set every byte of a contiguous array."""

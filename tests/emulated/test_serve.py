@@ -147,6 +147,7 @@ def test_one_wrong_element_of_a_step_is_seen(
         return values
 
     monkeypatch.setattr(device, "read", changed)
+    monkeypatch.setattr(device, "inspect", changed)
     case = next(iter(serve_cases(GEOMETRIES["e2b-local"], seed=1)))
     result = run_serve_case(case, KernelLibrary(device), "")
     assert result.status == "failed"

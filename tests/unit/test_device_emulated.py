@@ -194,6 +194,25 @@ def test_contents_are_made_in_the_devices_memory_or_copied_there(device: Emulate
         EmulatedDevice().compose(made[1], lambda values: None)
 
 
+def test_contents_are_looked_at_where_they_lie_or_copied(device: EmulatedDevice) -> None:
+    array = device.upload(np.arange(12, dtype=np.float32).reshape(3, 4), "given")
+    copied, itself = Device.inspect(device, array), device.inspect(array)
+    for found in (copied, itself):
+        np.testing.assert_array_equal(found, np.arange(12, dtype=np.float32).reshape(3, 4))
+        with pytest.raises(ValueError, match="read-only"):
+            found[0, 0] = 7
+    device.fill(array, 0)
+    assert copied.any()
+    assert not itself.any()
+    assert device.read(array).flags.writeable
+    assert device.inspect(device.allocate((0, 4), np.float32, "empty")).shape == (0, 4)
+    with pytest.raises(ValueError, match="belongs to another device"):
+        EmulatedDevice().inspect(array)
+    device.free(array)
+    with pytest.raises(ValueError, match="was freed"):
+        device.inspect(array)
+
+
 def test_contents_that_could_not_be_made_are_not_initialised(device: EmulatedDevice) -> None:
     given, out = (device.allocate((12,), np.float32, name) for name in ("given", "out"))
 

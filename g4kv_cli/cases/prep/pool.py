@@ -82,7 +82,7 @@ class PoolCheck:
         return Stored(rows[0], rows[1], total.digest(), stray)
 
     def _read_whole(self, device: Device, pool: DeviceArray) -> Stored:
-        got = device.read(pool)
+        got = device.inspect(pool)
         blocks = self.image.blocks(got)
         touched = (self.pages, self.placement.layer, self.slots)
         k, v = (block[touched] for block in blocks)

@@ -207,7 +207,7 @@ class _Run:
         self.device.write(self.pool.data.view((elements,), offset_elems=piece.start), self.flat[piece])
 
     def _compare_pool(self, step: Step) -> None:
-        blocks = self.image.blocks(self.device.read(self.pool.data))
+        blocks = self.image.blocks(self.device.inspect(self.pool.data))
         for kv, (got, want) in enumerate(zip(blocks, self.blocks, strict=True)):
             # Padding rows have written to their page; what stands there is nobody's business.
             bits(want)[PADDING_PAGE] = bits(got)[PADDING_PAGE]
@@ -257,7 +257,7 @@ class _Run:
 
     def _note(self, name: str, entry: Entry, works: Sequence[Work], rows: _Rows, q: Array) -> None:
         """Hold the new rows against the prep oracle, and note what stands in the pool."""
-        blocks = self.image.blocks(self.device.read(self.pool.data))
+        blocks = self.image.blocks(self.device.inspect(self.pool.data))
         rounds_norm = self.session.library.contract_of(entry.name).rounds_norm
         for work, token in zip(works, rows.first_tokens, strict=True):
             if not work.kv.q_len:

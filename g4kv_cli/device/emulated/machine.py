@@ -121,6 +121,11 @@ class Machine:
         self._in_front = NO_RANGES
         return self._memory.read(address, nbytes)
 
+    def inspect(self, address: int, nbytes: int) -> Bytes:
+        """Device bytes themselves, uint8, read-only."""
+        self._in_front = NO_RANGES
+        return self._memory.inspect(address, nbytes)
+
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set bytes."""
         self._memory.fill(address, nbytes, byte)

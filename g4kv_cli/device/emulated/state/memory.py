@@ -250,8 +250,14 @@ class DeviceMemory:
 
     def read(self, address: int, nbytes: int) -> Bytes:
         """A copy of device bytes."""
+        return np.array(self.inspect(address, nbytes))
+
+    def inspect(self, address: int, nbytes: int) -> Bytes:
+        """Device bytes themselves, read-only."""
         _, offset = self.span(address, nbytes)
-        return np.array(self.data.of[0][offset : offset + nbytes])
+        found = self.data.of[0][offset : offset + nbytes]
+        found.flags.writeable = False
+        return found
 
     def initialised(self, address: int, nbytes: int) -> npt.NDArray[np.bool_]:
         """Which bytes were ever written by host or kernel."""
