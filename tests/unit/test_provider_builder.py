@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -39,6 +40,15 @@ def test_what_a_builder_leaves_is_taken_and_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "once\n"
     built(image, '{"D": 512}', tmp_path)
     assert (tmp_path / "runs").read_text() == "once\nonce\n", "other constants are another build"
+
+
+def test_a_change_of_what_a_builder_reads_is_another_build(tmp_path: Path) -> None:
+    read = tmp_path / "kernels.py"
+    image = dataclasses.replace(_image(f"echo once >> {tmp_path}/runs; {WHOLE}"), files=(read,))
+    for text in ("one", "two", "one"):
+        read.write_text(text)
+        built(image, "{}", tmp_path)
+    assert (tmp_path / "runs").read_text() == "once\nonce\n"
 
 
 def test_a_user_without_a_cache_has_one_folder_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

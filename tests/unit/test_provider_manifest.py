@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.entries.contract import Contract
 from g4kv_cli.entries.table import entry_named
 from g4kv_cli.errors import UsageError
 from g4kv_cli.main import run as g4kv
 from g4kv_cli.model.toml_lines import lines_of
+from g4kv_cli.providers.expression import Expression
 from g4kv_cli.providers.load import load_providers
 from g4kv_cli.providers.manifest import ELEMENT_KINDS, Waiver
-from g4kv_cli.providers.manifest_provider import _tolerates
+from g4kv_cli.providers.manifest_provider import ManifestProvider, PreparedCall, _tolerates
 from g4kv_cli.providers.packing import element_type
 from g4kv_cli.providers.read import read_manifest
 from g4kv_cli.providers.scope import names_of
@@ -372,3 +375,32 @@ def test_a_waiver_is_of_a_kind_and_a_place() -> None:
 def test_rounded_partial_results_are_one_rounding_more_of_splits(stated: Any, whole: int, split: int) -> None:
     contract = Contract(split_partials=stated)
     assert [contract.roundings(is_split=is_split) for is_split in (False, True)] == [whole, split]
+
+
+def test_scratch_is_nan_before_a_call() -> None:
+    device = EmulatedDevice("sm_90")
+    scratch = SimpleNamespace(name="scratch", kind="f32", value=Expression.parse("2 * tokens"))
+    spec: Any = SimpleNamespace(line=1, late_names=frozenset(), arrays=(), host=(), workspace=(scratch,))
+    kept: dict[str, Any] = {}
+    made: Any = SimpleNamespace(request=SimpleNamespace(device=device),
+                                keep=lambda name, array: kept.setdefault(name, array))  # fmt: skip
+    provider: Any = SimpleNamespace(evaluated=lambda line, compute: compute())
+    ManifestProvider._fill(provider, spec, {"tokens": 3}, made, late=False)
+    held = device.read(kept["scratch"])
+    assert (held.shape, held.dtype) == ((6,), np.float32)
+    assert (held.view(np.uint32) == 0xFFFF_FFFF).all()
+
+
+@pytest.mark.parametrize(("base", "factor"), [("natural", 1.0), ("log2", np.log(2.0))])
+def test_a_log_sum_exp_to_base_2_is_converted(base: str, factor: float) -> None:
+    device = EmulatedDevice("sm_90")
+    lse = device.upload(np.array([[1.0, -2.5]], np.float32), "lse")
+    call: Any = SimpleNamespace(
+        _provider=SimpleNamespace(manifest=SimpleNamespace(contract=SimpleNamespace(lse=base))),
+        _spec=SimpleNamespace(steps=(), results=()),
+        _made=SimpleNamespace(staged=None),
+        _request=SimpleNamespace(device=device, arrays={"lse": lse}),
+        take_steps=lambda steps: None,
+    )
+    PreparedCall.run(call)
+    np.testing.assert_allclose(device.read(lse), np.array([[1.0, -2.5]]) * factor, rtol=1e-7)
