@@ -270,6 +270,20 @@ RIGHT = (
         filled(lambda grid, block: 5),
     ),
     Program(
+        "a flag that loads past the first cache wait for",
+        """
+  if (t == 0) { while (__ldcg(aux) != gridDim.x - 1 - b) { } __threadfence(); }
+  __syncthreads();
+  out[t] += b;
+  __threadfence();
+  __syncthreads();
+  if (t == 0) atomicAdd(aux, 1);""",
+        4,
+        64,
+        "",
+        filled(lambda grid, block: 5),
+    ),
+    Program(
         "a turn that volatile stores give on",
         """
   if (t == 0) { while (V(aux) != b) { } __threadfence(); }

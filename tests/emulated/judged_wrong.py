@@ -404,6 +404,19 @@ WRONG = (
         kinds=("shared_uninitialised_read",),
     ),
     Program(
+        "a flag that plain loads wait for",
+        """
+  if (t == 0) { while (*aux != b) __threadfence(); }
+  __syncthreads();
+  out[t] += b;
+  __threadfence();
+  __syncthreads();
+  if (t == 0) atomicAdd(aux, 1);""",
+        4,
+        64,
+        kinds=("global_race",),
+    ),
+    Program(
         "lanes read what others of their warp stored, after a shuffle",
         """
   __shared__ int s[64];

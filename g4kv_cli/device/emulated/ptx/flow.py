@@ -248,6 +248,7 @@ def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
     for header, body in _loop_bodies(blocks, entry).items():
         members = [block for number, block in enumerate(blocks) if body >> number & 1]
         has_exit = any(not body >> target & 1 for block in members for target in block.successors)
+        _look_again(members)
         blocks[header].waits = _waits_at(members) if has_exit else _waits_at(members) or members[-1].final
         if blocks[header].waits is not None:
             found = True
@@ -258,6 +259,40 @@ def _note_waits(blocks: list[BasicBlock], entry: int) -> bool:
 
 _STACK = re.compile(r"(ld|st)(?:\.local)?(?:\.v[24])?\.(?:[bus]\d+|f\d+)")
 """What may go through a thread's own memory, as all variables do that --device-debug compiles."""
+
+
+_DOES_MORE = ("st.", "atom.", "red.", "call", "cp.", "bar.", "barrier.", "mbarrier.", "mma.", "wmma.", "wgmma.")
+_CACHED = frozenset({"weak", "ca", "cg", "cs", "lu", "cv"})
+
+
+def _look_again(members: list[BasicBlock]) -> None:
+    """In a loop that does nothing but load from one place until it finds something else there, the load is volatile.
+
+    It is there in each turn because of a fence or of ``asm volatile``: what it waits for is another thread.
+    """
+    every = [each for block in members for each in (*block.body, *([block.final] if block.final is not None else []))]
+    if any(each.opcode.startswith(_DOES_MORE) and ".local" not in each.opcode for each in every):
+        return
+    written = {register for each in every for register in each.writes}
+    again = [
+        each
+        for each in every
+        if each.opcode.startswith(("ld.global.", "ld.shared.", "ld.weak.", "ld.u", "ld.s", "ld.b"))
+        and ".nc" not in each.opcode
+        and written.isdisjoint(each.reads)
+    ]
+    depends = {register for each in again for register in each.writes}
+    size = -1
+    while size != len(depends):
+        size = len(depends)
+        depends.update(register for each in every if not depends.isdisjoint(each.reads) for register in each.writes)
+    if not any(block.end == "branch" and block.final is not None and block.final.guard in depends for block in members):
+        return
+    for block in members:
+        for place, each in enumerate(block.body):
+            if any(each is one for one in again):
+                words = (word for word in each.opcode.split(".")[1:] if word not in _CACHED and "::" not in word)
+                block.body[place] = replace(each, opcode=".".join(("ld", "volatile", *words)))
 
 
 def _waits_at(members: list[BasicBlock]) -> Instruction | None:
