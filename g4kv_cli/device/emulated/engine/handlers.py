@@ -139,6 +139,7 @@ def _doubles() -> dict[str, tuple[str, ...]]:
     for stem, rounded in product(("add", "sub", "mul"), _ROUNDED):
         table[f"{stem}{rounded}.f64"] = (f"{stem}_f64",)
     for name in (
+        *("rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.f64"),
         *("fma.rn.f64", "div.rn.f64", "rcp.rn.f64", "sqrt.rn.f64", "min.f64", "max.f64", "neg.f64", "abs.f64"),
         *("copysign.f64", "cvt.f64.f32", "cvt.rn.f32.f64", "cvt.rzi.s32.f64", "cvt.rzi.u32.f64"),
         *(f"cvt.rn.f64.{kind}" for kind in ("s32", "u32", "s64", "u64")),
@@ -218,6 +219,12 @@ def _narrow() -> dict[str, tuple[str, ...]]:
         table[f"{stem}.relu.s16x2"] = table[f"{stem}.s16x2.relu"] = (f"{stem}_s16x2", "relu_16x2")
     for sign in "us":
         table[f"add.{sign}16x2"] = ("add_16x2",)
+    for name in ("mul24.lo.u32", "mul24.lo.s32", "mad.hi.u32", "mad.hi.s32", "cnot.b32"):
+        table[name] = (name.replace(".", "_"),)
+    for letter, kind in product("busf", ("s32", "f32")):
+        table[f"slct.{letter}32.{kind}"] = (f"slct_b32_{kind}",)
+    for stem in ("add", "sub", "mul", "fma"):
+        table[f"{stem}.rn.f32x2"] = (f"{stem}_f32x2",)
     for stem in ("div", "rem"):
         table[f"{stem}.u16"] = (f"{stem}_u32", "cut_b16_b32")
     for mode in ("rna", "rn"):

@@ -238,6 +238,66 @@ INLINE u32 ex2_lane(const Launch *c, u32 bits) {
 HALF_LANES(tanh, tanh_lane)
 HALF_LANES(ex2, ex2_lane)
 
+// Of f64: the unit sees and gives the upper word alone (arithmetic/mufu_double.py), by the tables of f32.
+#define INFINITY_WORD 0x7ff00000u
+INLINE u32 upper_word(i32 exponent, u32 result) {
+  const i32 moved = (i32)(result >> 23) - 127 + exponent;
+  return moved <= 0 ? 0 : (u32)moved << 20 | (result & 0x7fffffu) >> 3;
+}
+INLINE u64 rcp64_lane(const Launch *c, u64 a) {
+  const u32 high = (u32)(a >> 32), sign = high & SIGN, mantissa = (high & 0xfffffu) << 3;
+  const i32 exponent = (i32)(high >> 20 & 0x7ffu);
+  if ((high & ~SIGN) > INFINITY_WORD) return (u64)NAN32 << 32;
+  if (exponent == 0) return (u64)(INFINITY_WORD | sign) << 32;
+  if (exponent == 0x7ff) return (u64)sign << 32;
+  return (u64)(upper_word(2 * 1023 - exponent, rcp_lane(c, 127u << 23 | mantissa)) | sign) << 32;
+}
+INLINE u64 rsqrt64_lane(const Launch *c, u64 a) {
+  const u32 high = (u32)(a >> 32), sign = high & SIGN, mantissa = (high & 0xfffffu) << 3;
+  const i32 exponent = (i32)(high >> 20 & 0x7ffu), odd = (exponent - 1023) & 1;
+  if ((high & ~SIGN) > INFINITY_WORD) return (u64)NAN32 << 32;
+  if (exponent == 0) return (u64)(INFINITY_WORD | sign) << 32;
+  if (sign) return (u64)NAN32 << 32;
+  if (exponent == 0x7ff) return 0;
+  const u32 result = rsqrt_lane(c, (u32)(127 + odd) << 23 | mantissa);
+  return (u64)upper_word(1023 - (exponent - 1023 - odd) / 2, result) << 32;
+}
+INLINE f64 double_of(u64 bits) {
+  f64 value;
+  COPY(&value, &bits, 8);
+  return value;
+}
+INLINE u64 bits_of_double(f64 value) {
+  u64 bits;
+  COPY(&bits, &value, 8);
+  return bits;
+}
+// One step of refinement; subnormals are scaled by 2^54, the result by 2^27.
+INLINE u64 rsqrt64_full_lane(const Launch *c, u64 a) {
+  f64 x = double_of(a);
+  if (x != x) return a | 0x0008000000000000u;
+  if (x < 0) return 0xfff8000000000000u;
+  if (x == 0) return (a & 0x8000000000000000u) | 0x7ff0000000000000u;
+  if (a == 0x7ff0000000000000u) return 0;
+  const int is_small = x < 0x1p-1022;
+  if (is_small) x *= 0x1p54;
+  const f64 first = double_of(rsqrt64_lane(c, bits_of_double(x)));
+  const f64 rest = __builtin_fma(x, -(first * first), 1.0);
+  const f64 root = __builtin_fma(__builtin_fma(rest, 0.375, 0.5), first * rest, first);
+  return bits_of_double(is_small ? root * 0x1p27 : root);
+}
+#define APPROXIMATE64(name, lane)                                      \
+  HANDLER(name) {                                                      \
+    const u64 *a = (const u64 *)(frame + i->field[1]);                 \
+    u64 result[LANES];                                                 \
+    for (int l = 0; l < LANES; l++) result[l] = lane(w->launch, a[l]); \
+    COPY(frame + i->field[0], result, sizeof result);                  \
+    return done(i);                                                    \
+  }
+APPROXIMATE64(rcp_approx_ftz_f64, rcp64_lane)
+APPROXIMATE64(rsqrt_approx_ftz_f64, rsqrt64_lane)
+APPROXIMATE64(rsqrt_approx_f64, rsqrt64_full_lane)
+
 #define APPROXIMATE(name, lane)                                        \
   HANDLER(name) {                                                      \
     const u32 *a = (const u32 *)(frame + i->field[1]);                 \

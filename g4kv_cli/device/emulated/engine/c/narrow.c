@@ -1,4 +1,5 @@
-// Conversions to and from narrow types: tf32, 8-bit floats (satfinite), integers that saturate, and halves of integers.
+// Conversions to and from narrow types: tf32, 8-bit floats (satfinite), integers that saturate; dot products, sums with
+// carries, and what is seldom asked for.
 #include "exact.h"
 
 // Half away from zero, or to even, on the lower 13 bits; infinities and NaN as arithmetic/conversions.py has them.
@@ -126,6 +127,24 @@ BINARY(min_s16x2, U32, U32, U32, halves_of(a, b, 1, 0))
 BINARY(max_s16x2, U32, U32, U32, halves_of(a, b, 1, 1))
 BINARY(add_16x2, U32, U32, U32, ((a & 0xffff0000u) + (b & 0xffff0000u)) | ((a + b) & 0xffffu))
 UNARY(relu_s32, U32, U32, a & ~(U32)((I32)a >> 31))
+
+// ---- seldom alone -------------------------------------------------------------------------------------------------
+
+BINARY(mul24_lo_u32, U32, U32, U32, (a & 0xffffffu) * (b & 0xffffffu))
+BINARY(mul24_lo_s32, U32, U32, U32, part_of(a, 0, 24, 1) * part_of(b, 0, 24, 1))
+TERNARY(mad_hi_u32, U32, U32, U32, U32, low32((widen(a) * widen(b)) >> 32) + c)
+TERNARY(mad_hi_s32, U32, U32, U32, U32, low32((U64)((widen_signed(a) * widen_signed(b)) >> 32)) + c)
+UNARY(cnot_b32, U32, U32, (U32)(a == 0u) & 1u)
+TERNARY(slct_b32_s32, U32, U32, U32, U32, select32((U32)((I32)c >= 0), a, b))
+TERNARY(slct_b32_f32, U32, U32, U32, U32, select32((U32)((F32)c >= 0.0f), a, b))
+// Two f32 in a register of 64 bits.
+INLINE U64 pair_of(U32 low, U32 high) { return widen(high) << 32 | widen(low); }
+INLINE U32 high32(U64 a) { return low32(a >> 32); }
+BINARY(add_f32x2, U64, U64, U64, pair_of(sum(low32(a), low32(b)), sum(high32(a), high32(b))))
+BINARY(sub_f32x2, U64, U64, U64, pair_of(difference(low32(a), low32(b)), difference(high32(a), high32(b))))
+BINARY(mul_f32x2, U64, U64, U64, pair_of(product(low32(a), low32(b)), product(high32(a), high32(b))))
+TERNARY(fma_f32x2, U64, U64, U64, U64,
+        pair_of(fused(low32(a), low32(b), low32(c)), fused(high32(a), high32(b), high32(c))))
 
 // ---- carries -----------------------------------------------------------------------------------------------------
 
