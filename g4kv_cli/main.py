@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 import click
+from click.core import ParameterSource
 from click.exceptions import NoArgsIsHelpError
 
 from g4kv_cli import __version__
@@ -111,6 +112,12 @@ class ErrorStyle:
     with_traceback: bool = False
 
 
+def variable_of(command: str, option: click.Option) -> str:
+    """The variable that stands for an option of a command, by the words that people write: ``G4KV_SMOKE_KV_FORMAT``."""
+    words = max(option.opts, key=len).lstrip("-")
+    return f"G4KV_{command}_{words}".replace("-", "_").upper()
+
+
 def _ask_for_traceback(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     style = context.find_root().obj
     if value and isinstance(style, ErrorStyle):
@@ -147,6 +154,9 @@ class LazyGroup(click.Group):
             raise TypeError(f"{entry.module}.{entry.attribute} is no click command")
         if not any("--traceback" in parameter.opts for parameter in command.params):
             command.params.append(_traceback_option(hidden=True))
+        for option in command.params:
+            if isinstance(option, click.Option) and option.envvar is None:
+                option.envvar = variable_of(cmd_name, option)
         return command
 
     def resolve_command(
@@ -266,7 +276,16 @@ def _click_message(error: click.ClickException, arguments: Sequence[str]) -> str
     # Some of click's errors come without their context.
     command = next((word for word in arguments if word in COMMANDS), None)
     path = context.command_path if context is not None else f"g4kv {command}" if command else "g4kv"
-    return f"{error.format_message().rstrip('.')}; see {path} --help"
+    return f"{error.format_message().rstrip('.')}{_whence(error)}; see {path} --help"
+
+
+def _whence(error: click.ClickException) -> str:
+    """Which variable a bad value is from, where it stands in an environment and click does not say so."""
+    context, option = getattr(error, "ctx", None), getattr(error, "param", None)
+    if not isinstance(context, click.Context) or not isinstance(option, click.Option) or option.show_envvar:
+        return ""
+    is_from_there = context.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT
+    return f" (env var: {option.envvar!r})" if is_from_there else ""
 
 
 def _unexpected_message(error: Exception) -> str:

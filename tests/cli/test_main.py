@@ -276,6 +276,45 @@ def test_a_full_disk_is_an_error_in_words(command, capsys) -> None:  # type: ign
     assert "No space left on device" in capsys.readouterr().err
 
 
+def test_a_variable_stands_for_each_option_by_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the name that the argument has in the code."""
+    context = click.Context(main_module.cli)
+    for name in main_module.COMMANDS:
+        command = main_module.cli.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            if isinstance(option, click.Option) and option.envvar not in ("G4KV_DEVICE", "G4KV_REQUIRE_GPU"):
+                words = max(option.opts, key=len)[2:].replace("-", "_")
+                assert option.envvar == f"G4KV_{name}_{words}".upper()
+    monkeypatch.setenv("G4KV_LAYOUT_GEOMETRY", "31b-global")
+    monkeypatch.setenv("G4KV_LAYOUT_JSON", str(tmp_path / "layout.json"))
+    monkeypatch.setenv("G4KV_LAYOUT_AT", "page=1,layer=0,kv=k,slot=0,head=0,dim=0")
+    assert main_module.run(["layout"]) == 0
+    assert json.loads((tmp_path / "layout.json").read_text())["at"]["page"] == 1
+    assert "element offset 655360," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "option"), [("G4KV_PROBE_NUMBER", "--number"), ("G4KV_DEVICE", "--device"), ("", "--number")]
+)
+def test_a_bad_value_from_the_environment_names_its_variable(
+    variable: str, option: str, command, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    command(lambda **values: None)
+    probe = sys.modules["g4kv_probe_module"].probe  # type: ignore[attr-defined]
+    probe.params.append(click.Option(["--device"], type=int, envvar="G4KV_DEVICE", show_envvar=True))
+    words = ["probe"] if variable else ["probe", "--number", "x"]
+    if variable:
+        monkeypatch.setenv(variable, "x")
+    assert main_module.run(words) == 2
+    told = capsys.readouterr().err
+    assert f"Invalid value for '{option}'" in told
+    assert (f"(env var: '{variable}')" in told) == bool(variable)
+    assert told.count("env var") == bool(variable)
+
+
 @pytest.mark.parametrize(("said", "shown"), [("Unable to allocate 37 GiB", ": Unable to allocate 37 GiB"), ("", "")])
 def test_a_lack_of_memory_is_one_line(command, capsys, said: str, shown: str) -> None:  # type: ignore[no-untyped-def]
     command(_raising(MemoryError(said) if said else MemoryError()))
