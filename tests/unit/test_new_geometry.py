@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from g4kv_cli.bench.run import Request, make_plan
 from g4kv_cli.cases import gate
+from g4kv_cli.cases.case import Case
 from g4kv_cli.cases.gate import gate_cases
 from g4kv_cli.cases.reject.run import reject_cases
 from g4kv_cli.cases.trap.table import trap_cases
@@ -46,12 +48,20 @@ def test_its_cases_and_those_of_no_other_change(added: Geometry) -> None:
     assert names == {added.name}
 
 
+def _of_others() -> list[Case]:
+    gate._made.cache_clear()  # else these would be those that were made before
+    return gate_cases(list(GEOMETRIES.values()), every_trap=True)
+
+
+@cache
+def _without() -> list[Case]:
+    return _of_others()
+
+
 def test_cases_of_a_geometry_do_not_depend_on_the_registry(added: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = list(GEOMETRIES.values())
-    with_it = gate_cases(others, every_trap=True)
+    with_it = _of_others()
     monkeypatch.undo()
-    gate._made.cache_clear()  # else these would be the same ones
-    without = gate_cases(others, every_trap=True)
+    without = _without()
     assert [case.id for case in with_it] == [case.id for case in without]
     # Data but for the traps, which are functions of the table.
     assert [case for case in with_it if not case.traps] == [case for case in without if not case.traps]
