@@ -12,9 +12,9 @@ from g4kv_cli.emulator.mangled import read_symbol, variable_name
 
 
 def kernel_words(symbol: str) -> str:
-    """A kernel as messages name it: with its parameters where its symbol tells them."""
+    """A kernel as messages name it: with its parameters where its symbol tells them, else by its name alone."""
     signature = read_symbol(symbol)
-    return symbol if signature is None else str(signature)
+    return variable_name(symbol) if signature is None else str(signature)
 
 
 def find_kernel(name: str, symbols: Sequence[str], expressions: Mapping[str, str], source: str, where: str) -> str:
@@ -22,6 +22,10 @@ def find_kernel(name: str, symbols: Sequence[str], expressions: Mapping[str, str
 
     Raises KernelNotFound: no such kernel (with the nearest names), several, or a template without an instance.
     """
+    if not isinstance(name, str):
+        raise KernelNotFound(
+            f"a kernel is found by its name, a text, not by {name!r}; {where} has {_shown(map(kernel_words, symbols))}"
+        )
     wanted = _squeezed(name)
     for expression, symbol in expressions.items():
         if _squeezed(expression) == wanted:
@@ -61,7 +65,9 @@ def _is_called(symbol: str, wanted: str) -> bool:
     """Whether a kernel may be called so: with or without parameters, template arguments and namespaces."""
     signature = read_symbol(symbol)
     if signature is None:
-        return symbol.startswith("_Z") and f"{len(wanted)}{wanted}" in symbol
+        name = variable_name(symbol)
+        names = {*_endings(name), *_endings(name.partition("<")[0])}
+        return wanted in map(_squeezed, names) or (symbol.startswith("_Z") and f"{len(wanted)}{wanted}" in symbol)
     names = {str(signature), *_endings(signature.name), *_endings(signature.bare_name)}
     return wanted in map(_squeezed, names)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,23 @@ class Report:
         words += f"{counts.thread_instructions} thread instructions, {counts.stored_bytes} bytes stored"
         if self.ended_by is not None:
             words += f", ended by {self.ended_by.kind}"
-        ignored = [f"no finding: {report_line(note)}" for note in self.notes]
+        ignored = [f"no finding: {line}" for line in _by_source_line(self.notes)]
         ignored += [f"ignored: {count} of kind {kind}" for kind, count in self.ignored.items()]
         if counts.contracted:
             ignored.append(
                 f"not in the PTX: whether products fuse with {counts.contracted} sums; they do here, as ptxas does"
             )
         return "\n".join([words, *(report_line(fault) for fault in self.findings), *ignored])
+
+
+def _by_source_line(notes: Sequence[Fault]) -> Iterator[str]:
+    """Notes in words, those of one kind at one line of source as one: a loop that was unrolled has many."""
+    found: dict[tuple[Any, ...], list[Fault]] = {}
+    for note in notes:
+        place = note.source_file, note.source_line, note.call_file, note.call_line
+        found.setdefault((note.kind, *(place if note.source_line is not None else (note.ptx_line,))), []).append(note)
+    for first, *more in found.values():
+        yield report_line(first) + (f" (and {len(more)} more at this line)" if more else "")
 
 
 def finding_json(fault: Fault) -> dict[str, Any]:

@@ -418,8 +418,30 @@ template <class T> __global__ std::enable_if_t<std::is_same_v<T, float>> most(co
 def test_the_standard_library_as_nvcc_has_it() -> None:
     """CCCL's, in std, and words of the host's compiler."""
     x, most = np.array([1, -9, 4], np.float32), np.zeros(1, np.float32)
-    emulator.load(STANDARD, names=["most<float>"]).kernel("most<float>").launch(1, 1, [x, emulator.out(most), 3])
+    module = emulator.load(STANDARD, names=["most<float>"])
+    assert module.kernel_names == ["most<float>"]  # what it returns, enable_if_t, is not read
+    module.kernel("most").launch(1, 1, [x, emulator.out(most), 3])
     assert most[0] == 18
+
+
+def test_notes_of_one_line_are_one_line() -> None:
+    source = """
+__global__ void k(int* out) {
+  __shared__ int s[8];
+  if (threadIdx.x < 4) s[threadIdx.x] = 1;
+  __syncthreads();
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += i < 4 ? s[i] : ((volatile int*)s)[i] & 0;
+  out[threadIdx.x] = sum;
+}
+"""
+    report = emulator.load(source).launch("k", 1, 32, [np.zeros(32, np.int32)])
+    assert report.is_clean
+    assert len(report.notes) == 4
+    (line,) = str(report).splitlines()[1:]
+    assert line.startswith("no finding: unused_undefined: source.cu:8: ")
+    assert line.endswith(" (and 3 more at this line)")
 
 
 def test_integers_of_128_bits_as_nvcc_has_them() -> None:

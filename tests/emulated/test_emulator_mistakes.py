@@ -144,9 +144,10 @@ def test_a_wrong_shape_of_the_launch(module: Module, call: Callable[[Module], ob
         ("unused", r"unused in source\.cu is a template, and it has no instance unused; name one: "),
         ("twice", r"has 2 kernels twice: twice\(float\*\), twice\(double\*\); say which"),
         (None, r"has 7 kernels: .*; say which"),
+        (0, r"by its name, a text, not by 0; source\.cu has .*plain"),
     ],
 )
-def test_a_kernel_that_is_not_there(module: Module, name: str | None, words: str) -> None:
+def test_a_kernel_that_is_not_there(module: Module, name: Any, words: str) -> None:
     _refused(module, lambda loaded: loaded.kernel(name), emulator.KernelNotFound, words)
 
 
