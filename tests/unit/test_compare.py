@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -134,6 +136,34 @@ def test_untouched_region() -> None:
         assert found is not None
         assert (found.count, found.total) == (1, 192)
         assert found.first == {"layer": layer, "page": page, "slot": slot, "head": 0, "dim": 5}
+
+
+@pytest.mark.parametrize("columns", [8, 6])
+@pytest.mark.parametrize(
+    "touched",
+    [
+        (np.array([1]), 0, slice(1, 3)),
+        slice(1, 2),
+        (slice(None), slice(None), slice(None), slice(0, 3)),  # parts of rows
+        (..., 2),
+        np.arange(3) == 1,
+        (np.zeros((3, 2, 4), bool),),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_element_that_may_not_be_touched_is_looked_at(columns: int, touched: Any, turned: bool) -> None:
+    for place in np.ndindex(3, 2, 4, columns):
+        pool = np.full((3, 2, 4, columns), 0xFFFF, np.uint16)
+        pool[touched] = 1
+        may_be = pool[place] == 1
+        pool[place] = 2
+        if turned:  # the same elements, the columns apart in memory
+            pool = np.asfortranarray(pool)
+        found = compare_untouched("K", pool.view(BF16), touched, Axes(("page", "layer", "slot", "dim")))
+        assert (found is None) == may_be, place
+        assert found is None or (found.count, tuple(found.first[name] for name in ("page", "slot", "dim"))) == (
+            1, (place[0], place[2], place[3])
+        )  # fmt: skip
 
 
 def test_float32_bits_tell_zeros_and_nans_apart() -> None:
