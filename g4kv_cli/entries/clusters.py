@@ -45,8 +45,8 @@ def cluster_blocks(num_splits: int, most: int) -> int:
 
     Where several clusters a request do not all fit at once they are much slower than blocks alone: of 132
     multiprocessors, 15 clusters of 8 take 120. Where they fit, there is less to merge behind them: on an H200, 32768
-    keys of 12b-global took 26.5 us in 14 clusters of 8 and 27.6 us in 128 blocks alone, folded 20.4 and 22.9 us
-    (results/nvidia-h200/2026-11-30-1b95198/bench.json).
+    folded keys of 12b-global took 19.4 us in 14 clusters of 8 and 20.0 us in 128 blocks alone, split ones, which blocks
+    alone merge sooner, 25.0 and 23.3 us (results/nvidia-h200/2026-11-30-fb1ee45/bench.json).
     """
     if num_splits == WHOLE_CARD_SPLITS and num_splits % most == 0:
         return most
@@ -73,13 +73,15 @@ def suggested_splits(
     With more than 8 query heads a KV head a block computes about as long as it reads: long histories get as many blocks
     as start together, and where these leave a quarter of the multiprocessors over the longest get two for each of them,
     one after the other. Of split rows blocks alone, which take a tile at a time, are soon merged: short histories get
-    one for each tile of keys instead of a cluster, and those with four tiles for each of twice as many get these. On an
-    H200, of 12b-global 512 keys took 5.5 us in 32 of them and 7.5 us in a cluster of 8, and 2048 keys of 4 requests
-    10.7 us in 32 each and 12.2 us in 16. Of split rows form (b) computes longer still where it has a multiprocessor to
-    itself: it is left to more requests and KV heads than there are multiprocessors, and to short histories.
+    one for each tile of keys instead of a cluster, and those with two tiles for each of twice as many get these, or
+    four where that takes the place of a cluster or makes more than MOST_SOON_MERGED. On an H200, of 12b-global 512 keys
+    took 5.5 us in 32 of them and 7.5 us in a cluster of 8, 1024 keys of 4 requests 8.7 us in 32 each and 9.1 us in 16,
+    and 8192 keys of one request 11.3 us in 128 and 12.4 us in 64. Of split rows form (b) computes longer still where it
+    has a multiprocessor to itself: it is left to more requests and KV heads than there are multiprocessors, and to
+    short histories.
 
     In the record of an H200 that cluster_blocks names, the 136 shapes of 12b and 31b, with 128 to 131072 keys, took at
-    most 5.5 % longer than with the best of the counts that bench tries.
+    most 2.9 % longer than with the best of the counts that bench tries.
     """
     units = max(1, num_requests * num_kv_heads)
     multiprocessors, tiles = device.limits.multiprocessors, max(1, -(-visible_keys // TILE_KEYS))
@@ -89,14 +91,15 @@ def suggested_splits(
         lags = computes and units <= multiprocessors and k_dim in (None, head_dim)
         return 2 if lags and elems >= 2 * LONG_SPLIT_ELEMS else 1
     enough = multiprocessors * 5 // 9 // units
-    if enough < 2 and not computes and elems < LONG_SPLIT_ELEMS:
+    if enough < 2 and not (computes and k_dim in (None, head_dim)) and elems < LONG_SPLIT_ELEMS:
         return 1
     few = max(2, enough)
     if few > MAX_CLUSTER_BLOCKS:
         few = _power_of_two(few)
         if computes and k_dim in (None, head_dim):
             few = min(few, _power_of_two(tiles))
-            few *= 2 if 2 * few <= MOST_SOON_MERGED and tiles >= 8 * few else 1
+            soon_merged = MAX_CLUSTER_BLOCKS < few <= MOST_SOON_MERGED // 2
+            few *= 2 if tiles >= (4 if soon_merged else 8) * few else 1
         elif visible_keys < few * units * TILE_KEYS * (1 if computes else 2):
             few = MAX_CLUSTER_BLOCKS
     few = min(few, tiles)

@@ -52,7 +52,7 @@ def test_the_readme_counts_what_the_records_hold() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     directory = ROOT / "results" / "nvidia-h200" / "2026-11-29-fea666b"
     first, again = (read_bench_record(directory / name, "") for name in ("bench.json", "bench_again.json"))
-    latest = read_bench_record(directory.parent / "2026-11-30-1b95198" / "bench.json", "")
+    latest = read_bench_record(directory.parent / "2026-11-30-fb1ee45" / "bench.json", "")
     noise = [item.graph.noise for item in latest.measurements if item.graph is not None]
     assert f"less than 1 % in {sum(one < 0.01 for one in noise)} of {len(noise)} cells" in readme
     changes = [cell.change for cell in compare_records(first, again, "", "", 0.05).cells]
@@ -87,7 +87,6 @@ def test_the_readme_counts_what_the_records_hold() -> None:
         for cell in verdict.cells
         if cell.peer_seconds is not None
     ]
-    assert min(ratios) > 1
     cells = {(c.shape.pool, c.shape.kv_len, c.shape.batch): c for verdict in verdicts for c in verdict.cells}
     folded = [
         cell.seconds / cells[(pool.removesuffix("-folded"), *rest)].seconds
@@ -96,14 +95,18 @@ def test_the_readme_counts_what_the_records_hold() -> None:
     ]
     words = f"take {min(folded):.2f} to {max(folded):.2f} of the time of split rows where those are 1 GB and more"
     assert words in readme
-    words = (
-        f"faster in all {len(ratios)} cells that both have, {geometric_mean(ratios):.2f} times in the geometric mean"
+    ahead = f"faster in {sum(ratio > 1 for ratio in ratios)} of the {len(ratios)} cells that have a peer"
+    assert f"{ahead}, {geometric_mean(ratios):.2f} times in the geometric mean of all" in readme
+    assert (
+        f"behind FlashInfer by at most {100 * (1 - min(ratios)):.1f} % in the others, which read 4 GB and more"
+        in readme
     )
-    assert words in readme
+    behind = [c for v in verdicts for c in v.cells if c.peer_seconds is not None and c.peer_seconds <= c.seconds]
+    assert all("flashinfer" in c.best_peer and c.shape.read_bytes >= 4e9 for c in behind)
 
 
 def test_the_recorded_dispatch_is_that_of_its_record() -> None:
-    directory = ROOT / "results" / "nvidia-h200" / "2026-11-30-1b95198"
+    directory = ROOT / "results" / "nvidia-h200" / "2026-11-30-fb1ee45"
     recorded = json.loads((directory / "dispatch.json").read_text(encoding="utf-8"))
     today = json.loads(json.dumps(dispatch_table(analyse(read_bench_record(directory / "bench.json", "")))))
     for table in (recorded, today):
@@ -117,10 +120,10 @@ def test_the_readme_compares_the_kernels_for_hopper_with_the_portable_ones() -> 
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     results = ROOT / "results" / "nvidia-h200"
     portable, today = (
-        _best_of_forms(results / directory / "bench.json") for directory in ("2026-11-29-fea666b", "2026-11-30-1b95198")
+        _best_of_forms(results / directory / "bench.json") for directory in ("2026-11-29-fea666b", "2026-11-30-fb1ee45")
     )
     shares = [today[shape] / portable[shape] for shape in portable]
-    assert f"takes {min(shares):.2f} to {max(shares):.2f} of the time, in every cell" in readme
+    assert f"takes {min(shares):.2f} to {max(shares):.2f} of the time" in readme
 
 
 def _best_of_forms(path: Path) -> dict[str, float]:
