@@ -128,7 +128,7 @@ def test_check_lists_all_that_is_not_emulated_by_source_line(tmp_path: Path) -> 
 def test_check_says_for_what_the_interpreter_runs_a_kernel(tmp_path: Path) -> None:
     head = ".version 8.0\n.target sm_90\n.address_size 64\n"
     body = ".reg .b32 %r<3>;\n.reg .b64 %d<2>;\n{}ret;\n"
-    called = "mul24.lo.u32 %r2, %r1, %r1;\n"
+    called = "mul24.hi.u32 %r2, %r1, %r1;\n"
     slow = "mov.b32 %r2, 0;\nld.shared::cluster.u32 %r1, [%r2];\nld.shared::cluster.u32 %r1, [%r2+4];\n"
     texts = {"fast": "", "slow": f"{slow}{called}", "called": f"mov.b32 %r1, 3;\n{called}"}
     ptx, record = tmp_path / "three.ptx", tmp_path / "check.json"
@@ -139,12 +139,12 @@ def test_check_says_for_what_the_interpreter_runs_a_kernel(tmp_path: Path) -> No
     assert result.return_value == 0
     assert [line.strip() for line in result.stdout.splitlines()] == [
         *("ok    fast", "ok    slow", "interpreted, which is slower, for ld.shared::cluster.u32"),
-        *("ok    called", "large launches are interpreted for mul24.lo.u32"),
+        *("ok    called", "large launches are interpreted for mul24.hi.u32"),
         "three.ptx: 3 kernels, the emulated device can run all of them",
     ]
     kernels = json.loads(record.read_text())["kernels"]
     assert [one["interpreted_for"] for one in kernels] == [[], ["ld.shared::cluster.u32"], []]
-    assert [one["called_for"] for one in kernels] == [[], [], ["mul24.lo.u32"]]
+    assert [one["called_for"] for one in kernels] == [[], [], ["mul24.hi.u32"]]
 
 
 def test_check_of_ptx_and_what_is_none(tmp_path: Path) -> None:
