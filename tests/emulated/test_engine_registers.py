@@ -73,6 +73,10 @@ BODIES = {
   asm volatile("ld.global.v4.s16 {%0, %1, %2, %3}, [%4];"
                : "=h"(s.x), "=h"(s.y), "=h"(s.z), "=h"(s.w) : "l"((const short*)in + 4 * t));
   out[b * 48 + t] = c.x * c.w + x * 3 + y * 5 + s.x * s.w - s.z;""",
+    "one for all": """
+  int same;
+  asm volatile("ldu.global.u32 %0, [%1];" : "=r"(same) : "l"(in + 3 * b + 1));
+  out[b * 48 + t] = same;""",
     "processor": 'unsigned id; asm volatile("mov.u32 %0, %%smid;" : "=r"(id)); out[b * 48 + t] = id * 3;',
 }
 
