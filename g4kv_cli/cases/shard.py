@@ -28,7 +28,7 @@ class Shard:
         """``2/4``. Raises UsageError."""
         found = _TEXT.fullmatch(text.strip())
         if found is None:
-            raise UsageError(f"--shard {text!r} must be I/N, such as 2/4: the second of four")
+            raise UsageError(f"--shard {text!r} must be I/N of at most 999999 parts, such as 2/4: the second of four")
         index, count = int(found[1]), int(found[2])
         if index > count:
             raise UsageError(f"--shard {text}: there is no part {index} of {count}; the first is 1/{count}")

@@ -72,7 +72,10 @@ def load_function(function: str, folder: Path) -> Callable[..., Any]:
     try:
         module = _import_file(file, module_name, folder) if file.is_file() else importlib.import_module(module_name)
     except ENDED as error:  # whatever a module does when it is imported
-        raise CompileError(f"python {function!r}: importing {module_name} failed: {_last_line(error)}") from error
+        missing = "; it has to be installed beside g4kv" if isinstance(error, ModuleNotFoundError) else ""
+        raise CompileError(
+            f"python {function!r}: importing {module_name} failed: {_last_line(error)}{missing}"
+        ) from error
     target = getattr(module, name, None)
     if not callable(target):
         names = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))

@@ -168,7 +168,7 @@ NUMPY, NAME = "import numpy as np", "reference:attention"
         (_toml(NAME, "references:attention"), "no module 'references' in "),
         (_toml(NAME, "no.such.module:attention"), "no module 'no.such.module'"),
         (_toml(NAME, "reference:atention"), "has no function 'atention'; it has attention, prep"),
-        (("reference.py", NUMPY, "import numpyy as np"), "importing reference failed: ModuleNotFoundError"),
+        (("reference.py", NUMPY, "import numpyy as np"), "'numpyy'; it has to be installed beside g4kv"),
         (("reference.py", NUMPY, "import numpy as np)"), "importing reference failed: SyntaxError"),
         (("reference.py", NUMPY, "import numpy as np; raise SystemExit(0)"), "failed: SystemExit: 0"),
     ],
