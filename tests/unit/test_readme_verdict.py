@@ -16,6 +16,7 @@ from g4kv_cli.records.bench import read_bench_record
 from g4kv_cli.report.bench_format import time_text
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "results" / "nvidia-h200" / "2026-11-30-fb1ee45"
 
 
 def test_the_readme_shows_the_recorded_verdict() -> None:
@@ -106,7 +107,7 @@ def test_the_readme_counts_what_the_records_hold() -> None:
 
 
 def test_the_recorded_dispatch_is_that_of_its_record() -> None:
-    directory = ROOT / "results" / "nvidia-h200" / "2026-11-30-fb1ee45"
+    directory = RECORD
     recorded = json.loads((directory / "dispatch.json").read_text(encoding="utf-8"))
     today = json.loads(json.dumps(dispatch_table(analyse(read_bench_record(directory / "bench.json", "")))))
     for table in (recorded, today):
@@ -124,6 +125,83 @@ def test_the_readme_compares_the_kernels_for_hopper_with_the_portable_ones() -> 
     )
     shares = [today[shape] / portable[shape] for shape in portable]
     assert f"takes {min(shares):.2f} to {max(shares):.2f} of the time" in readme
+
+
+@pytest.mark.parametrize(
+    ("files", "row"), [("smoke_*.json", "smoke_GEOMETRY.json"), ("traps_*.json", "traps_MODEL.json")]
+)
+def test_the_records_readme_counts_their_cases(files: str, row: str) -> None:
+    cases = [case for path in RECORD.glob(files) for case in json.loads(path.read_text(encoding="utf-8"))["cases"]]
+    assert {case["status"] for case in cases} == {"passed"}
+    (line,) = (line for line in _of_this_record().splitlines() if line.startswith(f"| `{row}`"))
+    count = f"{len({case['id'] for case in cases}):,}"
+    assert line.endswith(f"| {count} of {count} passed |")
+
+
+def test_the_records_readme_has_the_times_of_overlapping_decode() -> None:
+    found: dict[str, list[str]] = {}
+    for name in ("bench_pdl_local.json", "bench_pdl_global.json"):
+        for shape, seconds in _best_of_forms(RECORD / name).items():
+            _, pool, batch, kv_len = shape.split("/")
+            row = found.setdefault(f"{pool} {kv_len.removeprefix('kv')}", ["", "", "", ""])
+            row[(1, 4, 16, 64).index(int(batch.removeprefix("batch")))] = time_text(seconds).removesuffix(" us")
+    rows = {row[0]: row[1:] for row in _rows("| geometry, kv_len | batch 1 | 4 | 16 | 64 |")}
+    assert len(rows) == 10
+    assert rows == found
+
+
+def test_the_records_readme_has_the_rates_of_prefill_and_how_sure_they_are() -> None:
+    measured = {}
+    for name in ("bench_prefill_global.json", "bench_prefill_local.json"):
+        record = read_bench_record(RECORD / name, "")
+        shapes = {shape.id: shape for shape in record.shapes}
+        measured |= {
+            (item.shape.split("/", 1)[1], item.form == "peer"): (shapes[item.shape].flops, item)
+            for item in record.measurements
+            if item.configuration in ("tile64", "peer:cudnn-sdpa")
+        }
+    columns = [
+        f"chunk{tokens}/history{keys}"
+        for tokens, keys in ((8192, 0), (8192, 32768), (512, 8192), (512, 32768), (128, 8192))
+    ]
+    rows = _rows("| | 8192 | 8192 behind 32768 | 512 behind 8192 | 512 behind 32768 | 128 behind 8192 |")
+    assert len(rows) == 8
+    noise: dict[str, list[float]] = {"long": [], "ours": [], "theirs": [], "ours, no pause": [], "theirs, no pause": []}
+    for label, *cells in rows:
+        pool = label.rpartition("cuDNN")[2].split(", ")[-1] if "cuDNN" in label else label.replace(", ", "-")
+        for column, cell in zip(columns, cells, strict=True):
+            flops, item = measured[f"{pool}/{column}", "cuDNN" in label]
+            assert item.graph is not None
+            assert item.burst is not None
+            assert cell == f"{flops / item.burst.median / 1e12:.0f} ({flops / item.graph.median / 1e12:.0f})"
+            whose = "theirs" if "cuDNN" in label else "ours"
+            is_long = "global" in pool and column == "chunk8192/history32768"
+            noise["long" if is_long else whose].append(100 * item.burst.noise)
+            noise[f"{whose}, no pause"].append(100 * item.graph.noise)
+    least, most = min(noise["long"]), max(noise["long"])
+    text = " ".join(_of_this_record().split())
+    assert (
+        f"ours uncertain by {max(noise['ours']):.1f} % at most, but {least:.1f} to {most:.1f} % in the global 8192 "
+        f"behind 32768, cuDNN's by {max(noise['theirs']):.1f} %." in text
+    )
+    assert (
+        f"ours scatter by up to {max(noise['ours, no pause']):.0f} %, "
+        f"cuDNN's by up to {max(noise['theirs, no pause']):.0f} %." in text
+    )
+
+
+def _of_this_record() -> str:
+    """What results/README.md says of RECORD."""
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    (section,) = (part for part in text.split("\n## ") if f"commit fb1ee45: `{RECORD.name}`" in part)
+    return section
+
+
+def _rows(head: str) -> list[list[str]]:
+    """The cells of the table under that head."""
+    lines = _of_this_record().partition(head)[2].strip().splitlines()[1:]
+    rows = lines[: next((n for n, line in enumerate(lines) if not line.startswith("|")), len(lines))]
+    return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
 
 
 def _best_of_forms(path: Path) -> dict[str, float]:
