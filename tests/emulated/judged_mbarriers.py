@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from judged_programs import COPIES, Program, each
 
 MBARRIER = (
@@ -31,6 +32,30 @@ TURNED = each(lambda number: number ^ 1)
 def exchange(between: str) -> str:
     """Each lane takes what its neighbour stored; ``between`` stands between the two."""
     return f"{BEGIN}  s[t] = in[t]; {between} out[t] = s[t ^ 1];"
+
+
+MOST = "int most = t; for (int by = 16; by; by /= 2) most = max(most, __shfl_xor_sync(~0u, most, by));"
+LOAD_MATRIX = """
+  unsigned matrix;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(matrix) : "r"(shared_address(s + t % 8 * 4)) : "memory");
+"""
+
+
+def turned(between: str, store: str) -> str:
+    """Each lane takes its neighbour's word, and stores to its own behind ``between``."""
+    return f"{BEGIN}  s[t] = in[t]; __syncwarp(); int got = s[t ^ 5]; {between} {store} out[t] = got;"
+
+
+def one_reads(then: str) -> str:
+    """One lane of each two reads a word and gives it to all; then both do something with that word."""
+    return f"""{BEGIN}
+  s[t] = n;
+  __syncwarp();
+  int got = t % 2 ? 0 : s[t / 2];
+  got = __shfl_sync(~0u, got, 0);
+  {then}
+  out[t] = got;"""
 
 
 RIGHT_MBARRIERS = (
@@ -67,8 +92,102 @@ RIGHT_MBARRIERS = (
         MBARRIER,
         want=each(lambda number: 4 * (number - (number ^ 1))),
     ),
+    Program(
+        "lanes store where others have read, after a shuffle of all, beside an mbarrier",
+        BEGIN
+        + """
+  int sum = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    int most = t + turn;
+    for (int by = 16; by; by /= 2) most = max(most, __shfl_xor_sync(~0u, most, by));
+    s[t] = most + t;
+    __syncwarp();
+    sum += s[t ^ 5];
+  }
+  out[t] = sum;""",
+        1,
+        64,
+        MBARRIER,
+        lambda grid, block: 3 * (np.arange(64) // 32 * 32 + 31 + (np.arange(64) ^ 5)) + 3,
+    ),
+    Program(
+        "a word is read by others before a vote and by its own lane behind it, which stores to it",
+        turned("__any_sync(~0u, got > 3);", "got += s[t]; s[t] = got;"),
+        1,
+        64,
+        MBARRIER,
+        each(lambda number: number + (number ^ 5)),
+    ),
+    Program(
+        "two lanes count where one has read before a shuffle, beside an mbarrier",
+        one_reads("atomicAdd(s + t / 2, 1);"),
+        1,
+        32,
+        MBARRIER,
+        each(lambda number: number * 0 + 200),
+    ),
+    Program(
+        "two lanes store one value where one has read before a shuffle, beside an mbarrier",
+        one_reads("s[t / 2] = 3; __syncwarp(); got += s[t / 2];"),
+        1,
+        32,
+        MBARRIER,
+        each(lambda number: number * 0 + 203),
+    ),
+    Program(
+        "lanes store where a matrix was loaded from, beside an mbarrier",
+        BEGIN + "s[t] = in[t]; __syncwarp();" + LOAD_MATRIX + "s[t] = -1; out[t] = matrix;",
+        1,
+        32,
+        MBARRIER,
+        each(lambda number: number),
+    ),
+    Program(
+        "lanes store where others have read, after a load of a matrix, beside an mbarrier",
+        turned(LOAD_MATRIX, "s[t] = got + matrix;"),
+        1,
+        32,
+        MBARRIER,
+        each(lambda number: number ^ 5),
+    ),
 )
 WRONG_MBARRIERS = (
+    Program(
+        "lanes read what others have stored, after a shuffle, beside an mbarrier",
+        exchange(MOST) + "out[t] += most;",
+        1,
+        64,
+        MBARRIER,
+        kinds=("shared_race",),
+        words="read-after-write",
+    ),
+    Program(
+        "lanes store where others have read, and have shuffled before that, beside an mbarrier",
+        BEGIN + "s[t] = in[t]; __syncwarp();" + MOST + "int got = s[t ^ 5]; s[t] = got + most; out[t] = got;",
+        1,
+        64,
+        MBARRIER,
+        kinds=("shared_race",),
+        words="write-after-read",
+    ),
+    Program(
+        "lanes store where others have read, after a shuffle of some, beside an mbarrier",
+        turned("got += __shfl_xor_sync(t % 32 < 16 ? 0xffffu : 0xffff0000u, t, 1);", "s[t ^ 16] = got;"),
+        1,
+        64,
+        MBARRIER,
+        kinds=("shared_race",),
+        words="write-after-read",
+    ),
+    Program(
+        "lanes store where others have stored, after a shuffle of all, beside an mbarrier",
+        BEGIN + "s[t] = in[t];" + MOST + "s[t ^ 5] = most; __syncwarp(); out[t] = s[t];",
+        1,
+        64,
+        MBARRIER,
+        kinds=("shared_race",),
+        words="write-after-write",
+    ),
     Program(
         "lanes exchange with nothing between",
         exchange('asm volatile("" ::: "memory");'),
@@ -98,13 +217,7 @@ WRONG_MBARRIERS = (
     ),
     Program(
         "a matrix is loaded before the warp has met",
-        BEGIN
-        + """
-  s[t] = in[t];
-  unsigned matrix;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-               : "=r"(matrix) : "r"(shared_address(s + t % 8 * 4)) : "memory");
-  out[t] = matrix;""",
+        BEGIN + "s[t] = in[t];" + LOAD_MATRIX + "out[t] = matrix;",
         1,
         32,
         MBARRIER,

@@ -240,6 +240,22 @@ RIGHT = (
         lambda grid, block: 3 * (np.arange(64) // 32 * 32 + 31 + (np.arange(64) ^ 5)) + 3,
     ),
     Program(
+        "lanes store where others of their warp have read, after a load of a matrix from elsewhere",
+        """
+  __shared__ __align__(16) int s[64];
+  s[t] = t; s[t + 32] = 2 * t;
+  __syncwarp();
+  int a, got = s[(t ^ 5) + 32];
+  unsigned at = (unsigned)__cvta_generic_to_shared(s + t % 8 * 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 %0, [%1];" : "=r"(a) : "r"(at) : "memory");
+  s[t + 32] = -1;
+  out[t] = got + a;""",
+        1,
+        32,
+        "",
+        lambda grid, block: 2 * (np.arange(32) ^ 5) + np.arange(32),
+    ),
+    Program(
         "lanes store where a matrix was loaded from",
         """
   __shared__ __align__(16) int s[64];

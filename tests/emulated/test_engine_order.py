@@ -8,6 +8,7 @@ import pytest
 from engine_helper import engine
 from hopper_helper import hopper_kernel
 from judged_groups import RIGHT_GROUPS
+from judged_mbarriers import RIGHT_MBARRIERS
 from judged_programs import WORDS, Program
 from judged_right import RIGHT
 from judged_waiting import SPINNING
@@ -61,6 +62,13 @@ def launch(program: Program, mode: str, monkeypatch: pytest.MonkeyPatch) -> tupl
 def test_waits_and_tickets_run_natively(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults, machine = launch(PROGRAMS[name], "both", monkeypatch)
     assert (faults, machine.counts.compared, machine.counts.replayed) == ([], 1, {})
+
+
+@pytest.mark.parametrize("program", RIGHT_MBARRIERS, ids=lambda program: program.name)
+def test_what_is_right_beside_mbarriers_is_so_on_both(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine finds nothing, or what may be right after all, which the interpreter clears."""
+    faults, machine = launch(program, "both", monkeypatch)
+    assert (faults, machine.counts.compared + machine.counts.cleared) == ([], 1)
 
 
 UNORDERED = [

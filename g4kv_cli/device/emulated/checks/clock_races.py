@@ -16,7 +16,8 @@ A second set of clocks knows only what a ``fence.proxy.async`` has made visible 
 bulk stores may read ordinary writes, ``st.async`` among them, only if those are in it; bulk copies into shared memory
 may follow those of other blocks of the cluster only then. What a warp does between two barriers, arrivals or
 ``bar.warp.sync`` is one segment, in which its lanes are not ordered: the lane of a location's last write, and of each
-warp's last read, is remembered beside it.
+warp's last read, is remembered beside it. Where all lanes of a warp shuffle, vote or load a matrix, a new *turn*
+of it begins: what they read in an earlier one comes before their stores, as in shared_races.py.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ import numpy.typing as npt
 
 from ..ptx.sites import Site
 from ..state.lanes import ChunkState, LaneSet, distinct_pairs
-from .conflicts import ACTIONS, WRITE
-from .shared_races import report_race
+from .conflicts import ACTIONS, READ, WRITE
+from .shared_races import report_race, whole_warps
 
 Array = npt.NDArray[Any]
 Units = npt.NDArray[np.int64]
@@ -43,6 +44,8 @@ _PUSH = "st.async"
 """Asynchronous, but an ordinary store to the asynchronous proxy."""
 _SEVERAL = 255
 """Stands for a lane where several have read."""
+_TURN_SHIFT = 8
+"""Marks of reads have the turn of the warp above the lane."""
 KNOWN, FENCED = 0, 1
 """The two sets of clocks: what is ordered, and what of it the asynchronous proxy sees."""
 
@@ -73,8 +76,10 @@ class ClockRaces:
         """(READ or ATOMIC, agent) -> last access of each location, packed like ``last_write``."""
         self.write_lane = np.zeros(self.granules, np.uint8)
         """One more than the lane of the last write of each location, 0 if no warp made it."""
-        self.lane_of: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
-        """The same of ``last``, for agents that are warps."""
+        self.lane_of: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
+        """The same of ``last``, for agents that are warps; of reads, with the turn."""
+        self.turns = np.zeros(total_warps, np.uint32)
+        """How often all lanes of each warp of the chunk gave each other values."""
         self.joining: list[npt.NDArray[np.int32]] = []
         """For each mbarrier [2, block, agent]: what arrivals in the current phase know."""
         self.completed: list[npt.NDArray[np.int32]] = []
@@ -203,8 +208,10 @@ class ClockRaces:
             if clash.any():
                 self._report(kind, other_kind, before, clash, packed, units, split, lanes, site)
             elif lane is not None and (other_kind, other) in self.lane_of:
-                by = self.lane_of[other_kind, other].take(units)
+                mark = self.lane_of[other_kind, other].take(units)
+                by = mark & np.uint32(_SEVERAL)
                 clash = _is_one_segment(before, packed) & (by != lane)
+                clash &= mark - by == self._turns(other_kind, base)
                 if clash.any():
                     self._report(kind, other_kind, before, clash, packed, units, split, lanes, site, by)
         if kind == WRITE:
@@ -226,21 +233,35 @@ class ClockRaces:
             table = self._table(kind, each)
             here = np.flatnonzero(((packed >> _AGENT_SHIFT) & _AGENT_MASK) == each)
             if lane is not None:
-                self._note_lanes(kind, each, units[here], lane[here], table.take(units[here]), packed[here])
+                mark = self._turns(kind, base)[here] | lane[here]
+                self._note_lanes(kind, each, units[here], mark, table.take(units[here]), packed[here])
             table[units[here]] = packed[here]
 
+    def _turns(self, kind: int, base: Array) -> npt.NDArray[np.uint32]:
+        """What marks of accesses in the present turn have above the lane; ``base``: where a warp's clocks begin."""
+        if kind != READ:
+            return np.zeros(base.size, np.uint32)
+        turns: npt.NDArray[np.uint32] = self.turns.take(base // self.agents) << np.uint32(_TURN_SHIFT)
+        return turns
+
     def _note_lanes(
-        self, kind: int, agent: int, units: Units, lane: npt.NDArray[np.uint8], before: Units, packed: Units
+        self, kind: int, agent: int, units: Units, mark: npt.NDArray[np.uint32], before: Units, packed: Units
     ) -> None:
-        """Lanes of a warp read, or several of them have in this segment."""
+        """Lanes of a warp read, or several of them have in this segment and turn."""
         table = self.lane_of.get((kind, agent))
         if table is None:
-            table = self.lane_of[kind, agent] = np.zeros(self.granules, np.uint8)
-        others = _is_one_segment(before, packed) & (table.take(units) != lane)
-        now = np.where(others, np.uint8(_SEVERAL), lane)
+            table = self.lane_of[kind, agent] = np.zeros(self.granules, np.uint32)
+        several = mark | np.uint32(_SEVERAL)
+        was = table.take(units)
+        is_held = _is_one_segment(before, packed) & ((was | np.uint32(_SEVERAL)) == several)
+        now = np.where(is_held & (was != mark), several, mark)
         table[units] = now
-        several = table.take(units) != now
-        table[units[several]] = _SEVERAL
+        differ = table.take(units) != now
+        table[units[differ]] = several[differ]
+
+    def exchanged(self, lanes: LaneSet, mask: Array) -> None:
+        """Lanes gave each other values; ``mask`` of those of their warp that did."""
+        self.turns[whole_warps(lanes, mask)] += np.uint32(1)
 
     def warp_barrier(self, lanes: LaneSet) -> None:
         """bar.warp.sync: what the lanes do from now on is another segment."""
@@ -419,7 +440,7 @@ class ClockRaces:
         split: int,
         lanes: LaneSet,
         site: Site,
-        by: npt.NDArray[np.uint8] | None = None,
+        by: Array | None = None,
         needs_fence: bool = False,
     ) -> None:
         """``by``: the lanes of the earlier accesses, which are of the same warps."""

@@ -22,6 +22,7 @@ Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _COMPACT_AT_LANES = 1 << 20
+_FULL = 0xFFFFFFFF
 _ENTRY_LANES = 64
 """An entry takes the memory of that many accesses, however few it holds."""
 
@@ -64,15 +65,12 @@ class RaceLog:
         if self.logged_lanes > self.compact_at_lanes:
             self._compact()
 
-    def met(self, lanes: LaneSet, mask: Array) -> None:
+    def exchanged(self, lanes: LaneSet, mask: Array) -> None:
         """Lanes gave each other values; ``mask`` of those of their warp that did."""
-        if not self.accesses:
-            return
-        frame, alive = lanes.frame, pack_lanes(self.chunk.alive_flags().reshape(-1, WARP))[lanes.warps]
-        every = frame.spread(mask) & alive[:, None] == alive[:, None]
-        is_whole = (frame.present_bits == alive) & (every if frame.present is None else every | ~frame.present).all(1)
-        if is_whole.any():
-            self.meetings.append((self.serial, lanes.warps[is_whole]))
+        if self.accesses:
+            warps = whole_warps(lanes, mask)
+            if warps.size:
+                self.meetings.append((self.serial, warps))
 
     def full_barrier(self, complete: Flags | None) -> None:
         """A barrier of all threads of the flagged blocks (None: all) completed: what came before is ordered."""
@@ -186,6 +184,18 @@ def _part(access: Access, position: Units) -> Access:
         access.serial, access.kind, units, access.shift, access.lanes.subset(position), access.site, access.moment,
         access.stand, data,
     )  # fmt: skip
+
+
+def whole_warps(lanes: LaneSet, mask: Array) -> Units:
+    """The warps of the chunk all of whose living lanes are in ``mask`` and here."""
+    frame = lanes.frame
+    if frame.is_whole and mask.shape[0] == 1 and mask[0] == _FULL:
+        return lanes.warps
+    alive = pack_lanes(lanes.chunk.alive_flags().reshape(-1, WARP))[lanes.warps]
+    every = frame.spread(mask) & alive[:, None] == alive[:, None]
+    is_whole = (frame.present_bits == alive) & (every if frame.present is None else every | ~frame.present).all(1)
+    warps: Units = lanes.warps[is_whole]
+    return warps
 
 
 def report_race(

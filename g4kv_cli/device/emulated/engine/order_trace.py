@@ -104,7 +104,7 @@ class _Chunk:
 
     def exchanged(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
         """Lanes gave each other values."""
-        self.races.met(lanes, mask)
+        self.races.exchanged(lanes, mask)
 
     def alive_flags(self) -> npt.NDArray[np.bool_]:
         """Which lanes have not exited."""

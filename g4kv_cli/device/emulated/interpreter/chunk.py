@@ -12,7 +12,6 @@ from ..checks.clock_races import ClockRaces
 from ..checks.early_reads import EarlyReads
 from ..checks.order import ChunkOrder
 from ..checks.read_rules import read_rules
-from ..checks.shared_races import RaceLog
 from ..memory.async_copy import CopyQueue
 from ..memory.bulk_copy import BulkCopies
 from ..memory.local_memory import LocalMemory
@@ -158,8 +157,7 @@ class Chunk:
 
     def exchanged(self, lanes: LaneSet, mask: npt.NDArray[np.uint32]) -> None:
         """Lanes gave each other values; what they did before was done then."""
-        if isinstance(self.shared.races, RaceLog):
-            self.shared.races.met(lanes, mask)
+        self.shared.races.exchanged(lanes, mask)
 
     def full_barrier(self, complete: npt.NDArray[np.bool_] | None) -> None:
         """A barrier of all threads of the flagged blocks (None: all) completed."""

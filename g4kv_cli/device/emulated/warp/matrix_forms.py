@@ -15,7 +15,7 @@ from ..memory.shared_memory import load_shared, store_shared
 from ..ptx.sites import Site
 from ..state.lanes import LaneSet
 from .fragments import Fragment, Fragments
-from .matrix_ops import check_whole
+from .matrix_ops import check_whole, loaded_together
 
 Array = npt.NDArray[Any]
 
@@ -76,6 +76,7 @@ def load_fragment(
                 at = _moved(base, _places(fragment, lanes, number, part, stride, by_rows))
                 register |= load(lanes, at, span_of(at)).astype(kind) << kind(part * fragment.element_bits)
             found.append(register)
+        loaded_together(lanes)
         return _results([found[number % len(found)] for number in range(count)])
 
     return run

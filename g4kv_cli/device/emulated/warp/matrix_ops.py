@@ -21,6 +21,7 @@ from ..ptx.sites import Site
 from ..state.lanes import WARP, LaneSet
 
 Array = npt.NDArray[Any]
+_EVERY_LANE = np.array([0xFFFFFFFF], np.uint32)
 
 
 def check_whole(lanes: LaneSet, site: Site) -> None:
@@ -36,6 +37,11 @@ def check_whole(lanes: LaneSet, site: Site) -> None:
         0,
         lanes.count,
     )
+
+
+def loaded_together(lanes: LaneSet) -> None:
+    """Whole warps have loaded a matrix: what their lanes read before was read then."""
+    lanes.chunk.exchanged(lanes, _EVERY_LANE)
 
 
 def _row_lanes(lanes: LaneSet, base: Array, matrices: int) -> tuple[LaneSet, Array]:
@@ -83,6 +89,7 @@ def load_matrices(site: Site, offset: int, matrices: int, is_transposed: bool) -
         if not shared.chunk.has_clocks:
             for readers in _receivers(givers, matrices, is_transposed):
                 shared.races.add(READ, units, 4, readers, site)
+        loaded_together(lanes)
         rows = lanes.frame.rows
         if is_transposed:
             halves = raw.view(np.uint16).reshape(rows, matrices, 8, 8).transpose(1, 0, 3, 2)

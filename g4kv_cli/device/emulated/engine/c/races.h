@@ -143,6 +143,11 @@ INLINE void note_read(Warp *w, Marks m, i64 at, int size, int site, u32 lane) {
   if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
 }
 
+// What only other lanes of the warp have read is stored to.
+INLINE void raise_guess(Warp *w, int site, u32 lane, i64 at) {
+  raise_fault(w, FAULT_GUESSED_RACE, site, lane < LANES ? 1u << lane : w->mask, (u64)at);
+}
+
 // A write by a lane of other bytes than those that are there, or of the same.
 INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, int is_change) {
   if (!m.is_on) return;
@@ -170,8 +175,8 @@ INLINE void note_write(Warp *w, Marks m, i64 at, int size, int site, u32 lane, i
     }
   }
   if (UNLIKELY(clash | read)) {
-    if (read == BY_LANE && !clash && m.lanes)
-      raise_fault(w, FAULT_GUESSED_RACE, site, lane < LANES ? 1u << lane : w->mask, (u64)at);
+    if (read == BY_LANE && !(clash && is_change))
+      raise_guess(w, site, lane, at);
     else if (is_change || read)
       raise_race(w, site, lane, (u64)at);
     else
@@ -190,5 +195,8 @@ INLINE void note_atomic(Warp *w, Marks m, i64 at, int size, int site, u32 lane) 
     clash |= read_clashes(m, m.places.fine_readers + (fine + j) * m.stride, lane);
     mark_read(m, &m.places.fine_atomics[(fine + j) * m.stride + m.number], lane);
   }
-  if (UNLIKELY(clash)) raise_race(w, site, lane, (u64)at);
+  if (UNLIKELY(clash == BY_LANE))
+    raise_guess(w, site, lane, at);
+  else if (UNLIKELY(clash))
+    raise_race(w, site, lane, (u64)at);
 }
