@@ -300,6 +300,31 @@ RIGHT = (
         filled(lambda grid, block: 5),
     ),
     Program(
+        "a flag in shared memory that loads with hints wait for",
+        """
+  __shared__ int flag;
+  if (t == 0) flag = 0;
+  __syncthreads();
+  const unsigned at = (unsigned)__cvta_generic_to_shared(&flag);
+  int found;
+  if (t == 32) {
+    do asm volatile("fence.acq_rel.gpu; ld.weak.shared::cta.u32 %0, [%1];" : "=r"(found) : "r"(at) : "memory");
+    while (!found);
+    do asm volatile("fence.acq_rel.gpu; ld.global.cg.L2::cache_hint.u32 %0, [%1], %2;"
+                    : "=r"(found) : "l"(aux), "l"(0ull) : "memory");
+    while (!found);
+    out[0] = 5;
+  }
+  if (t == 0) {
+    *(volatile int*)&flag = 1;
+    atomicAdd(aux, 1);
+  }""",
+        1,
+        64,
+        "",
+        filled(lambda grid, block: 5),
+    ),
+    Program(
         "a turn that volatile stores give on",
         """
   if (t == 0) { while (V(aux) != b) { } __threadfence(); }

@@ -463,6 +463,14 @@ WRONG = (
         kinds=("shared_uninitialised_read",),
     ),
     Program(
+        "the least of zero and what nobody wrote",
+        "((float*)aux)[t] = fminf(((float*)out)[t], 0.0f);",
+        1,
+        32,
+        kinds=("uninitialised_read",),
+        out_is_new=True,
+    ),
+    Program(
         "a global word that nobody wrote", "aux[t] = out[t] + 1;", 1, 32, kinds=("uninitialised_read",), out_is_new=True
     ),
     Program(

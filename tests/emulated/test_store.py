@@ -178,6 +178,15 @@ def test_an_entry_that_is_none_is_made_again_and_nothing_of_it_is_run(
     assert not (tmp_path / "touched").exists()
 
 
+@pytest.mark.parametrize("name", ["Path", "io.open", "pickle.loads", "sys.modules"])
+def test_what_a_module_of_the_package_imports_is_not_the_packages(name: str) -> None:
+    def named(what: str) -> bytes:
+        return b"\x80\x04" + f"c{store.__name__}\n{what}\n.".encode()
+
+    assert store.unpacked(named("packed")) is store.packed
+    assert store.unpacked(named(name)) is None
+
+
 @pytest.mark.parametrize("mode", ["interpreter", "both"])
 def test_the_interpreter_keeps_nothing(mode: str, ptx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("G4KV_EMULATOR", mode)

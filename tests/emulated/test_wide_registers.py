@@ -107,7 +107,8 @@ def test_half_of_a_pair_is_misaligned() -> None:
     assert [fault.kind for fault in faults] == ["misaligned"]
 
 
-def test_what_has_no_meaning_here_is_refused() -> None:
-    body = 'asm volatile("{ .reg .b128 q, r; add.b128 q, q, r; }");'
+@pytest.mark.parametrize("words", ["add.b128 q, q, r;", "mov.b128 q, {%0, %0, %0, %0};"])
+def test_what_has_no_meaning_here_is_refused(words: str) -> None:
+    body = f'asm volatile("{{ .reg .b128 q, r; {words} }}" :: "l"(in));'
     with pytest.raises((UnsupportedOpcode, RuntimeError), match=re.escape("128 bits only mov, ld, st and atom")):
         run(body)

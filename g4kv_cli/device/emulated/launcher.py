@@ -164,7 +164,7 @@ class Launcher:
         return outcome
 
     def _interpret(self, request: LaunchRequest) -> LaunchOutcome:
-        """What the interpreter makes of a launch; run three times if it reads bytes that nobody wrote."""
+        """What the interpreter makes of a launch; run four times if it reads bytes that nobody wrote."""
         memory, heap = self._memory, self._heap.mark()
         first = self._interpret_once(request)
         if first.raced:

@@ -75,7 +75,14 @@ def unpacked(data: bytes) -> Any:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_own = module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
-        if is_own or (module == "builtins" and name in _BUILTINS):
+        if module == "builtins" and name in _BUILTINS:
             return super().find_class(module, name)
+        if _is_own(module):
+            found = super().find_class(module, name)
+            if _is_own(getattr(found, "__module__", None)):  # not what a module of this package imports
+                return found
         raise pickle.UnpicklingError(f"{module}.{name} is none of {_PACKAGE}")
+
+
+def _is_own(module: Any) -> bool:
+    return isinstance(module, str) and f"{module}.".startswith(f"{_PACKAGE}.")

@@ -1,11 +1,11 @@
 """Bytes that nobody wrote, judged by their effect.
 
-A launch that reads any is run three times, and finds other bytes there each time: all ones first, which floats read as
-NaN; then what is positive; then zeros. If all runs end alike (what they stored, the addresses of all accesses since,
-what was found), nothing depends on those bytes; other instructions may have run, as for a row that is not stored. A
-byte may differ that was only copied: read as a part of an access of which other bytes were written, as the padding of a
-struct is, and stored as it was. It counts as unwritten then, and may not be in an output that has to be written as a
-whole.
+A launch that reads any is run four times, and finds other bytes there each time: all ones first, which floats read as
+NaN; then what is positive; then zeros; then what is negative. If all runs end alike (what they stored, the addresses of
+all accesses since, what was found), nothing depends on those bytes; other instructions may have run, as for a row that
+is not stored. A byte may differ that was only copied: read as a part of an access of which other bytes were written, as
+the padding of a struct is, and stored as it was. It counts as unwritten then, and may not be in an output that has to
+be written as a whole.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Fill:
     whole: int
 
 
-FILLS = (Fill(0xFF, 0xFF), Fill(0x5A, 0x40), Fill(0, 0))
-"""Of the first run, the second and the third. A copied byte is all ones, 0x5A and 0 in them, and no computed one is
-likely to be."""
+FILLS = (Fill(0xFF, 0xFF), Fill(0x5A, 0x40), Fill(0, 0), Fill(0xC3, 0xC0))
+"""Of each run. A copied byte is all ones in the first, 0x5A in the second and so on, and no computed one is likely to
+be."""
 
 
 def fill(data: npt.NDArray[np.uint8], unwritten: npt.NDArray[np.bool_], units: Units, site: Site, found: Fill) -> None:
@@ -58,7 +58,7 @@ def differing(
     """(whether two runs stored different bytes, arena offsets of bytes that were only copied).
 
     Memory is as before both; the changes hold what each made of it. ``whole``: byte ranges that have to be written;
-    ``fill``: the number of what the second run found, where the first found ``FILLS[0]``.
+    ``fill``: the number of what the second of them found, where the first found ``FILLS[0]``.
     """
     made = [dict(zip(each.pages.tolist(), each.contents, strict=True)) for each in (first, second)]
     copied: list[Units] = []

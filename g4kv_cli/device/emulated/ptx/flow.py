@@ -262,7 +262,7 @@ _STACK = re.compile(r"(ld|st)(?:\.local)?(?:\.v[24])?\.(?:[bus]\d+|f\d+)")
 
 
 _DOES_MORE = ("st.", "atom.", "red.", "call", "cp.", "bar.", "barrier.", "mbarrier.", "mma.", "wmma.", "wgmma.")
-_CACHED = frozenset({"weak", "ca", "cg", "cs", "lu", "cv"})
+_CACHED = re.compile(r"\.(?:weak|ca|cg|cs|lu|cv|L[12]::\w+)(?=\.)")
 
 
 def _look_again(members: list[BasicBlock]) -> None:
@@ -274,14 +274,14 @@ def _look_again(members: list[BasicBlock]) -> None:
     if any(each.opcode.startswith(_DOES_MORE) and ".local" not in each.opcode for each in every):
         return
     written = {register for each in every for register in each.writes}
-    again = [
-        each
+    loads = {
+        id(each): _as_volatile(each)
         for each in every
         if each.opcode.startswith(("ld.global.", "ld.shared.", "ld.weak.", "ld.u", "ld.s", "ld.b"))
         and ".nc" not in each.opcode
-        and written.isdisjoint(each.reads)
-    ]
-    depends = {register for each in again for register in each.writes}
+    }
+    again = {number: load for number, load in loads.items() if written.isdisjoint(load.reads)}
+    depends = {register for load in again.values() for register in load.writes}
     size = -1
     while size != len(depends):
         size = len(depends)
@@ -289,10 +289,13 @@ def _look_again(members: list[BasicBlock]) -> None:
     if not any(block.end == "branch" and block.final is not None and block.final.guard in depends for block in members):
         return
     for block in members:
-        for place, each in enumerate(block.body):
-            if any(each is one for one in again):
-                words = (word for word in each.opcode.split(".")[1:] if word not in _CACHED and "::" not in word)
-                block.body[place] = replace(each, opcode=".".join(("ld", "volatile", *words)))
+        block.body[:] = [again.get(id(each), each) for each in block.body]
+
+
+def _as_volatile(load: Instruction) -> Instruction:
+    """A plain load as a volatile one, of which no cache is told anything."""
+    opcode = "ld.volatile" + _CACHED.sub("", load.opcode.removeprefix("ld"))
+    return replace(load, opcode=opcode, operands=load.operands[:2])
 
 
 def _waits_at(members: list[BasicBlock]) -> Instruction | None:

@@ -233,9 +233,9 @@ class _BodyParser:
 
         halves = [self._halves(operand) if not isinstance(operand, Address) else operand for operand in operands]
         stem = opcode.split(".", 1)[0]
-        if opcode == f"mov.{_WIDE}" and len(operands) == 2 and all(isinstance(each, Vector) for each in halves):
-            target, value = halves
-            for to, of in zip(getattr(target, "items", ()), getattr(value, "items", ()), strict=True):
+        pairs = [each.items for each in halves if isinstance(each, Vector) and len(each.items) == 2]
+        if opcode == f"mov.{_WIDE}" and len(operands) == len(pairs) == 2:
+            for to, of in zip(*pairs, strict=True):
                 add("mov.b64", to, of)
         elif stem in ("ld", "st") and opcode.endswith(f".{_WIDE}"):
             add(f"{opcode.removesuffix(_WIDE)}v2.b64", *halves)
