@@ -75,10 +75,10 @@ def suggested_splits(
     one after the other. Of split rows blocks alone, which take a tile at a time, are soon merged: short histories get
     one for each tile of keys instead of a cluster, and those with two tiles for each of twice as many get these, or
     four where that takes the place of a cluster or makes more than MOST_SOON_MERGED. On an H200, of 12b-global 512 keys
-    took 5.5 us in 32 of them and 7.5 us in a cluster of 8, 1024 keys of 4 requests 8.7 us in 32 each and 9.1 us in 16,
-    and 8192 keys of one request 11.3 us in 128 and 12.4 us in 64. Of split rows form (b) computes longer still where it
-    has a multiprocessor to itself: it is left to more requests and KV heads than there are multiprocessors, and to
-    short histories.
+    took 5.5 us in 32 of them and 6.2 us in 16, 1024 keys of 4 requests 8.7 us in 32 each and 9.1 us in 16, and 8192
+    keys of one request 11.3 us in 128 and 12.4 us in 64. Of split rows form (b) computes longer still where it has a
+    multiprocessor to itself: it is left to more requests and KV heads than there are multiprocessors, and to short
+    histories.
 
     In the record of an H200 that cluster_blocks names, the 136 shapes of 12b and 31b, with 128 to 131072 keys, took at
     most 2.9 % longer than with the best of the counts that bench tries.

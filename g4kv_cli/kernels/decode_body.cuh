@@ -272,7 +272,7 @@ __device__ __forceinline__ void merge_splits(const AttentionParams& p, int num_s
 #pragma unroll
     for (int i = 0; i < kMergeAhead; ++i) {
       const float2 weight = weights[i * kMergeLanes + merge_lane];
-      if (weight.x >= 0.0f) {
+      if (!(weight.x < 0.0f)) {  // also NaN, of a split whose scores overflowed: the result shows it
         sum = fmaf(weight.y, weight.x, sum);
         merged.x = fmaf(parts[i].x, weight.x, merged.x);
         merged.y = fmaf(parts[i].y, weight.x, merged.y);

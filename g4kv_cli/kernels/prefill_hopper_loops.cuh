@@ -232,7 +232,7 @@ __device__ __forceinline__ void clear_unseen_values(const HopperTile& t, unsigne
 
 template <typename Shape>
 __device__ __forceinline__ void sum_split_values(const AttentionParams& p, const HopperTile& t, unsigned shared,
-                                           unsigned char* memory, int group, int warp, int lane) {
+                                                 unsigned char* memory, int group, int warp, int lane) {
   const int blocks = (int)same_in_warp(key_blocks<Shape>(t));
   const int first_row = warp * kRowsPerTile;
   const StageRelease<Shape> release(t, shared, lane);
@@ -261,13 +261,13 @@ __device__ __forceinline__ void sum_split_values(const AttentionParams& p, const
       if (lane == 0) barrier_arrive(shared + Shape::kWeightsUsed + half * 8);
       if (first_key < t.tile.begin || first_key + Shape::kHalfKeys > t.tile.end) {
         clear_unseen_values<Shape>(t, values, shared + Shape::kValuesThere, half, first_key, 1 + group,
-                                            warp * kWarpSize + lane);
+                                  warp * kWarpSize + lane);
       }
 #pragma unroll
       for (int stage = 0; stage < Shape::kValueStages; ++stage) {
         barrier_wait(shared + Shape::kValuesThere + stage * 8, half);
         fence_wgmma();
-// stage[column block][16 keys][64 columns]: 128 columns are two column blocks
+        // stage[column block][16 keys][64 columns]: 128 columns are two column blocks
         const unsigned b = matrix_descriptor(values + stage * Shape::kStageBytes, Shape::kColumnBlockBytes);
         multiply_columns_128<0>(out[0], weights[stage], b);
         multiply_columns_128<2 * Shape::kColumnBlockBytes>(out[1], weights[stage], b);

@@ -70,8 +70,8 @@ struct HopperPrefill {
     return kWeightsThere + (place * kOutputWarpgroups + group) * 8;
   }
 
-  // Where a column block of the queries is. Folded, [3 of the half][half] as in the stages that they meet; the last of
-  // either half are kept in registers, and begin in the first stage of V's ring.
+  // Where a column block of the queries is. Folded, [3 of the half][half] as in the stages that they meet; of either half
+  // the last two are kept in registers, and the last begins in the first stage of V's ring.
   static __device__ __forceinline__ constexpr int query_block(int column_block) {
     if constexpr (!kFolded) return kQueries + column_block * kQueryBlockBytes;
     const int of_half = column_block % (kColumnBlocks / 2), half = column_block / (kColumnBlocks / 2);

@@ -20,9 +20,11 @@ from g4kv_cli.cases.attention.run import run_attention_case
 from g4kv_cli.cases.attention.table import attention_cases
 from g4kv_cli.device.emulated_device import EmulatedDevice
 from g4kv_cli.device.interface import Device
+from g4kv_cli.entries.attention_request import SplitWorkspace, merge
 from g4kv_cli.entries.contract import STRICT
 from g4kv_cli.entries.library import KernelLibrary
 from g4kv_cli.entries.plan import PrefillPagedPlan
+from g4kv_cli.entries.table import entries
 from g4kv_cli.model.geometry import GEOMETRIES
 from g4kv_cli.oracle.bfloat16 import BF16, bits
 
@@ -263,3 +265,21 @@ def test_a_call_of_millions_of_rows_touches_its_ends_alone(form: str, monkeypatc
         assert result.status == "failed"
         assert words in result.mismatches[0].operation
         assert result.mismatches[0].first["token"] == case.num_tokens - 1
+
+
+@pytest.mark.parametrize("head_dim", [256, 512])
+@pytest.mark.parametrize("maximum", [np.inf, np.nan])
+def test_a_split_whose_scores_overflowed_shows_in_the_merged_result(head_dim: int, maximum: float) -> None:
+    """The other split's result by itself would look right."""
+    device = EmulatedDevice("sm_90")
+    (entry,) = (one for one in entries() if one.operation == "merge" and one.head_dim == head_dim)
+    results, maxima, sums = (
+        np.ones((1, 1, 2, head_dim), np.float32),
+        np.ones((1, 1, 2), np.float32),
+        np.ones((1, 1, 2), np.float32),
+    )
+    results[..., 0, :], maxima[..., 0], sums[..., 0] = np.nan, maximum, np.nan
+    space = SplitWorkspace(*(device.upload(values, "partial") for values in (results, maxima, sums)))
+    out = device.upload(np.zeros((1, 1, head_dim), BF16), "out")
+    merge(entry, KernelLibrary(device), workspace=space, num_splits=2, out=out, lse=None)
+    assert np.isnan(device.read(out).astype(np.float32)).all()

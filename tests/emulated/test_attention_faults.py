@@ -157,14 +157,14 @@ FAULTS = (
     ),
     Fault(
         "an empty split's garbage merged",
-        _edit(DECODE, "if (weight.x >= 0.0f) {", "{"),
+        _edit(DECODE, "if (!(weight.x < 0.0f)) {", "{"),
         tuple(f"{LOCAL}/decode-split/merge/empty-{which}" for which in ("first", "last", "all-but-one")),
         ("non-finite", "computed as NaN"),
     ),
     Fault(
         "an empty split leaves its scratch as it was, and the merge reads it",
         (
-            (DECODE, "if (weight.x >= 0.0f) {", "{"),
+            (DECODE, "if (!(weight.x < 0.0f)) {", "{"),
             (DECODE, "*reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) = merged;",
              "if (max != minus_infinity()) *reinterpret_cast<float4*>(p.partial_out + partial * kHeadDim + quad * 4) "
              "= merged;"),
