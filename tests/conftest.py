@@ -21,12 +21,12 @@ gc.set_threshold(10_000, 10, 10)
 GPU_REQUIRED = os.environ.get("G4KV_REQUIRE_GPU", "") not in ("", "0")
 
 
-FAULTS_APART = 12
-"""Of each list of seeded faults a default run takes every twelfth: each costs a compilation and a run of kernels."""
+FAULTS_APART = 6
+"""Of each list of seeded faults a default run takes every sixth: each costs a compilation and a run of kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every twelfth")
+    parser.addoption("--all-faults", action="store_true", help="seed every fault into the kernels, not every sixth")
 
     parser.addoption(
         "--all-archs",
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test's seeded faults run every twelfth, and of architectures some, unless all are asked for."""
+    """Of each test's seeded faults run every sixth, and of architectures some, unless all are asked for."""
     if not config.getoption("--all-archs"):
         for item in items:
             if item.get_closest_marker("more_archs") is not None:
