@@ -12,16 +12,7 @@
 INLINE f64 segment_value(const f64 *table, int segments, u32 segment, u32 x, const u16 *squares) {
   return table[segments + segment] * (f64)x + table[segment] + table[2 * segments + segment] * (f64)squares[x];
 }
-INLINE f32 as_float(u32 bits) {
-  f32 value;
-  COPY(&value, &bits, 4);
-  return value;
-}
-INLINE u32 as_bits(f32 value) {
-  u32 bits;
-  COPY(&bits, &value, 4);
-  return value != value ? NAN32 : bits;
-}
+INLINE u32 canonical_bits(f32 value) { return value != value ? NAN32 : bits_of(value); }
 INLINE i64 floored(f64 value) {
   i64 cut = (i64)value;
   return (f64)cut > value ? cut - 1 : cut;
@@ -72,7 +63,7 @@ INLINE u32 rsqrt_lane(const Launch *c, u32 bits) {
 // Subnormals are scaled by 2^24, the result by 2^12.
 INLINE u32 rsqrt_full_lane(const Launch *c, u32 bits) {
   if (!is_subnormal(bits)) return rsqrt_lane(c, bits);
-  return as_bits(as_float(rsqrt_lane(c, as_bits(as_float(bits) * 16777216.0f))) * 4096.0f);
+  return canonical_bits(f32_of(rsqrt_lane(c, canonical_bits(f32_of(bits) * 16777216.0f))) * 4096.0f);
 }
 
 INLINE u32 sqrt_lane(const Launch *c, u32 bits) {
@@ -86,8 +77,8 @@ INLINE u32 sqrt_lane(const Launch *c, u32 bits) {
 }
 INLINE u32 sqrt_full_lane(const Launch *c, u32 bits) {
   if (!is_subnormal(bits)) return sqrt_lane(c, bits);
-  u32 root = sqrt_lane(c, as_bits(as_float(bits) * 16777216.0f));
-  return as_bits(as_float(root) * 0x1p-12f);
+  u32 root = sqrt_lane(c, canonical_bits(f32_of(bits) * 16777216.0f));
+  return canonical_bits(f32_of(root) * 0x1p-12f);
 }
 
 // Its x has 16 bits: sq(2 x) of 17 bits is four times theirs.
@@ -104,32 +95,32 @@ INLINE u32 rcp_lane(const Launch *c, u32 bits) {
 }
 // The argument and the result carry the same scale.
 INLINE u32 rcp_full_lane(const Launch *c, u32 bits) {
-  const f32 size = as_float(bits & ~SIGN), scale = size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 16777216.0f : 1.0f;
-  return as_bits(as_float(rcp_lane(c, as_bits(as_float(bits) * scale))) * scale);
+  const f32 size = f32_of(bits & ~SIGN), scale = size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 16777216.0f : 1.0f;
+  return canonical_bits(f32_of(rcp_lane(c, canonical_bits(f32_of(bits) * scale))) * scale);
 }
 
 // Quotients multiply the reciprocal of the scaled divisor by the equally scaled dividend; those with .ftz flush at
 // every step, those of div.approx scale no large divisor.
 INLINE u32 scaled_quotient(const Launch *c, u32 a, u32 b, f32 scale) {
-  const u32 reciprocal = rcp_lane(c, as_bits(as_float(b) * scale));
-  return as_bits(as_float(reciprocal) * (as_float(a) * scale));
+  const u32 reciprocal = rcp_lane(c, canonical_bits(f32_of(b) * scale));
+  return canonical_bits(f32_of(reciprocal) * (f32_of(a) * scale));
 }
 INLINE u32 div_full_lane(const Launch *c, u32 a, u32 b) {
-  const f32 size = as_float(b & ~SIGN);
+  const f32 size = f32_of(b & ~SIGN);
   return scaled_quotient(c, a, b, size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 16777216.0f : 1.0f);
 }
 INLINE u32 div_lane(const Launch *c, u32 a, u32 b) {
-  return scaled_quotient(c, a, b, as_float(b & ~SIGN) < 0x1p-126f ? 16777216.0f : 1.0f);
+  return scaled_quotient(c, a, b, f32_of(b & ~SIGN) < 0x1p-126f ? 16777216.0f : 1.0f);
 }
 INLINE u32 flushed_lane(u32 bits) { return bits & INFINITY32 ? bits : bits & SIGN; }
 INLINE u32 times_ftz(u32 a, u32 b) {
-  const f64 exact = (f64)as_float(flushed_lane(a)) * (f64)as_float(flushed_lane(b));
-  const u32 rounded = as_bits(as_float(flushed_lane(a)) * as_float(flushed_lane(b)));
+  const f64 exact = (f64)f32_of(flushed_lane(a)) * (f64)f32_of(flushed_lane(b));
+  const u32 rounded = canonical_bits(f32_of(flushed_lane(a)) * f32_of(flushed_lane(b)));
   return (exact < 0 ? -exact : exact) < 0x1p-126 * (1 - 0x1p-25) ? rounded & SIGN : rounded;
 }
 INLINE u32 div_ftz_lane(const Launch *c, u32 a, u32 b) { return times_ftz(a, rcp_lane(c, b)); }
 INLINE u32 div_full_ftz_lane(const Launch *c, u32 a, u32 b) {
-  const u32 scale = as_float(b & ~SIGN) > 0x1p126f ? 0x3e800000u : 0x3f800000u;
+  const u32 scale = f32_of(b & ~SIGN) > 0x1p126f ? 0x3e800000u : 0x3f800000u;
   return times_ftz(rcp_lane(c, times_ftz(b, scale)), times_ftz(a, scale));
 }
 
@@ -143,7 +134,7 @@ INLINE u32 cut_to_f32(u64 size, int fraction_bits) {
 // Sine and cosine (arithmetic/mufu_trig.py): the argument in revolutions, cut to f32, of which 25 fraction bits count:
 // two for the quadrant, 6 for the segment, 17 below it. Quadrants that run backwards take the one's complement.
 INLINE u32 wave(const Launch *c, u32 bits, u32 quarters, u32 *is_lower) {
-  f64 turns = (f64)as_float(bits & ~SIGN) * (f64)0.15915494f;
+  f64 turns = (f64)f32_of(bits & ~SIGN) * (f64)0.15915494f;
   u64 raw;
   COPY(&raw, &turns, 8);
   raw &= ~(u64)0x1fffffff;
@@ -178,7 +169,7 @@ INLINE u32 lg2_lane(const Launch *c, u32 bits) {
 }
 INLINE u32 lg2_full_lane(const Launch *c, u32 bits) {
   if (!is_subnormal(bits)) return lg2_lane(c, bits);
-  return as_bits(as_float(lg2_lane(c, as_bits(as_float(bits) * 16777216.0f))) - 24.0f);
+  return canonical_bits(f32_of(lg2_lane(c, canonical_bits(f32_of(bits) * 16777216.0f))) - 24.0f);
 }
 
 // tanh: below 2^-8 the argument itself, from 8 on 1; between, each binade has 1 to 16 segments.
@@ -203,20 +194,20 @@ INLINE u32 half_cut(u32 bits) {
   const u32 size = bits & ~SIGN, sign = bits >> 16 & 0x8000u;
   if (size > INFINITY32) return 0x7fffu;
   if (size >= 0x47800000u) return sign | 0x7c00u;
-  const f32 nearest = (f32)(_Float16)as_float(size);
-  const _Float16 half = (_Float16)as_float(size);
+  const f32 nearest = (f32)(_Float16)f32_of(size);
+  const _Float16 half = (_Float16)f32_of(size);
   u16 found;
   COPY(&found, &half, 2);
-  return sign | (u32)(found - (nearest > as_float(size)));
+  return sign | (u32)(found - (nearest > f32_of(size)));
 }
 INLINE u32 float_of_half(u32 a) {
   const u16 raw = (u16)a;
   _Float16 half;
   COPY(&half, &raw, 2);
-  return as_bits((f32)half);
+  return canonical_bits((f32)half);
 }
 INLINE u32 ex2_lane(const Launch *c, u32 bits) {
-  const f32 x = as_float(bits);
+  const f32 x = f32_of(bits);
   if (x != x) return NAN32;
   if (x < -126.0f) return 0;
   if (x >= 128.0f) return INFINITY32;

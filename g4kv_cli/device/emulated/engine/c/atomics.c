@@ -29,16 +29,6 @@ enum {
 
 // ---- floats: the roundings of arithmetic/ and of memory/atomics.py -----------------------------------------------
 
-INLINE f32 f32_of(u32 bits) {
-  f32 value;
-  COPY(&value, &bits, 4);
-  return value;
-}
-INLINE u32 bits_of(f32 value) {
-  u32 bits;
-  COPY(&bits, &value, 4);
-  return bits;
-}
 INLINE u32 flushed1(u32 a) { return a & 0x7f800000u ? a : a & 0x80000000u; }
 INLINE u32 sum32(u32 a, u32 b) {
   const f32 value = f32_of(a) + f32_of(b);

@@ -37,6 +37,16 @@ typedef u32 Mask;  // one bit a lane
 #define INLINE static inline __attribute__((always_inline))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define COPY(to, from, bytes) __builtin_memcpy(to, from, bytes)
+INLINE f32 f32_of(u32 bits) {
+  f32 value;
+  COPY(&value, &bits, 4);
+  return value;
+}
+INLINE u32 bits_of(f32 value) {
+  u32 bits;
+  COPY(&bits, &value, 4);
+  return bits;
+}
 
 // What a launch may be stopped or replayed for. The names stand in structures.py too, in this order.
 enum FaultKind {

@@ -3,9 +3,6 @@
 // f32.
 #include "mma.h"
 
-typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
-typedef i32 I8 __attribute__((ext_vector_type(8), aligned(4)));
-typedef u32 U8 __attribute__((ext_vector_type(8), aligned(4)));
 typedef f32 F16 __attribute__((ext_vector_type(16), aligned(4)));
 typedef i32 I16 __attribute__((ext_vector_type(16), aligned(4)));
 typedef u32 U16 __attribute__((ext_vector_type(16), aligned(4)));
@@ -15,17 +12,12 @@ typedef u16 H16 __attribute__((ext_vector_type(16), aligned(2)));
 typedef _Float16 P16 __attribute__((ext_vector_type(16), aligned(2)));
 typedef u16 H64 __attribute__((ext_vector_type(64), aligned(2)));
 
-#define EXPONENT 0x7f800000u
-#define MAGNITUDE 0x7fffffffu
-#define NAN32 0x7fffffffu
-
 // size * 2^by, cut toward zero.
 INLINE u64 scaled(u64 size, int by) { return by >= 0 ? size << by : by < -62 ? 0 : size >> -by; }
 
 // The digits of a number's mantissa, 24 of f32 at most, and its exponent, that of its form's subnormals or above.
 INLINE u32 digits_of(f32 number, int lowest, int *exponent) {
-  u32 bits;
-  COPY(&bits, &number, 4);
+  const u32 bits = bits_of(number);
   const int field = (int)(bits >> 23 & 255u);
   const u32 digits = field ? (bits & 0x7fffffu) | 0x800000u : bits & 0x7fffffu;
   *exponent = (field ? field : 1) - 127;

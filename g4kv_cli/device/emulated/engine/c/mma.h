@@ -2,6 +2,14 @@
 #pragma once
 #include "engine.h"
 
+typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
+typedef i32 I8 __attribute__((ext_vector_type(8), aligned(4)));
+typedef u32 U8 __attribute__((ext_vector_type(8), aligned(4)));
+
+#define EXPONENT 0x7f800000u
+#define MAGNITUDE 0x7fffffffu
+#define NAN32 0x7fffffffu
+
 enum { FORM_BF16, FORM_F16 };
 // 16 rows of A, or 8 columns of B: raw bits of a form, values, and the powers of two that their exponents say. special:
 // an infinity or NaN is among them, or a subnormal that f32 has not as a normal number; any: something but zeros. Both

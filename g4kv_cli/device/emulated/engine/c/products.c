@@ -3,28 +3,11 @@
 // integers of 8 and 4 bits and single bits.
 #include "products.h"
 
-typedef f32 F8 __attribute__((ext_vector_type(8), aligned(4)));
-typedef i32 I8 __attribute__((ext_vector_type(8), aligned(4)));
-typedef u32 U8 __attribute__((ext_vector_type(8), aligned(4)));
 typedef f64 D8 __attribute__((ext_vector_type(8), aligned(8)));
 typedef u64 L8 __attribute__((ext_vector_type(8), aligned(8)));
 
-#define EXPONENT 0x7f800000u
-#define MAGNITUDE 0x7fffffffu
-#define NAN32 0x7fffffffu
-
 // ---- elements ----------------------------------------------------------------------------------------------------
 
-INLINE f32 value_of_bits(u32 bits) {
-  f32 value;
-  COPY(&value, &bits, 4);
-  return value;
-}
-INLINE u32 bits_of_value(f32 value) {
-  u32 bits;
-  COPY(&bits, &value, 4);
-  return bits;
-}
 INLINE f32 half_value(u16 bits) {
   _Float16 half;
   COPY(&half, &bits, 2);
@@ -39,7 +22,7 @@ INLINE f32 float_of(const u8 *raw, int k, int element) {
     return half_value(half);
   }
   COPY(&word, raw + 4 * k, 4);
-  return value_of_bits(word & ~0x1fffu);
+  return f32_of(word & ~0x1fffu);
 }
 INLINE int depth_of(int element) { return element == ELEMENT_TF32 ? 8 : 16; }
 INLINE int is_float8(int element) { return element == ELEMENT_E4M3 || element == ELEMENT_E5M2; }
@@ -51,12 +34,12 @@ INLINE int lowest_of(int element, Form form) {
 }
 // Puts a value and the power of two of its exponent; whether it is not finite, or has no exponent in f32.
 INLINE u32 put_float(f32 *value, f32 *power, f32 number, int lowest) {
-  const u32 bits = bits_of_value(number), least = (u32)(lowest + 127) << 23;
+  const u32 bits = bits_of(number), least = (u32)(lowest + 127) << 23;
   u32 exponent = bits & EXPONENT;
   const u32 special = exponent == EXPONENT || (!exponent && bits & MAGNITUDE);
   if (exponent < least) exponent = bits & MAGNITUDE ? least : 0;
   *value = number;
-  *power = value_of_bits(exponent);
+  *power = f32_of(exponent);
   return special;
 }
 // 32 bytes, each by itself.
@@ -252,8 +235,8 @@ static void add_at_the_end(u32 sums[4][LANES], const u32 c[4][LANES], int is_hal
   for (int number = 0; number < 4; number++)
     for (int l = 0; l < LANES; l++) {
       const u32 x = c[number][l], y = sums[number][l];
-      const f32 sum = is_half ? half_value((u16)x) + half_value((u16)y) : value_of_bits(x) + value_of_bits(y);
-      u32 bits = bits_of_value(sum);
+      const f32 sum = is_half ? half_value((u16)x) + half_value((u16)y) : f32_of(x) + f32_of(y);
+      u32 bits = bits_of(sum);
       if (is_half) {
         const _Float16 half = (_Float16)sum;
         u16 raw;
